@@ -95,7 +95,7 @@ def test_a_flood_of_new_clients_pushes_out_nobody_who_has_just_written() -> None
     for n in range(1, 11):
         write(state, head_of(n, made_us=NOW_US + ERROR_US))
     flood = head_of(11, made_us=NOW_US + ERROR_US)
-    with pytest.raises(Retryable, match="new client ids") as caught:
+    with pytest.raises(Retryable, match="no new client id") as caught:
         admit(state, flood, NOW_US + ERROR_US)
     assert caught.value.code is Code.THROTTLED
     assert caught.value.retry_after_ms == 500

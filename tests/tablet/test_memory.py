@@ -194,7 +194,7 @@ def test_rows_that_may_each_be_refused_are_bounded(op: RowOp) -> None:
     if op in (RowOp.UPSERT, RowOp.DELETE_IGNORE):
         check_block(keys_only(NUMBERS, 0, 1 << 20, op), NUMBERS)
         return
-    with pytest.raises(Rejected, match="8193 rows that are looked up; at most 8192") as caught:
+    with pytest.raises(Rejected, match="8193 rows whose keys must be looked up; at most 8192") as caught:
         check_block(block, WIDE)
     assert caught.value.code is Code.TOO_LARGE
 

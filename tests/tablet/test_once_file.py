@@ -44,9 +44,9 @@ def test_an_older_file_in_its_place_is_refused(tmp_path: Path) -> None:
         assert [r["w"] for r in rows_of(view.scan())] == [3]
     once = next((tmp_path / "t").glob("once-*"))
     once.write_bytes(older)
-    with pytest.raises(Corrupt, match="not the file that the manifest lists"):
+    with pytest.raises(Corrupt, match="not the one that the manifest lists"):
         whole.verify()
-    with pytest.raises(Corrupt, match="not the file that the manifest lists"):
+    with pytest.raises(Corrupt, match="not the one that the manifest lists"):
         TabletStore.open(tmp_path / "t", FOREVER)
 
 
@@ -58,7 +58,7 @@ def test_it_is_refused_in_a_copy(tmp_path: Path) -> None:
     once = next((tmp_path / "copy").glob("once-*"))
     once.unlink()  # it is a link
     once.write_bytes(older)
-    with pytest.raises(Corrupt, match="not the file that the manifest lists"):
+    with pytest.raises(Corrupt, match="not the one that the manifest lists"):
         TabletStore.open(tmp_path / "copy", FOREVER)
     store.verify()
 
@@ -71,7 +71,7 @@ def test_one_of_the_same_size_is_refused(tmp_path: Path) -> None:
     at = body.index(b"31" * 16)
     body[at : at + 2] = b"32"
     once.write_bytes(seal(b"STLONCE1", 1, bytes(body)))
-    with pytest.raises(Corrupt, match="not the file that the manifest lists"):
+    with pytest.raises(Corrupt, match="not the one that the manifest lists"):
         TabletStore.open(tmp_path / "t", FOREVER)
 
 

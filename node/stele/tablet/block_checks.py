@@ -1,7 +1,7 @@
-"""Whether a block can be applied, asked before it is proposed; and a block's rows with all columns of their table, of which that is
-a question of size. Called by store.check_block, which a leader asks, and by writing.py.
+"""Checks a block before it is proposed, and gives a block's rows all columns of their table.
 
-Invariant: what passes here costs each replica a bounded amount when it is applied, and again at each start.
+Called by store.check_block, which the leader uses, and by writing.py. Invariant: to apply a block that passes
+costs each replica a bounded amount, now and again at each start.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from stele.model.rows import missing_fault
 from stele.model.schema import Schema
 
 UNCHECKED = (RowOp.UPSERT, RowOp.DELETE_IGNORE)
-"""What a row does with these is the same whether its key is present or not."""
+"""Operations that do the same whether or not the key is present."""
 
 WHOLE_BYTES_MAX = 128 << 20
-"""A block whose rows take more once they have all columns is refused: 8,192 rows of the widest table without a value have
-room. An array of Arrow's holds 2 GiB."""
+"""A block is refused if its rows take more than this once they have all columns. 8,192 rows of the widest
+table without values fit. An Arrow array holds at most 2 GiB."""
 CHECKED_ROWS_MAX = 8_192
-"""Rows of a block each of which may be refused by itself: what becomes of them is kept for retries."""
+"""The most rows in a block whose keys are looked up. Each may be refused, and its error is then kept for
+retries."""
 NULLS_MAX = 8_192
-"""Of a block, in columns that are not nullable, for the same reason."""
+"""The most nulls of a block in columns that are not nullable. Their errors too are kept for retries."""
 
 
 def check_block(data: bytes | memoryview, schema: Schema) -> bool:
-    """Check a block that comes from outside, before it is proposed.
+    """Check a block from outside before it is proposed.
 
-    Returns: whether it is plain: upserts of whole rows, none of which can be refused, whatever the store holds.
+    Returns: whether the block is plain: it only upserts whole rows, and no stored row can make it fail.
 
     Raises:
-        Rejected: as `decode_block` of untrusted bytes; a required column that rows to insert lack; TOO_LARGE, what it
-            would take to apply it.
+        Rejected: see `decode_block` for untrusted bytes; also if inserted rows lack a required column.
+            TOO_LARGE: to apply it would take too much.
     """
     block = decode_block(data, schema)
     whole = block.column_ids == schema.column_ids
@@ -49,7 +50,7 @@ def check_block(data: bytes | memoryview, schema: Schema) -> bool:
 
 
 def _nulls(block: Block, schema: Schema) -> int:
-    """How many values are null that must not be."""
+    """The number of nulls in columns that are not nullable."""
     found = 0
     for position, column_id in enumerate(block.column_ids):
         if schema.by_id[column_id].nullable:
@@ -69,32 +70,34 @@ def _nulls(block: Block, schema: Schema) -> int:
 def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
     faults = []
     if block.rows > CHECKED_ROWS_MAX and not all_unchecked(block.op, block.row_ops):
-        faults.append(f"{block.rows} rows that are looked up; at most {CHECKED_ROWS_MAX}")
-    if nulls > NULLS_MAX:
         faults.append(
-            f"{nulls} nulls in columns that are not nullable; at most {NULLS_MAX} are told one by one"
+            f"{block.rows} rows whose keys must be looked up; at most {CHECKED_ROWS_MAX} are allowed"
         )
+    if nulls > NULLS_MAX:
+        faults.append(f"{nulls} nulls in columns that are not nullable; at most {NULLS_MAX} are allowed")
     if len(block.column_ids) != len(schema.columns):
         size = block.batch.nbytes + block.rows * _lacking_bits(block, schema) // 8
         if size > WHOLE_BYTES_MAX:
-            faults.append(f"{size} bytes with the columns that it lacks; at most {WHOLE_BYTES_MAX}")
+            faults.append(
+                f"{size} bytes with the columns that it lacks; at most {WHOLE_BYTES_MAX} are allowed"
+            )
     if faults:
         raise Rejected(f"block: {'; '.join(faults)}: send fewer rows", code=Code.TOO_LARGE)
 
 
 def all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
-    """Whether none of the rows is looked up."""
+    """Whether no row's key needs to be looked up."""
     return op in UNCHECKED if ops is None else bool(np.isin(ops, UNCHECKED).all())
 
 
 def _lacking_bits(block: Block, schema: Schema) -> int:
-    """What the columns that a block lacks take for each of its rows, once it is whole."""
+    """Bits per row that the missing columns take once they are filled in."""
     given = set(block.column_ids)
     bits = 0
     for column in schema.columns:
         if int(column.id) in given:
             continue
-        bits += 1  # whether it is null
+        bits += 1  # the validity bit
         if not (pa.types.is_string(column.arrow) or pa.types.is_binary(column.arrow)):
             bits += column.arrow.bit_width
             continue
@@ -106,8 +109,10 @@ def _lacking_bits(block: Block, schema: Schema) -> int:
 
 
 def complete(block: Block, schema: Schema) -> pa.RecordBatch:
-    """The block's rows with all columns of the schema, in its order; columns it lacks hold defaults or nulls, where those
-    of one type share their memory."""
+    """The block's rows with all columns of the schema, in its order. Missing columns get their default, else
+    null.
+
+    Null columns of one type share their memory."""
     if block.column_ids == schema.column_ids:
         return block.batch
     place = {column_id: at for at, column_id in enumerate(block.column_ids)}
@@ -129,5 +134,5 @@ def complete(block: Block, schema: Schema) -> pa.RecordBatch:
 
 
 def key_columns(batch: pa.RecordBatch, schema: Schema) -> list[pa.Array]:
-    """The key columns of a whole batch."""
+    """The key columns of a batch that has all columns."""
     return [batch.column(position) for position in schema.key_positions]

@@ -1,8 +1,10 @@
-"""Split-block bloom filter over 64-bit key hashes (Putze et al., 2007; the layout of Apache Parquet's). Pure numpy.
+"""Split-block bloom filter over 64-bit key hashes (Putze et al., 2007; the layout of Apache Parquet). Pure
+numpy.
 
 A filter is an array of 256-bit blocks of eight 32-bit words. A key sets one bit in each word of one block.
 
-Invariant: a key that was added is always found; at 10 bits a key about one other key in a hundred is.
+Invariant: a key that was added is always found. At 10 bits a key, about one other key in a hundred is found
+too.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ _STEP = 1 << 18
 
 
 def block_count(keys: int) -> int:
-    """How many blocks the filter of so many keys has."""
+    """The number of blocks in a filter of `keys` keys."""
     return max(1, (keys * _BITS_PER_KEY + _BLOCK_BITS - 1) // _BLOCK_BITS)
 
 
 def build(keys: int, ranges: Iterable[tuple[int, U64]]) -> Iterator[bytes]:
-    """The filter that holds the hashes of `keys` keys, piece by piece. `ranges`: (end, hashes whose upper 32 bits are below
-    `end` and not below the end before), up to 2^32: a hash's upper bits tell its block, so blocks follow on each other, too.
+    """The filter of `keys` keys, in pieces.
+
+    `ranges`: pairs (end, hashes whose upper 32 bits are below `end` and not below the previous end), up to
+    2^32. A hash's upper bits choose its block, so the pieces follow each other.
     """
     blocks, first = block_count(keys), 0
     left = np.zeros(0, np.uint64)
@@ -39,7 +43,7 @@ def build(keys: int, ranges: Iterable[tuple[int, U64]]) -> Iterator[bytes]:
         hashes = np.concatenate((left, found)) if len(left) else found
         end = blocks if upper_end == 1 << 32 else upper_end * blocks >> 32
         of_block = _block(hashes, blocks)
-        # A block on the bound gets hashes of the next range as well.
+        # The block at the boundary may get hashes of the next range too.
         inside = of_block < end
         left = hashes[~inside]
         if end > first:

@@ -1,10 +1,13 @@
-"""Files that are replaced whole: manifest, exactly-once state, key space. One header, one body, one checksum each. Those that
-may be large are written and compared in pieces, since other threads wait while one puts bytes together.
+"""Files that are replaced whole: manifest, exactly-once state, key space. Each has a header, a body and a
+checksum.
 
-Layout, little-endian: 8 bytes magic, u32 version, u64 body length, u32 CRC-32C of the body, u32 CRC-32C of the 24
-bytes before; then the body, then nothing.
+Large ones are written and checked in pieces, because other threads wait while one handles a large byte
+string.
 
-Invariant: any flipped, missing or extra byte is found before a byte of the body is believed.
+Layout, little-endian: 8 bytes magic, u32 version, u64 body length, u32 CRC-32C of the body, u32 CRC-32C of
+the 24 bytes before; then the body, then nothing.
+
+Invariant: a flipped, missing or extra byte is found before any of the body is used.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _HEADER = struct.Struct("<8sIQI")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
 PIECE_BYTES = 256 << 10
-"""Of a large file: put together, compared and written at a time."""
+"""The size of the pieces in which a large file is written and checked."""
 
 
 def seal(magic: bytes, version: int, body: bytes) -> bytes:
@@ -33,7 +36,8 @@ def seal(magic: bytes, version: int, body: bytes) -> bytes:
 
 
 def seal_pieces(magic: bytes, version: int, pieces: Callable[[], Iterable[bytes]]) -> Iterator[bytes]:
-    """The bytes of a checked file, whose body is what `pieces` gives, each time the same: it is asked twice."""
+    """The bytes of a checked file with the body that `pieces` yields. Calls it twice; both must yield the
+    same."""
     length = crc = 0
     for piece in pieces():
         length += len(piece)
@@ -51,8 +55,8 @@ def open_sealed(data: bytes, magic: bytes, version: int, name: str) -> bytes:
     """The body of a checked file.
 
     Raises:
-        Corrupt: the bytes are not what `seal` made.
-        Rejected: UNSUPPORTED_VERSION, whole but of a version this program does not know.
+        Corrupt: the bytes are damaged.
+        Rejected: UNSUPPORTED_VERSION: the file is whole, but this program does not know its version.
     """
     header = _parse(data[:HEADER_BYTES], magic, name)
     body = data[HEADER_BYTES:]
@@ -61,16 +65,16 @@ def open_sealed(data: bytes, magic: bytes, version: int, name: str) -> bytes:
 
 
 def _parse(head: bytes, magic: bytes, name: str) -> tuple[int, int, int]:
-    """(version, length, CRC) as the header has them."""
+    """(version, body length, CRC) from the header."""
     if len(head) < HEADER_BYTES:
         raise Corrupt(
-            f"{name}: {len(head)} bytes; expected at least {HEADER_BYTES}; copy the replica from a peer"
+            f"{name}: has {len(head)} bytes; expected at least {HEADER_BYTES}; copy the replica from a peer"
         )
     found_magic, version, length, crc = _HEADER.unpack_from(head)
     (head_crc,) = _CRC.unpack_from(head, _HEADER.size)
     if found_magic != magic or google_crc32c.value(head[: _HEADER.size]) != head_crc:
         raise Corrupt(
-            f"{name}: damaged header; expected {magic!r} and its checksum; copy the replica from a peer"
+            f"{name}: the header is damaged; expected {magic!r} and a checksum; copy the replica from a peer"
         )
     return version, length, crc
 
@@ -79,7 +83,8 @@ def _compare(header: tuple[int, int, int], length: int, crc: int, version: int, 
     found_version, wanted_length, wanted_crc = header
     if length != wanted_length or crc != wanted_crc:
         raise Corrupt(
-            f"{name}: damaged body of {length} bytes; expected {wanted_length}; copy the replica from a peer"
+            f"{name}: the body is damaged ({length} bytes, expected {wanted_length}); "
+            "copy the replica from a peer"
         )
     if found_version != version:
         raise Rejected(
@@ -92,11 +97,12 @@ def _compare(header: tuple[int, int, int], length: int, crc: int, version: int, 
 def opened(
     path: Path, magic: bytes, version: int, read: Callable[[int], None] = lambda size: None
 ) -> Iterator[BinaryIO]:
-    """The checked file at `path`, compared piece by piece; it stands where its body begins. `read` is told of each piece's
-    bytes.
+    """The checked file at `path`, open at the start of its body, after its checksum was compared.
+
+    Calls `read` with the number of bytes of each piece.
 
     Raises:
-        Corrupt: missing or damaged (or IO_ERROR).
+        Corrupt: missing or damaged; or IO_ERROR.
         Rejected: UNSUPPORTED_VERSION.
     """
     try:
@@ -122,18 +128,18 @@ def read_sealed(path: Path, magic: bytes, version: int) -> bytes:
     """The body of the checked file at `path`.
 
     Raises:
-        Corrupt: missing or damaged (or IO_ERROR).
+        Corrupt: missing or damaged; or IO_ERROR.
         Rejected: UNSUPPORTED_VERSION.
     """
     return open_sealed(read_bytes(path), magic, version, path.name)
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file.
+    """The bytes of a file.
 
     Raises:
-        Corrupt: missing (or IO_ERROR).
-        Retryable: the system has no descriptor or memory for it just now.
+        Corrupt: missing; or IO_ERROR.
+        Retryable: the system has no file descriptor or memory for it now.
     """
     try:
         return path.read_bytes()
@@ -144,4 +150,4 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _missing(path: Path) -> Corrupt:
-    return Corrupt(f"{path.name}: missing; expected it in {path.parent.name}; copy the replica from a peer")
+    return Corrupt(f"{path.name} is missing in {path.parent.name}; copy the replica from a peer")

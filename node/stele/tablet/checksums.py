@@ -1,6 +1,6 @@
-"""Checksums of a file of which only some bytes are here, in whatever order they come. Called by a copy as its files arrive.
+"""Checks a file's checksums while its bytes still arrive, in any order. Called by a tablet copy.
 
-Invariant: a range is right only if all its bytes were summed, each once.
+Invariant: a range counts as right only after all its bytes were summed, each once.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from threading import Lock
 from stele.model.errors import Corrupt
 
 Range = tuple[int, int, int]
-"""Offset of the first byte, offset behind the last one, CRC-32C of what is between."""
+"""Offset of the first byte, offset behind the last one, and the CRC-32C of the bytes between."""
 SumOf = Callable[[int, int], int]
-"""The CRC-32C of so many bytes (second) from an offset (first) on."""
+"""Gives the CRC-32C of `length` bytes (second argument) from an offset (first) on."""
 SumsInside = Callable[[str, int, Callable[[int, int], bytes]], "RangeSums | None"]
-"""What the file of this name and size carries in itself, None for nothing, for who gives (offset, length) bytes of it. Blocks
-as that does. Raises Corrupt."""
+"""(name, size, read) to the checksums inside the file, or None if it has none. `read` gives (offset, length)
+bytes. Blocks as `read` does. Raises Corrupt."""
 
 _POLYNOMIAL = 0x82F63B78
 _ONE = 1 << 31
-"""x to the power of 0: the bits of a reflected checksum stand the other way round."""
+"""x to the power of 0. The bits of a reflected checksum are in reverse order."""
 
 
 class RangeSums:
-    """Compares the checksums of ranges piece by piece. Any thread.
+    """Compares the checksums of ranges as their pieces arrive. Any thread.
 
-    Invariant: of each range it holds the sums of disjoint pieces, and none once they cover it. `left` ranges were not found
-    right yet.
+    Invariant: for each range it holds the sums of disjoint pieces, and none once they cover it. `left` is the
+    number of ranges not yet found right.
     """
 
     def __init__(self, name: str, ranges: Sequence[Range]) -> None:
-        """`ranges` ascending, none over another."""
+        """`ranges` must be ascending and must not overlap."""
         self._name = name
         self._ranges = ranges
         self._ends = [end for _, end, _ in ranges]
@@ -42,10 +42,10 @@ class RangeSums:
         self._lock = Lock()
 
     def compare(self, begin: int, end: int, sum_of: SumOf) -> None:
-        """Bytes [begin, end) are here, for the first time. Blocks as `sum_of` does.
+        """Add bytes [begin, end), which arrived for the first time. Blocks as `sum_of` does.
 
         Raises:
-            Corrupt: a range, all of which is here now, has another checksum.
+            Corrupt: a range is complete and its checksum is wrong.
         """
         for at in range(bisect.bisect_right(self._ends, begin), len(self._ranges)):
             first, last, crc = self._ranges[at]
@@ -57,12 +57,12 @@ class RangeSums:
             if found is None:
                 continue
             if found != crc:
-                raise Corrupt(f"{self._name}: bytes {first} to {last} are not those that were written")
+                raise Corrupt(f"{self._name}: bytes {first} to {last} have a wrong checksum")
             with self._lock:
                 self.left -= 1
 
     def _put(self, at: int, begin: int, end: int, crc: int) -> int | None:
-        """The sum of all of a range, if this is the last of its pieces."""
+        """The checksum of the whole range if this was its last piece, else None."""
         first, last, _ = self._ranges[at]
         with self._lock:
             pieces = self._pieces.setdefault(at, _Pieces())
@@ -79,16 +79,17 @@ class RangeSums:
 
 @dataclass(slots=True)
 class _Pieces:
-    """Of one range. `size`: bytes that they hold together."""
+    """The pieces of one range. `size`: bytes in all pieces."""
 
     sums: list[Range] = field(default_factory=list)
     size: int = 0
 
 
 def combined(first: int, second: int, length: int) -> int:
-    """The CRC-32C of bytes with the sum `first` and `length` bytes behind them with the sum `second`.
+    """The CRC-32C of some bytes with sum `first`, followed by `length` bytes with sum `second`.
 
-    As zlib's crc32_combine: a byte that follows multiplies the sum before it by x^8, modulo the polynomial.
+    Works as zlib's crc32_combine: each following byte multiplies the sum before it by x^8, modulo the
+    polynomial.
     """
     return _multiplied(_power_of_x(8 * length), first) ^ second
 

@@ -1,4 +1,4 @@
-"""Rows of a memtable as they were applied. Made by the memtable; read by whoever puts them in order.
+"""Rows of a memtable as they were applied. Made by the memtable; read by whoever sorts them.
 
 Invariant: the rows of a chunk never change.
 """
@@ -35,24 +35,25 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """What the rows take. Asked once of Arrow, which looks at every buffer: that is most of a small write to 300 columns."""
+        """Bytes that the rows take. Computed once, because Arrow visits every buffer: slow for 300
+        columns."""
         if self._nbytes < 0:
             self._nbytes = self.batch.nbytes
         return self._nbytes
 
     @property
     def keys(self) -> pa.BinaryArray:
-        """Encoded keys, made when first asked for."""
+        """Encoded keys, computed on first use."""
         if self._keys is None:
             self._keys = key_bytes.encode_keys(self.batch, self._schema)
         return self._keys
 
     def set_keys(self, keys: pa.BinaryArray) -> None:
-        """Keys that the caller has encoded already."""
+        """Set the keys, if the caller has encoded them already."""
         self._keys = keys
 
     def time_of(self, row: int) -> int:
-        """Hybrid time of a row."""
+        """Hybrid time of one row."""
         return self.times if isinstance(self.times, int) else int(self.times[row])
 
     def time_array(self) -> U64:
@@ -60,5 +61,5 @@ class Chunk:
         return np.full(self.rows, self.times, np.uint64) if isinstance(self.times, int) else self.times
 
     def run(self) -> Run:
-        """The rows in the order they were applied."""
+        """The rows as a run, in the order they were applied."""
         return Run(self.batch, self.keys, self.time_array(), self.deleted)

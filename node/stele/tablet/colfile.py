@@ -1,8 +1,9 @@
-"""Column files: immutable, sorted, mapped. Written by flush and by the compaction worker, read by views. The layout
-is told byte by byte in README.md beside this file.
+"""Column files: immutable, sorted, memory-mapped. Flush and the compaction worker write them; views read
+them.
 
-Invariant: no byte of a part is believed before its checksum was compared, and none of the file before the footer's. Nor
-is the map touched before the disk has given the same bytes to a read, which may fail where a map would end the process.
+README.md beside this file describes the layout byte by byte. Invariant: no part is used before its checksum
+was compared, and nothing before the footer's was. The map is touched only after a read gave the same bytes: a
+failed read is an error, while a failed map access ends the process.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ _LET_GO_BYTES = 8 << 20
 
 
 class ColumnFile:
-    """One open column file. Any thread; stays readable after it is unlinked."""
+    """One open column file. Any thread. It stays readable after it is unlinked."""
 
     def __init__(self, path: Path, expected: FileMeta | None = None) -> None:
         """Open and check header and footer.
 
         Raises:
-            Corrupt: missing, damaged, or not the file the manifest means.
+            Corrupt: missing, damaged, or not the file that the manifest lists.
             Rejected: UNSUPPORTED_VERSION.
         """
         self.path = path
@@ -59,18 +60,18 @@ class ColumnFile:
                 fd = file.fileno()
                 self.size = os.fstat(fd).st_size
                 if expected is not None and self.size != expected.size:
-                    raise self._damaged(f"{self.size} bytes; the manifest says {expected.size}")
+                    raise self._damaged(f"it has {self.size} bytes; the manifest says {expected.size}")
                 footer = read_footer(
                     self.name,
                     self.size,
                     lambda offset, length: read_at(fd, offset, length),
                     None if expected is None else expected.footer_crc,
                 )
-                # A map, once made, keeps the file readable after it is unlinked.
+                # Once made, the map keeps the file readable after it is unlinked.
                 self._bytes = np.frombuffer(mmap.mmap(fd, 0, access=mmap.ACCESS_READ), np.uint8)
         except FileNotFoundError as exc:
             raise Corrupt(
-                f"{self.name}: missing; the manifest lists it; copy the replica from a peer"
+                f"{self.name} is missing although the manifest lists it; copy the replica from a peer"
             ) from exc
         except OSError as exc:
             raise translate(exc, f"opening {self.name}") from exc
@@ -92,17 +93,17 @@ class ColumnFile:
         offset, length, _ = found
         if (part, group) not in self._verified:
             if brief:
-                raise WouldBlock  # all of it has to be read
+                raise WouldBlock  # it would have to be read whole
             self._check((part, group))
             self._verified.add((part, group))
         return self._bytes[offset : offset + length]
 
     def _check(self, part: tuple[int, int]) -> None:
-        """Read a part from the file and compare its checksum. Blocks, without the interpreter's lock."""
+        """Read a part from the file and compare its checksum. Blocks, without the interpreter lock."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 self._compare(part, lambda offset, length: sum_at(file.fileno(), offset, length))
-        except FileNotFoundError:  # a merge has taken its place, and has read all of it before
+        except FileNotFoundError:  # a merge replaced it, and read all of it before that
             self._compare(part, lambda at, length: int(google_crc32c.value(self._bytes[at : at + length])))
         except OSError as exc:
             raise translate(exc, f"reading {self.name}") from exc
@@ -113,11 +114,12 @@ class ColumnFile:
             raise self._damaged(f"part {part[0]:#x} of group {part[1]} at byte {offset} is damaged")
 
     def verify(self, read: Callable[[int], None] = lambda size: None) -> None:
-        """Read all parts from the file, also those that were found right before, and compare every checksum. `read` is told
-        of each part's bytes.
+        """Read all parts from the file and compare every checksum, even if they were right before.
+
+        Calls `read` with each part's number of bytes.
 
         Raises:
-            Corrupt: a part is damaged, or cannot be read.
+            Corrupt: a part is damaged or cannot be read.
         """
         kept = 0
         try:
@@ -127,14 +129,15 @@ class ColumnFile:
                     self._compare(part, lambda offset, length: sum_at(fd, offset, length))
                     read(length)
                     if offset + length - kept >= _LET_GO_BYTES:
-                        # Read once: the next bytes get these pages, and what the node works with keeps its own.
+                        # Read once, so that the next part reuses these pages and the page cache keeps useful
+                        # ones.
                         os.posix_fadvise(fd, kept, offset + length - kept, os.POSIX_FADV_DONTNEED)
                         kept = offset + length
         except OSError as exc:
             raise translate(exc, f"reading {self.name}") from exc
 
     def keys(self, group: int, *, brief: bool = False) -> pa.BinaryArray:
-        """Encoded keys of a group, ascending. Raises WouldBlock if `brief` and not read yet."""
+        """Encoded keys of a group, ascending. With `brief`, raises WouldBlock if they were not read yet."""
         data = self._part(PART_KEYS, group, brief=brief)
         if data is None:
             raise self._damaged(f"group {group} has no keys")
@@ -148,14 +151,15 @@ class ColumnFile:
         return data.view("<u8")
 
     def deleted(self, group: int, *, brief: bool = False) -> Mask | None:
-        """Delete marks of a group; None if it has none. Raises WouldBlock if `brief` and not read yet."""
+        """Delete marks of a group; None if it has none. With `brief`, raises WouldBlock if they were not read
+        yet."""
         data = self._part(PART_DELETED, group, brief=brief)
         if data is None:
             return None
         return np.unpackbits(data, count=self.groups[group][0], bitorder="little").astype(bool)
 
     def column(self, group: int, column: Column) -> pa.Array:
-        """A column of a group; one that the file does not have holds the default, else nulls."""
+        """A column of a group. A column that the file lacks has its default, else nulls."""
         data = self._part(int(column.id), group)
         if data is None:
             scalar = column.default_scalar()
@@ -164,7 +168,7 @@ class ColumnFile:
         return _array(data, column_schema(column))
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
-        """These columns of a group, mapped; others are not read."""
+        """The given columns of a group, memory-mapped. Other columns are not read."""
         return pa.RecordBatch.from_arrays([self.column(group, c) for c in columns], schema=schema)
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
@@ -182,14 +186,14 @@ class ColumnFile:
         return range(start, end)
 
     def may_hold(self, hashes: npt.NDArray[np.uint64]) -> Mask:
-        """Which key hashes the file may hold."""
+        """Which of the key hashes the file may hold."""
         data = self._part(PART_BLOOM, 0)
         if data is None:
-            raise self._damaged("no bloom filter")
+            raise self._damaged("it has no bloom filter")
         return bloom.may_hold(data, hashes)
 
     def find(self, keys: pa.BinaryArray, hashes: npt.NDArray[np.uint64]) -> tuple[Positions, Positions]:
-        """(group, row) of the newest version of each key; group -1 where the file does not have it."""
+        """(group, row) of the newest version of each key; group -1 if the file does not have it."""
         groups = np.full(len(keys), -1, np.int64)
         rows = np.zeros(len(keys), np.int64)
         candidates = np.flatnonzero(self.may_hold(hashes))
@@ -216,14 +220,15 @@ class ColumnFile:
         return groups, rows
 
     def find_one(self, key: bytes, hash_: int, *, brief: bool = False) -> tuple[int, int] | None:
-        """(group, row) of the newest version of one key, None if the file does not have it. Raises WouldBlock if `brief` and what
-        tells it was not read yet."""
+        """(group, row) of the newest version of one key; None if the file does not have it.
+
+        With `brief`, raises WouldBlock if the parts it needs were not read yet."""
         if not self.groups or key < self.first_keys[0] or key > self.last_key:
             return None
         if self._bloom_words is None:
             data = self._part(PART_BLOOM, 0, brief=brief)
             if data is None:
-                raise self._damaged("no bloom filter")
+                raise self._damaged("it has no bloom filter")
             self._bloom_words = data.view("<u4").data
         if not bloom.may_hold_one(self._bloom_words, hash_):
             return None
@@ -233,7 +238,8 @@ class ColumnFile:
         return (group, row) if row < len(keys) and keys[row].as_py() == key else None
 
     def version_at(self, group: int, row: int, snapshot: int) -> int:
-        """From the newest version of a key on, the row of the newest at or below `snapshot`; -1 for none."""
+        """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for
+        none."""
         times, keys = self.times(group), self.keys(group)
         key = keys[row]
         while row < len(times) and (row == 0 or keys[row] == key):

@@ -1,6 +1,7 @@
-"""The layout of a column file, byte by byte in README.md beside this file: what its writer and its readers share.
+"""The layout of a column file, shared by its writer and its readers. README.md beside it describes it byte by
+byte.
 
-Invariant: no byte of a footer is believed before its checksum was compared.
+Invariant: no byte of a footer is used before its checksum was compared.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stele.model.schema import Schema
 from stele.tablet.checksums import RangeSums
 
 NAME = "rows-"
-"""Names of column files begin so."""
+"""Prefix of the names of column files."""
 MAGIC = b"STLCOLF1"
 VERSION = 1
 GROUP_ROWS = 32_768
@@ -35,7 +36,7 @@ TAIL = struct.Struct("<QI8s")
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADER.size + CRC.size
 
-# Parts that are no column: keys, timestamps, delete marks of a group; the bloom filter of the file.
+# Parts that are not columns: a group's keys, timestamps and delete marks; the bloom filter of the file.
 PART_KEYS, PART_TIMES, PART_DELETED, PART_BLOOM = 0xFFFF_FFF0, 0xFFFF_FFF1, 0xFFFF_FFF2, 0xFFFF_FFF3
 PART = np.dtype(
     [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("_", "<u4")]
@@ -43,15 +44,15 @@ PART = np.dtype(
 _FOOTER_SMALL = 1 << 20
 _PEEK = 32
 Read = Callable[[int, int], bytes]
-"""Gives so many bytes (second) from an offset (first) on."""
+"""Gives `length` bytes (second argument) from an offset (first) on."""
 HASH_BYTES = 8
-"""Of a key, for the bloom filter."""
+"""Bytes of a key's hash, for the bloom filter."""
 KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
 class FileMeta:
-    """What the manifest says of a column file. `footer_crc` ties the name to these very bytes."""
+    """What the manifest says of a column file. `footer_crc` ties the name to exactly these bytes."""
 
     name: str
     size: int
@@ -64,11 +65,11 @@ class FileMeta:
 
     @property
     def merge_bytes(self) -> int:
-        """What a merge of its rows may take of the disk: the hashes of their keys wait there, too."""
+        """Disk space that a merge of this file may take, with the spooled hashes of its keys."""
         return self.size + HASH_BYTES * self.rows
 
     def to_json(self) -> list[Any]:
-        """As the manifest holds it."""
+        """As a JSON value for the manifest."""
         return [
             self.name,
             self.size,
@@ -100,23 +101,24 @@ _AFTER_PREFIX = re.compile(r"[0-9a-f]{8,16}(-[0-9a-f]{1,32}){0,2}")
 
 
 def file_name(name: Any, prefix: str) -> str:
-    """A name in a manifest, which may come from another node. Raises ValueError for one that no store gives to a file, such
-    as a path to somewhere else."""
+    """Check a file name from a manifest, which may come from another node.
+
+    Raises ValueError for a name that no store gives to a file, such as a path to another directory."""
     if not (
         isinstance(name, str) and name.startswith(prefix) and _AFTER_PREFIX.fullmatch(name[len(prefix) :])
     ):
-        raise ValueError(f"file name {str(name)[:40]!r}; expected {prefix} and a number")
+        raise ValueError(f"file name {str(name)[:40]!r}; expected {prefix!r} and a number")
     return name
 
 
 def column_schema(column: Column) -> pa.Schema:
-    """Of the message that a part of this column is."""
+    """The Arrow schema of the message that holds this column's part."""
     return pa.schema([pa.field(column.name, column.arrow)])
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself. `parts`: (part, group) to (offset, length without padding, CRC-32C with it)."""
+    """A file's footer. `parts`: (part, group) to (offset, length without padding, CRC-32C with padding)."""
 
     schema: Schema
     rows: int
@@ -131,19 +133,19 @@ class Footer:
 
 
 def _check_header(name: str, raw: bytes) -> None:
-    """Whether these first HEADER_BYTES are a column file's.
+    """Check that `raw`, the first HEADER_BYTES, is the header of a column file.
 
     Raises:
-        Corrupt: they are not, or damaged.
+        Corrupt: it is not, or it is damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     if len(raw) != HEADER_BYTES:
-        raise damaged(name, "damaged header")
+        raise damaged(name, "the header is damaged")
     head = raw[: HEADER.size]
     magic, version, _ = HEADER.unpack(head)
     (crc,) = CRC.unpack(raw[HEADER.size :])
     if magic != MAGIC or google_crc32c.value(head) != crc:
-        raise damaged(name, "damaged header")
+        raise damaged(name, "the header is damaged")
     if version != VERSION:
         raise Rejected(
             f"{name}: version {version}; this program reads {VERSION}; upgrade it",
@@ -152,10 +154,11 @@ def _check_header(name: str, raw: bytes) -> None:
 
 
 def read_footer(name: str, size: int, read: Read, expected: int | None = None) -> Footer:
-    """The footer of a file of `size` bytes; `expected`: its checksum, if known. Reads the header as well.
+    """The footer of a file of `size` bytes. Also checks the header. `expected`: the footer's checksum, if
+    known.
 
     Raises:
-        Corrupt: one of them is damaged, or the footer another one. Whatever `read` raises.
+        Corrupt: header or footer is damaged, or the footer is of another file. Also whatever `read` raises.
         Rejected: UNSUPPORTED_VERSION.
     """
     body = _footer_bytes(name, size, read, expected)
@@ -169,7 +172,7 @@ def read_footer(name: str, size: int, read: Read, expected: int | None = None) -
 
 def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None) -> bytes:
     if size < HEADER_BYTES + TAIL.size:
-        raise damaged(name, f"{size} bytes, too few for a header and a footer")
+        raise damaged(name, f"it has {size} bytes, too few for a header and a footer")
     _check_header(name, read(0, HEADER_BYTES))
     tail = read(size - TAIL.size, TAIL.size)
     if len(tail) != TAIL.size:
@@ -177,12 +180,12 @@ def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None)
     length, crc, magic = TAIL.unpack(tail)
     start = size - TAIL.size - length
     if magic != MAGIC or start < HEADER_BYTES:
-        raise damaged(name, "damaged tail")
+        raise damaged(name, "the tail is damaged")
     if length > _FOOTER_SMALL and not _plausible(read(start, _PEEK), length):
-        raise damaged(name, "damaged tail")  # its length has no checksum of its own, and may be of gigabytes
+        raise damaged(name, "the tail is damaged")  # a wrong length, which has no checksum, may be gigabytes
     body = read(start, length)
     if google_crc32c.value(body) != crc or (expected is not None and crc != expected):
-        raise damaged(name, "damaged footer")
+        raise damaged(name, "the footer is damaged")
     return body
 
 
@@ -218,10 +221,10 @@ def _parse(body: bytes) -> Footer:
 
 
 def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:
-    """The checksums of all parts of a column file, from its footer; None for a file of another name.
+    """The checksums of all parts of a column file, from its footer; None for files of other kinds.
 
     Raises:
-        Corrupt, Rejected: as `read_footer`.
+        Corrupt, Rejected: see `read_footer`.
     """
     if not name.startswith(NAME):
         return None
@@ -234,15 +237,15 @@ def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:
     if (begins < np.concatenate(([HEADER_BYTES], ends[:-1]))[: len(begins)]).any() or (
         ends > size - TAIL.size
     ).any():
-        raise damaged(name, "footer: parts over each other")
+        raise damaged(name, "the footer lists parts that overlap")
     return RangeSums(name, list(zip(begins.tolist(), ends.tolist(), table["crc"].tolist())))
 
 
 def padded(length: int) -> int:
-    """How many bytes a part of `length` bytes takes, which are the bytes that its checksum is of."""
+    """The padded size of a part of `length` bytes. Its checksum covers the padding."""
     return length + -length % ALIGNMENT
 
 
 def damaged(name: str, what: str) -> Corrupt:
-    """An error for whoever reads that file."""
-    return Corrupt(f"{name}: {what}; expected the bytes that were written; copy the replica from a peer")
+    """The error for a damaged file."""
+    return Corrupt(f"{name}: {what}; the disk changed the file; copy the replica from a peer")

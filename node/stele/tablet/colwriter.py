@@ -1,4 +1,4 @@
-"""Writes column files: sorted runs become parts, and a footer that says where they are. Called by flush and merges."""
+"""Writes column files: turns sorted runs into parts and a footer. Called by flush and by merges."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from stele.tablet.sorted_runs import Mask, Run
 from stele.tablet.spool import HashSpool
 
 _ENTRY = struct.Struct("<IIQQII")
-"""Of the part table, as `PART` reads it."""
+"""A row of the part table, as `PART` reads it."""
 
 
 def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[Run]) -> FileMeta:
-    """Write sorted runs, whose keys follow on each other, as one file, and sync it. The directory is not synced.
+    """Write sorted runs with rising keys as one file, and sync it. Does not sync the directory.
 
     Raises:
         Retryable: DISK_FULL.
@@ -68,10 +68,10 @@ def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[R
 def write_layers(
     files: Files, path: Path, schema: Schema, layers: Iterable[Iterator[Run]]
 ) -> tuple[FileMeta, ...]:
-    """A file of each layer that has rows (`Kept`), newest first: at `path`, then at `path`-1 and so on.
+    """Write one file per layer that has rows (`Kept`), newest first: `path`, then `path`-1 and so on.
 
     Raises:
-        As `write_column_file`.
+        SteleError: see `write_column_file`.
     """
     metas: list[FileMeta] = []
     for runs in layers:
@@ -83,8 +83,9 @@ def write_layers(
 
 
 class _Writer:
-    """Turns runs into the bytes of a file, one part at a time. Of rows that were written it keeps what the footer says of them,
-    and their keys' hashes in `spool`."""
+    """Turns runs into the bytes of a file, one part at a time.
+
+    Of written rows it keeps only the footer's data, and the hashes of their keys in `spool`."""
 
     def __init__(self, schema: Schema, spool: HashSpool) -> None:
         self._schema = schema
@@ -116,14 +117,14 @@ class _Writer:
         while start < run.rows:
             end = min(start + step, run.rows)
             while end < run.rows and same[end]:
-                end += 1  # all versions of a key stand in one group
+                end += 1  # all versions of a key are in one group
             yield from self._group(run.slice(start, end - start), same[start:end])
             start = end
 
     def _group(self, run: Run, same: Mask) -> Iterator[bytes | memoryview]:
         group = len(self._groups)
         deletes = 0 if run.deleted is None else int(run.deleted.sum())
-        # The first row of a slice is never a repeat: groups begin with a new key.
+        # The first row of a slice never repeats a key, because a group begins with a new key.
         unique = not bool(same.any())
         first, self._last_key = run.keys[0].as_py(), run.keys[-1].as_py()
         low, high = int(run.times.min()), int(run.times.max())
@@ -152,7 +153,7 @@ class _Writer:
         length = crc = 0
         for piece in pieces:
             raw = np.frombuffer(piece, np.uint8)
-            raw.flags.writeable = False  # or its checksum wants a copy
+            raw.flags.writeable = False  # otherwise its checksum would copy it
             length += len(raw)
             crc = google_crc32c.extend(crc, raw)
             yield raw.data
@@ -180,5 +181,5 @@ class _Writer:
 
 
 def _message(array: pa.Array, schema: pa.Schema) -> memoryview:
-    # Written into the file at once, so a copy of a slice's parent never lingers.
+    # Written at once, so that a copy of a slice's parent is freed soon.
     return memoryview(pa.RecordBatch.from_arrays([array], schema=schema).serialize())

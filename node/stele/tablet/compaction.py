@@ -1,9 +1,11 @@
-"""Which files to merge, and how: planned by the store, carried out by the worker process from file names alone.
+"""Which files to merge, and the merge itself. The store plans it; the worker process does it, given only file
+names.
 
-Files are kept newest first; only neighbours are merged, so that "newer" stays a matter of position. Neighbours are
-merged once there are several of about one size: each row is rewritten a logarithmic number of times.
+Files are kept newest first, and only neighbours are merged, so that "newer" is a matter of position.
+Neighbours are merged once several have about the same size, so that each row is rewritten a logarithmic
+number of times.
 
-Invariant: the files a merge reads are never changed; its output becomes visible only through the manifest.
+Invariant: a merge never changes its inputs. Its output becomes visible only through the manifest.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from stele.tablet.sorted_runs import Kept, Run
 from stele.tablet.sources import pieces
 
 FILES_MIN = 4
-"""So many files of about one size are merged."""
+"""A merge takes at least this many files of about one size."""
 FILES_MAX = 12
-"""Of a store with so many, two of about one size are merged: the others double in size, so there are few more."""
+"""A store with this many files merges even two of about one size. The others double in size, so there are few
+more."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
-    """A merge: `inputs` newest first, into files named after `output`. `bottom`: nothing older lies below."""
+    """A merge. `inputs` are newest first; output files are named after `output`. `bottom`: no older file lies
+    below."""
 
     directory: str
     inputs: tuple[str, ...]
@@ -41,7 +45,7 @@ class CompactionJob:
     schema_json: str
 
     def to_json(self) -> str:
-        """One line, as the worker reads it."""
+        """One line of text for the worker."""
         return json.dumps(
             [self.directory, list(self.inputs), self.output, self.history_mark, self.bottom, self.schema_json]
         )
@@ -51,7 +55,7 @@ class CompactionJob:
         """The inverse of `to_json`.
 
         Raises:
-            Rejected: the text is no job.
+            Rejected: the text is not a job.
         """
         try:
             directory, inputs, output, mark, bottom, schema_json = json.loads(text)
@@ -64,12 +68,14 @@ class CompactionJob:
                 str(schema_json),
             )
         except (ValueError, TypeError) as exc:
-            raise Rejected(f"compaction job: {exc!r}; expected what CompactionJob.to_json wrote") from exc
+            raise Rejected(
+                f"compaction job: {exc!r}; the node and its worker must run the same program"
+            ) from exc
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionResult:
-    """The files that hold what the job's inputs held; none if nothing was left."""
+    """The files that replace the job's inputs; none if no row was left."""
 
     job: CompactionJob
     files: tuple[FileMeta, ...]
@@ -78,14 +84,15 @@ class CompactionResult:
 def choose(
     files: Sequence[FileMeta], mark: int, *, full: bool, room_bytes: int | None = None
 ) -> Sequence[FileMeta]:
-    """The files to merge, newest first; empty if none are worth it.
+    """The files to merge, newest first; empty if no merge is worth it.
 
-    A merge is worth it where it brings all its rows into a file half as large again as the largest that it is made of, so a
-    row is rewritten a logarithmic number of times, log_1.5(size of the store / size of a flush) at most; and where it
-    takes FILES_MIN files at least, or two while there are FILES_MAX and more. Of those the newest, as long as may be.
+    A merge is worth it if its result is at least half as large again as its largest input. So a row is
+    rewritten at most log_1.5(size of the store / size of a flush) times. It also needs FILES_MIN files, or
+    two if the store has FILES_MAX or more. Of all such merges, the one with the newest files is chosen, with
+    as many files as possible.
 
-    `full`: all of them, or a single one that has deletes or versions to drop below `mark`. `room_bytes`: what the merged
-    file may take beside those it is made of; None: any amount.
+    `full`: merge all files; or a single file that has deletes, or versions to drop below `mark`.
+    `room_bytes`: disk space that the merged file may take beside its inputs; None: unlimited.
     """
     if full:
         return _all_that_fit(files, mark, room_bytes)
@@ -97,7 +104,7 @@ def choose(
 
 
 def _all_that_fit(files: Sequence[FileMeta], mark: int, room_bytes: int | None) -> Sequence[FileMeta]:
-    """All files; where they do not fit, the newest that do, unless they are too few."""
+    """All files, or as many of the newest as fit; empty if these are too few."""
     if len(files) == 1:
         files = [f for f in files if (f.deletes or not f.unique) and f.min_time <= mark]
     ends = itertools.accumulate(file.merge_bytes for file in files)
@@ -120,12 +127,13 @@ def _run(files: Sequence[FileMeta], start: int, least: int, room_bytes: int | No
 
 
 def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
-    """Carry the merge out. Memory is bounded by a few row groups of each input, however many rows there are. Blocks. The names of the files may not
-    survive power loss yet: whoever installs them sees to that.
+    """Do the merge. Blocks. Memory is bounded by a few row groups of each input, however many rows there are.
+
+    The files' names may not survive power loss yet; whoever installs the files syncs the directory.
 
     Raises:
         Corrupt: an input is damaged.
-        Retryable: DISK_FULL; whoever planned the job abandons it, which removes what was written.
+        Retryable: DISK_FULL. Whoever planned the job abandons it, which removes what was written.
     """
     directory = Path(job.directory)
     schema = Schema.from_json(job.schema_json)
@@ -134,17 +142,19 @@ def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
 
 
 class Merge:
-    """What the inputs of a job become: layer after layer, newest first, each without what no snapshot at or above the
-    mark sees. There is more than one where a key has more versions than a run may hold (`Kept`)."""
+    """The output of a job, layer after layer, newest first. Drops versions that no snapshot at or above the
+    mark sees.
+
+    There is more than one layer only if a key has more versions than one run may hold (`Kept`)."""
 
     def __init__(self, sources: Sequence[ColumnFile], schema: Schema, job: CompactionJob) -> None:
         self._sources, self._schema, self._job = sources, schema, job
         self._number = 0
         self._ranges = pieces(sources, b"", b"")
-        """Key ranges of which the next layer has something."""
+        """Key ranges for which the next layer has rows."""
 
     def layers(self) -> Iterator[Iterator[Run]]:
-        """One layer after the other, each of which is read to its end before the next."""
+        """The layers in order. Read each to its end before the next."""
         while self._ranges:
             yield self._layer()
 

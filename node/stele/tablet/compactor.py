@@ -1,7 +1,8 @@
-"""The node's side of the compaction worker: starts it when there is a job, hands it jobs one at a time, and takes its
-death for a failed job. Asynchronous; reads and writes no rows.
+"""The node's side of the compaction worker: starts it, sends it one job at a time, and reports its death as
+an error.
 
-Invariant: at most one worker process runs per Compactor, and none survives `close`.
+Asynchronous; reads and writes no rows. Invariant: a Compactor has at most one worker process, and none after
+`close`.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ class Compactor:
         self._turn = asyncio.Lock()
 
     async def run(self, job: CompactionJob) -> CompactionResult:
-        """Carry out a job.
+        """Run a job in the worker.
 
         Raises:
-            Retryable: the worker died, or could not be started (UNAVAILABLE), or met a full disk; nothing changed.
+            Retryable: UNAVAILABLE: the worker died or could not start; DISK_FULL. Nothing changed.
             Corrupt: an input is damaged.
         """
         async with self._turn:
             try:
-                # A worker that has just gone idle may be on its way out when the job is written: a second one gets it.
+                # An idle worker may exit while the job is sent; then a second worker gets the job.
                 answer = await self._ask(job) or await self._ask(job)
             except BaseException:
-                await self.close()  # or its answer would be taken for the next job's, and it would write on
+                # Otherwise it would go on, and its answer would be taken for the next job's.
+                await self.close()
                 raise
         if not answer:
-            raise Retryable("the compaction worker died at its work; the files stand as they were")
+            raise Retryable(
+                "the compaction worker died during a merge; no file changed; it will be tried again"
+            )
         raw = json.loads(answer)
         if "files" not in raw:
             raise error_for(Code(raw["code"]), f"compaction: {raw['message']}")
@@ -74,8 +78,8 @@ class Compactor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )
-        except OSError as exc:  # no memory, no descriptor, no process to be had just now
-            raise Retryable(f"the compaction worker could not be started: {exc}; it is tried again") from exc
+        except OSError as exc:  # no memory, descriptor or process is left now
+            raise Retryable(f"the compaction worker could not start: {exc}; it will be tried again") from exc
 
     @property
     def running(self) -> bool:
@@ -83,7 +87,7 @@ class Compactor:
         return self._process is not None and self._process.returncode is None
 
     async def close(self) -> None:
-        """End the worker, whatever it is at."""
+        """Kill the worker, even during a merge."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,11 @@
-"""What one store consists of at a time: rows in memory, column files, the manifest; and the one place where that changes. Used by
-store.py, flushing.py and merging.py.
+"""What a store consists of at one moment: rows in memory, column files, the manifest. All changes of that
+happen here.
 
-Readers take `state`, which is immutable, once. Who changes files holds `manifest_lock` from when it looks at the manifest until
-the new one stands, which may last; `state` is swapped under `swap_lock`, which is held for a moment.
+Used by store.py, flushing.py and merging.py. Readers take the immutable `state` once. Whoever changes files
+holds `manifest_lock` from reading the manifest until the new one is on disk, which may take long. `state` is
+swapped under `swap_lock`, which is held only for a moment.
 
-Invariant: readers see a file only once the manifest that lists it is on the disk.
+Invariant: readers see a file only after the manifest that lists it is on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from stele.tablet.memtable import MemTable
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What readers see. `frozen`: memory under flush. `files` newest first, as in the manifest."""
+    """What readers see. `frozen`: the memtable that is being flushed. `files`: newest first, as in the
+    manifest."""
 
     active: MemTable
     frozen: MemTable | None
@@ -32,7 +34,7 @@ class State:
 
 
 class Contents:
-    """The state of one store, and its changes. Any thread."""
+    """The state of one store, and changes of it. Any thread."""
 
     def __init__(self, directory: Path, files: Files, state: State) -> None:
         self.directory = directory
@@ -42,13 +44,13 @@ class Contents:
         self.manifest_lock = threading.Lock()
 
     def freeze(self) -> None:
-        """New rows go to fresh memory; what was there is under flush."""
+        """Start a new memtable; the old one is now the one to flush."""
         with self.swap_lock:
             old = self.state
             self.state = replace(old, active=MemTable(old.manifest.schema), frozen=old.active)
 
     def reserve_number(self) -> int:
-        """A number for file names; never the same twice, so that a listed file is never written again."""
+        """A number for file names. It is never given twice, so a listed file is never overwritten."""
         with self.swap_lock:
             current = self.state.manifest
             self.state = replace(self.state, manifest=replace(current, next_file=current.next_file + 1))
@@ -57,11 +59,12 @@ class Contents:
     def install(
         self, new: Manifest, place: slice, opened: Sequence[ColumnFile], *, flushed: bool = False
     ) -> None:
-        """Make `new` the manifest, durably; then readers see `opened` where the files at `place` were. `flushed`: and no more the
-        memory under flush. Called with `manifest_lock` held.
+        """Make `new` the durable manifest; then readers see `opened` in place of the files at `place`.
+
+        `flushed`: they also no longer see the memtable that was flushed. Call with `manifest_lock` held.
 
         Raises:
-            Retryable: DISK_FULL; readers see what they saw.
+            Retryable: DISK_FULL; readers see the same as before.
             Corrupt: IO_ERROR.
         """
         manifest.write(self.files, self.directory, new)
@@ -72,14 +75,15 @@ class Contents:
             self.state = replace(self.state, frozen=frozen, files=tuple(files), manifest=new)
 
     def remove_unlisted(self, *names: str) -> None:
-        """Remove those of the files just written that the manifest on the disk does not list. Called with `manifest_lock` held."""
+        """Remove those of the just written files that the manifest on disk does not list. Call with
+        `manifest_lock` held."""
         listed = manifest.read(self.directory).file_names()
         for name in names:
             if name not in listed:
                 self.files.remove(self.directory / name)
 
-    def let_go(self) -> None:
-        """The store is closed: nothing of it stays in memory."""
+    def release(self) -> None:
+        """Drop everything from memory, because the store is closed."""
         with self.swap_lock:
             self.state = replace(
                 self.state, active=MemTable(self.state.manifest.schema), frozen=None, files=()

@@ -1,16 +1,20 @@
-"""Exactly-once state: what became of each client's recent writes. Part of both state machines: flushed, copied, in
-the checksum. Opens no files and reads no clock: time is that of the entries.
+"""Exactly-once state: the outcomes of each client's recent writes. Part of both state machines.
 
-A client id has outcomes for its sequences at or above its lowest unfinished one. An id that was idle for `idle_us` when a
-write or a ceiling is applied, or is pushed out by newer ones, is forgotten, and the expiry mark rises to the time it was
-made; an id that is not known and was made at or below the mark is TOO_OLD, for ever: its outcome is unknown, never new.
-So an id made in the future, once forgotten, would turn away all ids made before that time: leaders refuse those.
+It is flushed, copied and part of the checksum. Opens no files and reads no clock: time is that of the
+entries.
 
-The rules of applying never change, so leaders bound what a client may add before they propose its write (`admit`).
+A client id has outcomes for its sequences at or above its lowest unfinished one. An id is forgotten if it was
+idle for `idle_us` when a write or a ceiling is applied, or if newer ids need its place. Then the expiry mark
+rises to the time that the id was made. An unknown id that was made at or below the mark is TOO_OLD for ever:
+the outcome of its writes is unknown. An id made in the future, once forgotten, would turn away all ids made
+before that time; leaders refuse it.
 
-What outcomes tell beyond "it was done" (which rows were refused and why, a value, a message) takes DETAILS_BYTES_MAX at most:
-past it the oldest are forgotten, and a retry of such a write is TOO_OLD. That it came before is remembered all the same, so
-what becomes of rows does not depend on this bound.
+The rules of applying never change. So a leader limits what a client may add before it proposes the write
+(`admit`).
+
+Details of outcomes are refused rows with their errors, values and messages. They take at most
+DETAILS_BYTES_MAX. Past that the oldest details are forgotten, and a retry of such a write is TOO_OLD. That
+the write came is still remembered, so this bound does not change what happens to rows.
 
 Invariant: the state depends on the applied entries alone.
 """
@@ -34,16 +38,17 @@ from stele.tablet.machine import Outcome
 IDLE_US = 15 * 60 * 1_000_000
 CLIENTS_MAX = 10_000
 OUTCOMES_MAX = 65_536
-"""Unfinished sequences of one client, when its writes are applied. Leaders admit fewer."""
+"""The most unfinished sequences of one client when its writes are applied. Leaders admit fewer."""
 UNFINISHED_MAX = 4_096
-"""Unfinished sequences of one client that a leader admits: 1 MiB, at some 256 bytes each. Our clients have far fewer."""
+"""The most unfinished sequences of one client that a leader admits: 1 MiB at about 256 bytes each. Our
+clients need far fewer."""
 OUTCOMES_ALL_MAX = 65_536
-"""Outcomes of all clients, 16 MiB. At this number a leader admits an equal share to each."""
+"""The most outcomes of all clients: 16 MiB. At this number a leader admits an equal share for each client."""
 DETAILS_BYTES_MAX = 2 << 20
-"""Of all clients, about as they are encoded: four blocks of 8,192 rows each of which was refused."""
+"""The most bytes of details of all clients, about as encoded: four blocks of 8,192 refused rows each."""
 
 _ROW_BYTES = 12
-"""Of a row error, beside its message."""
+"""Bytes of a row error beside its message."""
 _FORGOTTEN = (
     "this write came before; what became of its rows is no longer known, as many others were refused since: read, then write "
     "again"
@@ -51,9 +56,9 @@ _FORGOTTEN = (
 _MASK = (1 << 64) - 1
 
 _Runs = tuple[tuple[Code, str, "array[int]"], ...]
-"""Row errors: the rows, ascending, of each code and message. A row has one error at most."""
+"""Row errors: for each code and message the rows, ascending. A row has at most one error."""
 _Kept = tuple[int, Outcome, _Runs]
-"""The write's digest, and its outcome, the row errors of which stand in the runs."""
+"""A write's digest, its outcome without row errors, and its row errors."""
 
 
 class _Client:
@@ -82,23 +87,24 @@ class ExactlyOnce:
         self._outcomes_max = outcomes_max
         self._details_bytes_max = details_bytes_max
         self._clients: dict[bytes, _Client] = {}
-        self._newest: _Client | None = None  # the last of them
-        self._none_idle_us = 0  # up to then nobody was idle for too long
+        self._newest: _Client | None = None  # the last one in the order
+        self._none_idle_us = 0  # until this time no client is idle for too long
         self._mark_us = 0
         self.outcomes = 0
-        """How many outcomes are remembered, of all clients."""
-        # (client id, sequence) of outcomes with details, in the order of their entries, and what they take.
+        """The number of remembered outcomes of all clients."""
+        # (client id, sequence) of outcomes with details, in the order of their entries, and their bytes.
         self._details: dict[tuple[bytes, int], int] = {}
         self._details_bytes = 0
 
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
-        """Called by a leader before it proposes a write. `clock_error_us`: how far clocks may be apart.
+        """Check a write before the leader proposes it. `clock_error_us`: how far clocks may be apart.
 
-        A client that asks for too much is told alone. New ids push out nobody who wrote within twice the clock error: so
-        the mark stays below what a clock that is behind by that error makes, however many ids come.
+        Only the client that asks for too much is refused. New ids push out no client that wrote within twice
+        the clock error. So the expiry mark stays below the time of ids from a clock that is late by that
+        error.
 
         Raises:
-            Retryable: THROTTLED; later, or with a higher `lowest_unfinished`, it may be admitted.
+            Retryable: THROTTLED: the write may be admitted later, or with a higher `lowest_unfinished`.
         """
         client = self._clients.get(header.client_id)
         if client is not None:
@@ -109,8 +115,8 @@ class ExactlyOnce:
             wait_us = oldest.last_us + 2 * clock_error_us - wall_us
             if wait_us > 0:
                 raise Retryable(
-                    f"{self._clients_max} client ids have just written to this tablet, and it takes no new client ids for "
-                    "the moment; use one id for many writes",
+                    f"{self._clients_max} clients wrote to this tablet just now, and it takes no new client id "
+                    "for the moment; use one client id for many writes, or try again later",
                     code=Code.THROTTLED,
                     retry_after_ms=-(-wait_us // 1_000),
                 )
@@ -123,19 +129,19 @@ class ExactlyOnce:
 
     def _admit_more(self, client: _Client, header: WriteHeader) -> None:
         if header.sequence in client.outcomes or header.sequence <= header.lowest_unfinished:
-            return  # nothing new; or what its client waits for before it lets go of those behind
+            return  # known, or the one that the client must finish before the others
         unfinished = sum(sequence >= header.lowest_unfinished for sequence in client.outcomes)
         if unfinished >= self._outcomes_each:
             raise Retryable(
-                f"{unfinished} writes of this client id are unfinished, at or above its lowest unfinished sequence "
-                f"{header.lowest_unfinished}: raise that once their outcomes are known",
+                f"{unfinished} writes of this client id are unfinished, counted from its lowest unfinished "
+                f"sequence {header.lowest_unfinished}; raise that sequence once their outcomes are known",
                 code=Code.THROTTLED,
             )
 
     def earlier(self, header: WriteHeader, timestamp: int) -> Outcome | None:
-        """What a write that was seen before, or cannot be told from one, is answered; None: it is new.
+        """The outcome for a write that was seen before, or that may have been; None if it is new.
 
-        Called once per WRITE entry, in order; `timestamp` is the entry's.
+        Call once per WRITE entry, in order. `timestamp` is the entry's.
         """
         if header.client_id == NO_CLIENT:
             return None
@@ -185,7 +191,7 @@ class ExactlyOnce:
         return None
 
     def _finish(self, client_id: bytes, client: _Client, lowest: int) -> None:
-        """Its client has taken all outcomes below `lowest`."""
+        """Drop the outcomes below `lowest`: the client has received them."""
         client.lowest = lowest
         outcomes = client.outcomes
         for sequence in list(outcomes):
@@ -200,7 +206,7 @@ class ExactlyOnce:
         return client_id in self._clients
 
     def knows(self, header: WriteHeader) -> bool:
-        """Whether `earlier` would tell what became of this write, not whether it was one."""
+        """Whether `earlier` would answer this write rather than call it new. Changes nothing."""
         client = self._clients.get(header.client_id)
         return client is not None and header.sequence in client.outcomes
 
@@ -247,8 +253,10 @@ class ExactlyOnce:
             )
 
     def expire(self, timestamp: int) -> None:
-        """Forget who was idle for too long at an entry's timestamp. For any entry above which all later ones are: the next
-        write would forget the same clients first."""
+        """Forget clients that were idle for too long at an entry's timestamp.
+
+        Call for any entry above which all later timestamps are: the next write would forget the same clients
+        first."""
         now_us = physical_us(timestamp)
         while self._clients:
             oldest = next(iter(self._clients.values()))
@@ -269,18 +277,18 @@ class ExactlyOnce:
 
     @property
     def idle_us(self) -> int | None:
-        """The time, µs since 1970, past which an entry makes it forget all clients; None: there are none."""
+        """The time, µs since 1970, after which an entry forgets all clients; None if there are none."""
         if not self._clients:
             return None
         return next(reversed(self._clients.values())).last_us + self._idle_us
 
     @property
     def clients(self) -> int:
-        """How many client ids are remembered."""
+        """The number of remembered client ids."""
         return len(self._clients)
 
     def frozen(self) -> tuple[int, list[tuple[bytes, int, int, int, list[tuple[int, _Kept]]]]]:
-        """A copy that later entries do not change, for `encode` on another thread."""
+        """A copy that later entries do not change, for `encode` in another thread."""
         clients = [
             (client_id, c.first_us, c.last_us, c.lowest, list(c.outcomes.items()))
             for client_id, c in self._clients.items()
@@ -288,7 +296,7 @@ class ExactlyOnce:
         return self._mark_us, clients
 
     def checksum(self) -> int:
-        """64 bits over the whole state; equal on replicas that applied the same entries."""
+        """64 bits over the whole state. Equal on replicas that applied the same entries."""
         return xxhash.xxh3_64_intdigest(encode(self.frozen())) & _MASK
 
     @staticmethod
@@ -300,11 +308,11 @@ class ExactlyOnce:
         details_bytes_max: int = DETAILS_BYTES_MAX,
         outcomes_max: int = OUTCOMES_ALL_MAX,
     ) -> ExactlyOnce:
-        """The state that `encode` wrote. What an earlier program wrote may have more details than are kept.
+        """The state that `encode` wrote. An earlier program's state may have more details than are kept.
 
         Raises:
-            Corrupt: the bytes are no such state.
-            Rejected: UNSUPPORTED_VERSION, an outcome has a code that this program does not know.
+            Corrupt: the bytes are not such a state.
+            Rejected: UNSUPPORTED_VERSION: this program does not know the code of an outcome.
         """
         state = ExactlyOnce(
             idle_us=idle_us,
@@ -327,7 +335,9 @@ class ExactlyOnce:
                 state._clients[client_id] = _Client(first_us, last_us, lowest, kept)
                 state.outcomes += len(kept)
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
-            raise Corrupt(f"exactly-once state: {exc!r}; expected what encode wrote") from exc
+            raise Corrupt(
+                f"exactly-once state: {exc!r}; the file is damaged; copy the replica from a peer"
+            ) from exc
         for _, client_id, sequence, size in sorted(sizes, key=lambda found: found[0]):
             state._count(client_id, sequence, size)
         state._forget_details()
@@ -335,7 +345,7 @@ class ExactlyOnce:
 
 
 def encode(frozen: Any) -> bytes:
-    """Bytes of `ExactlyOnce.frozen()`, JSON without spaces; equal states have equal bytes."""
+    """The bytes of `ExactlyOnce.frozen()`: JSON without spaces. Equal states have equal bytes."""
     mark_us, clients = frozen
     rows = []
     for client_id, first, last, lowest, outcomes in clients:
@@ -345,7 +355,8 @@ def encode(frozen: Any) -> bytes:
 
 
 def _parts(text: str) -> tuple[int, Iterator[Any]]:
-    """(expiry mark, clients) of what `encode` wrote. A client at a time: an earlier program's may have many row errors."""
+    """(expiry mark, clients) from what `encode` wrote. Yields clients one by one: an old state may have many
+    row errors."""
     comma = text.find(",[")
     if text[:1] != "[" or comma < 0 or text[-2:] != "]]":
         raise ValueError(f"{len(text)} characters from {text[:20]!r} to {text[-20:]!r}")
@@ -362,7 +373,7 @@ def _clients(text: str, at: int, end: int) -> Iterator[Any]:
 
 
 def _details_bytes(outcome: Outcome, runs: _Runs) -> int:
-    """About what it takes, encoded, to tell more than that a write was done; nothing where that is forgotten."""
+    """About how many bytes an outcome's details take when encoded; 0 if it has none."""
     if outcome.code is Code.TOO_OLD:
         return 0
     rows = sum(len(rows) * (len(message) + _ROW_BYTES) for _, message, rows in runs)
@@ -395,7 +406,7 @@ def _raw(outcome: Outcome, runs: _Runs) -> str:
 
 
 def _outcome(raw: list[Any], words: dict[str, str]) -> tuple[Outcome, _Runs]:
-    """`words`: texts that were met before, each of which is kept once."""
+    """An outcome from its JSON value. `words`: the messages so far, so that equal ones share memory."""
     timestamp, errors, value, code, message = raw
     codes = {c: _code(c) for c in {c for _, c, _ in errors}}
     runs = _runs([(int(row), codes[c], words.setdefault(m, m)) for row, c, m in errors])

@@ -1,7 +1,8 @@
-"""File operations of the stores, each one a point where power may fail. The only place in stele.tablet that changes a
-directory; tests hand in a port that stops between any two operations.
+"""File operations of the stores. Each is a point where power may fail. Only this file changes a directory for
+them.
 
-Invariant: `write_new` returns after the bytes are on disk; `replace` after the directory that names them is, too.
+Tests pass a port that stops between any two operations. Invariant: `write_new` returns after the bytes are on
+disk; `replace` returns after the directory with the new name is on disk too.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ NO_MEANS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def translate(exc: OSError, what: str) -> SteleError:
-    """What an operating system error means to us: DISK_FULL (retryable), no descriptor or memory just now (retryable),
-    or IO_ERROR."""
+    """The Stele error for an operating system error.
+
+    DISK_FULL (retryable); no file descriptor or memory now (retryable); else IO_ERROR."""
     if exc.errno in NO_SPACE:
         return Retryable(f"{what}: the disk is full; free space or grow the volume", code=Code.DISK_FULL)
-    if exc.errno in NO_MEANS:  # no fault of the disk: nothing is healed by copying the replica
-        return Retryable(f"{what}: {exc.strerror}; give the node more, or try again")
-    return Corrupt(f"{what}: {exc.strerror or exc}; expected the disk to take it", code=Code.IO_ERROR)
+    if exc.errno in NO_MEANS:  # not a disk fault, so copying the replica would not help
+        return Retryable(f"{what}: {exc.strerror}; try again, or give the node more of it")
+    return Corrupt(f"{what}: {exc.strerror or exc}; the disk failed", code=Code.IO_ERROR)
 
 
 class Files:
-    """The real thing."""
+    """The operating system's file operations."""
 
     def write_new(self, path: Path, parts: Iterable[bytes | memoryview]) -> int:
-        """Write a new file and sync it; an old one of that name (debris) is overwritten. Returns its size in bytes.
+        """Write a new file and sync it. Overwrites a leftover of that name. Returns the size in bytes.
 
         Raises:
             Retryable: DISK_FULL; nothing is left behind.
@@ -52,7 +54,7 @@ class Files:
         return size
 
     def replace(self, source: Path, target: Path) -> None:
-        """Give `source` the name of `target`, atomically, and sync the directory.
+        """Rename `source` to `target` atomically, and sync the directory.
 
         Raises:
             Retryable: DISK_FULL.
@@ -65,7 +67,7 @@ class Files:
         self.sync_directory(target.parent)
 
     def sync_directory(self, directory: Path) -> None:
-        """The names in `directory` survive power loss.
+        """On return the names in `directory` survive power loss.
 
         Raises:
             Corrupt: IO_ERROR.
@@ -80,11 +82,11 @@ class Files:
             raise translate(exc, f"syncing {directory.name}") from exc
 
     def remove(self, path: Path) -> None:
-        """Unlink; a file that is gone already is no error. Whoever has it open reads on."""
+        """Unlink a file; it may be gone already. Whoever has it open can still read it."""
         path.unlink(missing_ok=True)
 
     def link(self, source: Path, target: Path) -> None:
-        """A second name for the same bytes.
+        """Make a hard link.
 
         Raises:
             Retryable: DISK_FULL.

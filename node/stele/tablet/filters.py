@@ -1,6 +1,6 @@
 """Predicates over columns, vectorised. Called by view.py; opens no files.
 
-Invariant: a row passes only if every predicate is true of it; null passes only is_null.
+Invariant: a row passes only if every predicate is true for it. Null passes only `is_null`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Filter:
         self._tests = [(schema.by_id[p.column_id].name, p.op, _wanted(p, schema)) for p in predicates]
 
     def mask(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
-        """Which rows pass (null: does not); None without predicates. Columns are found by name."""
+        """Which rows pass (null: does not pass); None if there are no predicates. Finds columns by name."""
         mask = None
         for name, op, values in self._tests:
-            # The first of that name: whoever asks for a column twice has it here twice.
+            # Take the first column of that name: a caller may ask for one column twice.
             column = batch.column(batch.schema.get_all_field_indices(name)[0])
             if op == "is_null":
                 found = pc.is_null(column)
@@ -50,7 +50,8 @@ class Filter:
 
 
 def _wanted(predicate: Predicate, schema: Schema) -> pa.Array:
-    """A predicate's values. Arrow looks "in" up by bits, which would part 0.0 from -0.0 and find NaN in NaN."""
+    """A predicate's values. Arrow's "in" compares bits: it would separate 0.0 from -0.0 and find NaN in
+    NaN."""
     values = predicate.array(schema)
     if predicate.op != "in" or not pa.types.is_floating(values.type):
         return values

@@ -1,7 +1,7 @@
-"""A flush of a store: the rows under flush become column files, the exactly-once state a file beside them. Made by store.py,
-which tells README.md's rules of what may be dropped; `write` may run on any thread.
+"""A flush of a store: the frozen rows become column files, with the exactly-once state in a file beside them.
 
-Invariant: a flush that failed leaves no files, and changes nothing that readers see.
+Made by store.py; README.md has the rules of what may be dropped. `write` may run in any thread. Invariant: a
+failed flush leaves no files and changes nothing that readers see.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from stele.tablet.sorted_runs import Kept
 
 _ONCE_MAGIC, _ONCE_VERSION = b"STLONCE1", 1
 _RUN_BYTES = 64 << 20
-"""So much of the memory under flush is put in order at a time: it may be far more than it takes (`block_checks.complete`)."""
+"""Bytes of frozen rows that are sorted at a time. All of them may take far more memory
+(`block_checks.complete`)."""
 
 
 class StoreFlush:
-    """Writes the frozen rows as a column file, the exactly-once state beside it, and the manifest that lists both. `once`: what
-    `ExactlyOnce.frozen` gave. `mark`: what snapshots below it alone see is dropped."""
+    """Writes the frozen rows, the exactly-once state, and then the manifest that lists both.
+
+    `once`: the result of `ExactlyOnce.frozen`. `mark`: versions that only snapshots below it see are
+    dropped."""
 
     def __init__(
         self, contents: Contents, frozen: MemTable, progress: Progress, once: Any, mark: int
@@ -54,7 +57,7 @@ class StoreFlush:
             raise
 
     def _write(self) -> None:
-        """Files, then the manifest, then readers see the file instead of memory."""
+        """Write the files, then the manifest; then readers see the file instead of the memtable."""
         contents = self._contents
         with contents.manifest_lock:
             current = contents.state.manifest
@@ -64,7 +67,7 @@ class StoreFlush:
             try:
                 self._write_files(current, number)
             except Exception:
-                # It is tried again soon, and as long as it takes: what it left would fill what room there is.
+                # The flush will be tried again soon and often, so leftovers would fill the disk.
                 made = (path.name for path in contents.directory.glob(f"{NAME}{number:08x}*"))
                 contents.remove_unlisted(f"once-{number:08x}", *made)
                 raise
@@ -76,7 +79,7 @@ class StoreFlush:
         contents.files.write_new(contents.directory / once_name, [body])
         metas: tuple[FileMeta, ...] = ()
         if self.frozen.rows:
-            # Files that are older may hold what a delete hides, so a delete goes only when there are none.
+            # Older files may hold the row that a delete hides, so drop deletes only if there are none.
             runs, bottom = self.frozen.view().runs(), not current.files
             kept = Kept(runs, self._mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
             path = contents.directory / f"{NAME}{number:08x}"
@@ -89,7 +92,7 @@ class StoreFlush:
             max_ceiling=self._ceiling,
             last_timestamp=self._timestamp,
             history_mark=max(current.history_mark, self._mark),
-            next_file=number + 1,  # a merge that is under way has a name no number can take
+            next_file=number + 1,  # a running merge has a name that no number gives
             once=once_name,
             once_size=len(body),
             once_crc=google_crc32c.value(body),
@@ -101,10 +104,10 @@ class StoreFlush:
 
 
 def read_once(directory: Path, listed: Manifest) -> bytes:
-    """The exactly-once state that a flush wrote, as `ExactlyOnce.decode` takes it. `listed` names one.
+    """The exactly-once state that a flush wrote, for `ExactlyOnce.decode`. `listed` must name one.
 
     Raises:
-        Corrupt: missing or damaged (or IO_ERROR), or not the file that the manifest means.
+        Corrupt: missing, damaged, or another file than the manifest lists; or IO_ERROR.
         Rejected: UNSUPPORTED_VERSION.
     """
     data = read_bytes(directory / listed.once)
@@ -112,7 +115,7 @@ def read_once(directory: Path, listed: Manifest) -> bytes:
     found = len(data), google_crc32c.value(data)
     if listed.once_crc is not None and found != (listed.once_size, listed.once_crc):
         raise Corrupt(
-            f"{listed.once}: not the file that the manifest lists, though a whole one; with it a retry would be taken for "
-            "a new write; copy the replica from a peer"
+            f"{listed.once}: a whole file, but not the one that the manifest lists; "
+            "a retry could be applied twice; copy the replica from a peer"
         )
     return body

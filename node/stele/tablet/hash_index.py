@@ -1,7 +1,7 @@
-"""Which rows of a memtable have a key with a given hash. Owned by the memtable, which has it only where it is asked for keys of
-big blocks; not safe for threads.
+"""Finds the rows of a memtable by the hash of their key. Owned by the memtable; not thread-safe.
 
-Invariant: it knows the rows with ordinals below `end`, all of them.
+The memtable makes one only when keys of big blocks are looked up. Invariant: it holds exactly the rows with
+ordinals below `end`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ class Keys(Protocol):
     """The rows that are indexed."""
 
     def key_at(self, ordinal: int) -> bytes:
-        """Key of one row."""
+        """The key of one row."""
 
     def keys_at(self, ordinals: Positions) -> pa.BinaryArray:
-        """Keys of these rows."""
+        """The keys of these rows."""
 
 
 class HashIndex:
-    """Sorted (hash, ordinal) pairs in parts whose sizes fall, so that adding costs a logarithmic number of merges."""
+    """Sorted (hash, ordinal) pairs in parts of falling size, so that a row is merged a logarithmic number of
+    times."""
 
     def __init__(self) -> None:
         self.end = 0
         self._parts: list[tuple[U64, Positions]] = []
 
     def add(self, hashes: U64) -> None:
-        """Take in the keys' hashes of the rows that follow."""
+        """Add the hashes of the keys of the next rows."""
         ordinals = np.arange(self.end, self.end + len(hashes), dtype=np.int64)
         order = np.argsort(hashes, kind="stable")
         self._parts.append((hashes[order], ordinals[order]))
@@ -47,7 +48,7 @@ class HashIndex:
             self._parts.append((both[order], np.concatenate((older, newer))[order]))
 
     def candidates(self, hash_: int) -> list[int]:
-        """Ordinals with this hash, highest first."""
+        """Ordinals of rows with this hash, highest first."""
         found: list[int] = []
         wanted = np.uint64(hash_)
         for hashes, ordinals in reversed(self._parts):
@@ -56,7 +57,7 @@ class HashIndex:
         return found
 
     def newest(self, keys: pa.BinaryArray, hashes: U64, table: Keys) -> Positions:
-        """Ordinal of the newest row of `table` with each key, -1 where there is none."""
+        """Ordinal of the newest row of `table` with each key; -1 if there is none."""
         found = np.full(len(keys), -1, np.int64)
         left = np.arange(len(keys))
         for part_hashes, ordinals in reversed(self._parts):
@@ -68,7 +69,7 @@ class HashIndex:
             wanted = keys.take(pa.array(rows))
             same = np.asarray(pc.equal(wanted, table.keys_at(candidates)))
             found[rows[same]] = candidates[same]
-            for row in rows[~same].tolist():  # two keys, one hash: look at each candidate
+            for row in rows[~same].tolist():  # hash collision: compare each candidate
                 found[row] = self._exact(keys[row].as_py(), int(hashes[row]), table)
             left = left[found[left] < 0]
             if len(left) == 0:

@@ -1,11 +1,13 @@
-"""The file of a key space: what was applied, what became of clients' writes, and the pairs. Called by keyspace.py.
+"""The file of a key space: the applied position, the exactly-once state and the pairs. Called by keyspace.py.
 
-It is made and read in small pieces, however large: other threads, the event loop's too, wait while one puts bytes together.
+It is written and read in small pieces, because other threads, also the event loop's, wait while one handles
+large bytes.
 
-Layout of the body, little-endian: u32 length and text (JSON: term, index, ceiling, timestamp), u32 length and exactly-once
-state, then each pair: u32 key length, u32 value length, u64 log index of the entry that set it, key, value.
+Layout of the body, little-endian: u32 length and text (JSON: term, index, ceiling, timestamp), u32 length and
+exactly-once state, then each pair: u32 key length, u32 value length, u64 log index of the entry that set it,
+key, value.
 
-Invariant: nothing of a file is believed before all of it was compared with its checksum.
+Invariant: nothing of a file is used before the checksum of all of it was compared.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _LENGTH = struct.Struct("<I")
 def parts(
     opid: OpId, ceiling: int, timestamp: int, once: Any, pairs: Mapping[bytes, Pair]
 ) -> Iterator[bytes]:
-    """The bytes of a file. `once`: what `ExactlyOnce.frozen` gave. `pairs` must not change meanwhile."""
+    """The file's bytes. `once`: the result of `ExactlyOnce.frozen`. `pairs` must not change meanwhile."""
     head = {"term": opid.term, "index": opid.index, "ceiling": ceiling, "timestamp": timestamp}
     start = _with_length(json.dumps(head).encode()) + _with_length(exactly_once.encode(once))
 
@@ -46,7 +48,7 @@ def parts(
 
 
 def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs]:
-    """What a file holds.
+    """The content of a file.
 
     Raises:
         Corrupt: missing or damaged.
@@ -60,16 +62,17 @@ def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs]:
             progress = Progress(applied, int(head["ceiling"]), int(head["timestamp"]))
             return progress, once, Pairs(dict(_pairs(body)))
         except (ValueError, TypeError, KeyError, struct.error) as exc:
-            raise Corrupt(f"{path.name}: {exc!r}; expected what a flush wrote") from exc
+            raise Corrupt(f"{path.name}: {exc!r}; the file is damaged; copy the replica from a peer") from exc
 
 
-def verify(path: Path, told: Callable[[int], None]) -> None:
-    """Compare a file's checksum. `told` hears of each piece's bytes; what it raises ends the reading.
+def verify(path: Path, progress: Callable[[int], None]) -> None:
+    """Compare a file's checksum. Calls `progress` with the bytes of each piece; an exception from it ends the
+    reading.
 
     Raises:
-        Corrupt, Rejected: as `read`.
+        Corrupt, Rejected: see `read`.
     """
-    with opened(path, _MAGIC, _VERSION, told):
+    with opened(path, _MAGIC, _VERSION, progress):
         pass
 
 
@@ -78,7 +81,7 @@ def _with_length(data: bytes) -> bytes:
 
 
 def _gathered(small: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of PIECE_BYTES at most, few of which are much less."""
+    """The same bytes in pieces of about PIECE_BYTES, never more."""
     held: list[bytes] = []
     size = 0
     for part in small:

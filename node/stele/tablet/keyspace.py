@@ -1,8 +1,8 @@
-"""The key space state machine: keys and values, atomic batches, commit listeners. The catalog lives in one. Called by
-stele.consensus and stele.master; all in memory (pairs.py), flushed as one checked file that is replaced whole.
+"""The key space state machine: keys and values, atomic batches, commit listeners. The catalog lives in one.
 
-It holds BYTES_MAX at most: what would be more is refused before it is proposed. What the log has is applied whatever its
-size, so that all replicas, and each start, make the same of it.
+Called by stele.consensus and stele.master. All pairs are in memory (pairs.py) and are flushed as one checked
+file. A batch that would exceed BYTES_MAX is refused before it is proposed. What is in the log is applied
+whatever its size, so that all replicas and all restarts reach the same state.
 
 Invariant: a key's listeners have returned before the next change of that key is applied.
 """
@@ -34,19 +34,20 @@ from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 from stele.tablet.progress import Progress
 
 BYTES_MAX = 64 << 20
-"""Of keys and values, and 256 for each key: it is all in memory, and written anew by each flush."""
+"""The most bytes of keys and values, plus 256 for each key. All of it is in memory, and each flush writes all
+of it."""
 
 _REWRITES_MAX = 4
-"""So many bytes at most are written for each that came, where they come without end."""
+"""Flushes write at most this many bytes for each byte that came in, if writes never stop."""
 
 CommitListener = Callable[[bytes, bytes | None, bytes | None, OpId], None]
-"""Called with (key, old value, new value, OpId of the entry); None stands for absent."""
+"""Called with (key, old value, new value, OpId of the entry). None means that the key is absent."""
 
 _log = structlog.get_logger("stele.tablet.keyspace")
 
 
 class KeySpaceFlush:
-    """Writes one whole copy of the key space."""
+    """Writes a whole copy of the key space."""
 
     def __init__(self, store: KeySpace) -> None:
         self.opid = store.applied
@@ -76,14 +77,15 @@ class KeySpaceFlush:
 
 @dataclass(slots=True)
 class _Claim:
-    """Of a batch that is not applied yet: the keys it changes alone, and the bytes that it adds."""
+    """The claim of a batch that is not applied yet: keys that only it may change, and the bytes that it
+    adds."""
 
     written: Sequence[bytes]
     growth: int = 0
 
 
 class KeySpace:
-    """Keys and values of one tablet. All but `checkpoint` and `verify` belongs to the owner's thread."""
+    """Keys and values of one tablet. Only the owner's thread may call, except `checkpoint` and `verify`."""
 
     def __init__(
         self,
@@ -117,15 +119,16 @@ class KeySpace:
     def create(
         directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20, bytes_max: int = BYTES_MAX
     ) -> KeySpace:
-        """A new, empty key space in `directory` (made if absent), synced, but not the name of `directory`.
+        """Create an empty key space in `directory`, which is made if absent. Syncs all but the directory's
+        own name.
 
         Raises:
-            Rejected: ALREADY_PRESENT, there is one.
+            Rejected: ALREADY_PRESENT: there is one already.
             Retryable: DISK_FULL.
         """
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / FILE_NAME).exists():
-            raise Rejected(f"key space in {directory.name}: there is one already", code=Code.ALREADY_PRESENT)
+            raise Rejected(f"{directory.name} already holds a key space", code=Code.ALREADY_PRESENT)
         store = KeySpace(directory, files, flush_bytes, bytes_max, ExactlyOnce(), Progress(), Pairs())
         KeySpaceFlush(store).write()
         store._pairs.thaw()
@@ -135,7 +138,7 @@ class KeySpace:
     def open(
         directory: Path, *, files: Files = FILES, flush_bytes: int = 4 << 20, bytes_max: int = BYTES_MAX
     ) -> KeySpace:
-        """The key space as last flushed; the owner then applies the entries after `flushed`.
+        """Open the key space as last flushed. The owner then applies the entries after `flushed`.
 
         Raises:
             Corrupt: missing or damaged.
@@ -145,7 +148,7 @@ class KeySpace:
         files.remove(directory / (FILE_NAME + ".tmp"))
         return KeySpace(directory, files, flush_bytes, bytes_max, once, progress, pairs)
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading
 
     @property
     def applied(self) -> OpId:
@@ -187,7 +190,7 @@ class KeySpace:
 
     @property
     def held_bytes(self) -> int:
-        """What the keys and values that are there count for, of `bytes_max`."""
+        """Bytes that the present keys and values count, against `bytes_max`."""
         return self._pairs.bytes
 
     @property
@@ -196,7 +199,7 @@ class KeySpace:
         return self._progress.last_timestamp
 
     def read(self, key: bytes) -> bytes | None:
-        """The value, None if absent."""
+        """The value of a key; None if absent."""
         found = self._pairs.get(key)
         return None if found is None else found[0]
 
@@ -220,17 +223,19 @@ class KeySpace:
         return len(self._pairs)
 
     def checksum(self) -> int:
-        """64 bits over keys, values and exactly-once state; equal on replicas that applied the same entries."""
+        """64 bits over keys, values and exactly-once state. Equal on replicas that applied the same
+        entries."""
         return (self._once.checksum() + self._pairs.checksum) & ((1 << 64) - 1)
 
-    # --- before proposing ------------------------------------------------------------------------------------------
+    # --- before proposing
 
     def check_operations(self, operations: Sequence[KeyOperation], header: WriteHeader | None = None) -> int:
-        """Check a batch before it is proposed; by how many bytes it makes the key space larger, with what is under way.
+        """Check a batch before it is proposed. Returns by how many bytes the key space grows, with pending
+        batches.
 
         Raises:
-            Rejected: TOO_LARGE, it would hold more than `bytes_max` then. What adds nothing passes, and so does a write whose
-                outcome is known: it is answered with that.
+            Rejected: TOO_LARGE: it would then exceed `bytes_max`. A batch that adds nothing passes, and so
+                does a write whose outcome is known: it gets that outcome.
         """
         growth = max(0, sum(map(self._grows_by, operations)))
         held = self.held_bytes + self._growth
@@ -238,8 +243,8 @@ class KeySpace:
             return 0
         if held + growth > self.bytes_max:
             raise Rejected(
-                f"key space: {held} bytes and {growth} more, each key counted with {PAIR_BYTES}; at most {self.bytes_max}: "
-                "delete keys, or put some into another key space",
+                f"the key space has {held} bytes and would grow by {growth}, counting {PAIR_BYTES} more for each "
+                f"key; at most {self.bytes_max} are allowed; delete keys, or use another key space for some",
                 code=Code.TOO_LARGE,
             )
         return growth
@@ -253,7 +258,8 @@ class KeySpace:
             case KeyOp.REPLACE | KeyOp.CAS:
                 return size_of(operation.key, operation.value) - held
             case KeyOp.INSERT:
-                # Where a delete of the key is under way, or another insert that may come to nothing, this one may be done.
+                # If a delete of the key, or an insert that may be refused, is pending, this insert may still
+                # succeed.
                 there = old is not None and operation.key not in self._pending
                 return 0 if there else size_of(operation.key, operation.value)
             case KeyOp.CHECK:
@@ -262,16 +268,17 @@ class KeySpace:
                 assert_never(operation.op)
 
     def begin_pending(self, operations: Sequence[KeyOperation]) -> int:
-        """Claim the keys of a batch that is about to be proposed; returns a token for `reserve` and `end_pending`.
+        """Claim the keys of a batch that is about to be proposed. Returns a token for `reserve` and
+        `end_pending`.
 
         Raises:
-            Rejected: CHANGE_IN_PROGRESS, another batch that is not yet applied changes one of the keys;
-                ALREADY_PRESENT, an insert of a key that is present.
+            Rejected: CHANGE_IN_PROGRESS: a batch that is not applied yet changes one of the keys.
+                ALREADY_PRESENT: an insert of a key that is present.
         """
         for operation in operations:
             if operation.key in self._pending:
                 raise Rejected(
-                    f"key {_shown(operation.key)}: another change of it is under way; try again when it is done",
+                    f"key {_shown(operation.key)}: another change of it is in progress; try again",
                     code=Code.CHANGE_IN_PROGRESS,
                 )
             if operation.op is KeyOp.INSERT and operation.key in self._pairs:
@@ -286,17 +293,17 @@ class KeySpace:
     def reserve(
         self, token: int, operations: Sequence[KeyOperation], header: WriteHeader | None = None
     ) -> None:
-        """Have what a batch adds counted until `end_pending`.
+        """Count the bytes that a batch adds, until `end_pending`.
 
         Raises:
-            Rejected: as `check_operations`.
+            Rejected: see `check_operations`.
         """
         claim = self._claims[token]
         claim.growth = self.check_operations(operations, header)
         self._growth += claim.growth
 
     def end_pending(self, token: int) -> None:
-        """The batch is applied, or known never to be."""
+        """Release the claim: the batch was applied, or will never be."""
         claim = self._claims.pop(token, None)
         if claim is None:
             return
@@ -305,18 +312,18 @@ class KeySpace:
         self._growth -= claim.growth
 
     def add_commit_listener(self, listener: CommitListener) -> None:
-        """Call `listener` for each key that a committed batch changes, in the batch's order, from `apply`."""
+        """Call `listener` from `apply` for each key that a committed batch changes, in the batch's order."""
         self._listeners.append(listener)
 
-    # --- applying --------------------------------------------------------------------------------------------------
+    # --- applying
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
-        """See StateMachine. Nothing here takes long."""
+        """See StateMachine. Applies at once, because nothing here takes long."""
         return self.apply(entry)
 
     def apply(self, entry: Entry, found: Any = None) -> Outcome:
-        """See StateMachine. The outcome's `value` is the present value where INSERT, CAS, CHECK or DELETE found it to
-        be in the way."""
+        """See StateMachine. If INSERT, CAS, CHECK or DELETE is refused, the outcome's `value` is the key's
+        present value."""
         self._progress.advance(entry)
         if entry.kind is not EntryKind.WRITE:
             if entry.kind is EntryKind.CEILING:
@@ -342,7 +349,7 @@ class KeySpace:
         return outcome
 
     def _check(self, operations: Sequence[KeyOperation], entry: Entry) -> Outcome:
-        """Messages are replicated state with the outcome, and in the checksum: their words must stay."""
+        """The messages are replicated state and part of the checksum, so their words must never change."""
         for operation in operations:
             present = self.read(operation.key)
             if operation.op is KeyOp.INSERT and present is not None:
@@ -381,7 +388,7 @@ class KeySpace:
             for listener in self._listeners:
                 listener(*change, opid)
 
-    # --- flushing --------------------------------------------------------------------------------------------------
+    # --- flushing
 
     def should_flush(self) -> bool:
         """See StateMachine."""
@@ -429,5 +436,5 @@ class KeySpace:
 
 
 def _shown(key: bytes) -> str:
-    """A key as its caller wrote it, mostly as text."""
+    """A key as its caller wrote it, as text if possible."""
     return repr(key.decode("utf-8", "backslashreplace"))

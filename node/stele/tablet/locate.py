@@ -1,7 +1,8 @@
-"""Where the newest version of a key is: in memory, under flush, or in a file. What the write path asks of a store,
-answered from one state that no flush or compaction changes underneath.
+"""Finds the newest version of a key: in the memtable, in the frozen one, or in a file. Used by the write
+path.
 
-Invariant: places found by a `StoreRows` are good for that `StoreRows` only.
+It works on one state of the store, which no flush or merge changes. Invariant: places found by a `StoreRows`
+are valid only for that `StoreRows`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from stele.tablet.memtable import MemTable
 from stele.tablet.sorted_runs import Positions, concat_batches
 from stele.tablet.writing import U64, Located
 
-_FIRST_FILE = 2  # sources 0 and 1 are memory
+_FIRST_FILE = 2  # sources 0 and 1 are memtables
 
 
 class StoreRows:
-    """One state of a store: its memtables and its files, newest first. `brief`: what would take longer than a few ms raises
-    WouldBlock instead, before it is begun."""
+    """One state of a store: its memtables and its files, newest first.
+
+    `brief`: raise WouldBlock before a step that would take longer than a few milliseconds."""
 
     __slots__ = ("_brief", "active", "files", "frozen", "schema")
 
@@ -117,7 +119,7 @@ class StoreRows:
             places = located.place[members]
             if source < _FIRST_FILE:
                 table = self.active if source == 0 else self.frozen
-                ensure(table is not None, "a row was located in memory that is not there")
+                ensure(table is not None, "a located row is not in memory any more")
                 parts.append((members, table.rows_at(places)))  # type: ignore[union-attr]
                 continue
             file = self.files[source - _FIRST_FILE]
@@ -129,6 +131,6 @@ class StoreRows:
 
 
 def _gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:
-    """Batches whose rows belong at the given positions, as one batch in order."""
+    """Join batches whose rows belong at the given positions into one batch in order."""
     back = np.argsort(np.concatenate([places for places, _ in parts]))
     return concat_batches([batch for _, batch in parts]).take(pa.array(back))

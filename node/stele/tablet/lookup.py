@@ -1,7 +1,8 @@
-"""Work on an entry that is too long for a turn of an event loop. Used by the store, by what it looks rows up in, and by
-whoever applies entries.
+"""Lookups for an entry that take too long for the event loop. Used by the store and by whoever applies
+entries.
 
-Invariant: a lookup changes nothing. So it may run on any thread, while its owner applies no entry.
+Invariant: a lookup changes nothing. So it may run in any thread, as long as its owner applies no entry
+meanwhile.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 
 class WouldBlock(Exception):
-    """A brief look was asked for, and this one would take long. Nothing was changed."""
+    """The caller asked for a brief look, but it would take long. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What has to be found out before an entry can be applied. `run` blocks, and may read files; it does not raise. What it
-    gives is for `StateMachine.apply`, once, as long as no other entry was applied meanwhile."""
+    """What must be looked up before an entry can be applied. `run` blocks and may read files, but does not
+    raise.
+
+    Pass its result to `StateMachine.apply` once, with no other entry applied in between."""
 
     run: Callable[[], Any]

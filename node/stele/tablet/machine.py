@@ -1,9 +1,11 @@
-"""What a replica asks of its state machine. Two implementations: TabletStore (rows) and KeySpace (keys and values).
+"""What a replica needs of its state machine. Two implementations: TabletStore (rows) and KeySpace (keys and
+values).
 
-Invariant: the state after applying entries 1..n depends on those entries alone, so replicas agree byte for byte.
+Invariant: the state after applying entries 1..n depends on those entries alone, so replicas agree byte for
+byte.
 
-Threads: `begin`, `apply`, `begin_flush` and `finish_flush` belong to the owner's one thread; `job.write`, lookups, `checkpoint`,
-`verify` and views may run on any other meanwhile.
+Threads: only the owner's thread calls `begin`, `apply`, `begin_flush` and `finish_flush`. `job.write`,
+lookups, `checkpoint`, `verify` and views may run in other threads meanwhile.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from stele.tablet.lookup import Lookup
 
 @record
 class Outcome:
-    """What became of one WRITE entry. A retry of the same write gets the same outcome.
+    """The outcome of one WRITE entry. A retry of the same write gets the same outcome.
 
-    `code` other than OK: the whole write was refused (`message` says why) and changed nothing. Rows in `row_errors`
-    were not written, all others were. `value`: what a key space operation answers. `duplicate`: this entry repeated
-    an earlier one.
+    If `code` is not OK, the whole write was refused and changed nothing; `message` says why. Rows in
+    `row_errors` were not written, all others were. `value`: the answer of a key space operation. `duplicate`:
+    this entry repeats an earlier one.
     """
 
     timestamp: int = 0
@@ -39,15 +41,17 @@ class Outcome:
     duplicate: bool = False
 
     def error(self) -> SteleError | None:
-        """The exception that stands for a refused write, None for one that was done."""
+        """The exception for a refused write; None if the write was done."""
         return None if self.code is Code.OK else error_for(self.code, self.message)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A flushed state as hard links in one directory: `files` (names in it) hold all up to `opid`.
+    """A flushed state as hard links in one directory. `files`: their names; they hold all entries up to
+    `opid`.
 
-    A name stands for the same bytes in all checkpoints of a replica, but for the last one: that file is written anew.
+    In all checkpoints of a replica one name means the same bytes, except the last name: that file is written
+    anew.
     """
 
     opid: OpId
@@ -55,24 +59,22 @@ class Checkpoint:
 
 
 class FlushJob(Protocol):
-    """A flush under way. `opid`: what the files hold once it is finished."""
+    """A flush in progress. `opid`: what the files hold once it is finished."""
 
     opid: OpId
 
     def write(self) -> None:
         """Write and sync the files. Any thread; blocks.
 
-        On return the state up to `opid` survives power loss. On an error the store serves on unchanged, and the next
-        `begin_flush` tries the same again.
-
-        Raises:
+        On return the state up to `opid` survives power loss. After an error the store works on unchanged, and
+        the next `begin_flush` returns a job for the same state. Raises:
             Retryable: DISK_FULL.
             Corrupt: IO_ERROR.
         """
 
 
 class StateMachine(Protocol):
-    """What applies the committed entries of one replica."""
+    """Applies the committed entries of one replica."""
 
     @property
     def applied(self) -> OpId:
@@ -80,11 +82,11 @@ class StateMachine(Protocol):
 
     @property
     def flushed(self) -> OpId:
-        """The last entry that is in synced files: the log up to it is not needed for replay."""
+        """The last entry in synced files. Replay needs only the log after it."""
 
     @property
     def last_timestamp(self) -> int:
-        """Hybrid time of the newest write that was applied; 0 for none."""
+        """Hybrid time of the newest applied write; 0 for none."""
 
     @property
     def max_ceiling(self) -> int:
@@ -92,67 +94,77 @@ class StateMachine(Protocol):
 
     @property
     def clients_idle_us(self) -> int | None:
-        """The time, µs since 1970, past which an entry of any kind that has a timestamp makes it forget all clients whose
-        writes it remembers; None: there are none."""
+        """The time, µs since 1970, after which any entry with a timestamp makes it forget all remembered
+        clients.
+
+        None if there are none."""
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory a flush gives back."""
+        """About how many bytes of memory a flush would free."""
 
     @property
     def rewritten_bytes(self) -> int:
-        """About how much a flush writes that earlier ones have written, too."""
+        """About how many bytes a flush would write that earlier flushes have written too."""
 
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
-        """Called by a leader before it proposes a write. See `ExactlyOnce.admit`, also for what it raises."""
+        """Check a write before the leader proposes it. Raises what `ExactlyOnce.admit` raises."""
 
     def knows_client(self, client_id: bytes) -> bool:
-        """Whether it has applied a write under this client id, and not forgotten it."""
+        """Whether it applied a write of this client id and has not forgotten it."""
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
-        """As `apply`, for an event loop: it takes a few milliseconds at most. A lookup: nothing was applied yet. Its owner runs
-        it in a thread, and gives what it found to `apply`, with the same entry and no other before it.
+        """As `apply`, but takes at most a few milliseconds, for an event loop.
 
-        Raises: as `apply`.
+        If it returns a Lookup, nothing was applied yet. The owner then runs it in a thread and passes the
+        result to `apply`, with the same entry and no other before it.
+
+        Raises: see `apply`.
         """
 
     def apply(self, entry: Entry, found: Any = None) -> Outcome:
-        """Apply the next committed entry, whatever its kind. `found`: what `begin`'s lookup gave; without it this may block. An outcome follows from the entry and the state by rules that
-        never change: what this program cannot read, another one may have done, so it is none.
+        """Apply the next committed entry, of any kind. `found`: the result of `begin`'s lookup; without it
+        this may block.
 
-        Once it has raised, the state is neither with nor without the entry: it must be asked and flushed no more.
+        The outcome follows from the entry and the state by rules that never change. An entry that this
+        program cannot read has no outcome, because another program may have applied it.
+
+        After an exception the entry may be half applied: read and flush the state no more.
 
         Raises:
             InvariantViolation: the entry is not the next one.
-            Corrupt: its payload is not what a leader proposed, or a file it needs is damaged.
-            Rejected: UNSUPPORTED_VERSION, a later program's leader proposed it, or wrote a file it needs.
+            Corrupt: its payload is not what a leader proposed, or a needed file is damaged.
+            Rejected: UNSUPPORTED_VERSION: a later program proposed it, or wrote a needed file.
         """
 
     def should_flush(self) -> bool:
-        """Whether memory is worth flushing now."""
+        """Whether there is enough in memory for a flush."""
 
     def begin_flush(self) -> FlushJob | None:
-        """Freeze what is in memory and return the job that writes it; None if one runs already or nothing is new
-        since `flushed`. Cheap."""
+        """Freeze what is in memory and return the job that writes it. Cheap.
+
+        None if a flush is running, or if nothing is new since `flushed`."""
 
     def finish_flush(self, job: FlushJob) -> None:
-        """After `job.write()` returned: `flushed` moves to `job.opid`."""
+        """Call after `job.write()` returned: `flushed` moves to `job.opid`."""
 
     def checkpoint(self, directory: Path) -> Checkpoint:
-        """Hard links of the last flushed state in `directory` (made if absent), synced. Any thread.
+        """Hard links of the last flushed state in `directory`, which is made if absent; synced. Any thread.
 
         Raises:
-            Rejected: ALREADY_PRESENT, the directory is not empty.
+            Rejected: ALREADY_PRESENT: the directory is not empty.
         """
 
     def verify(self, read: Callable[[int], None] = lambda size: None, compared: Collection[str] = ()) -> None:
-        """Read all files of the last flushed state and compare every checksum, in little memory. Any thread; blocks. `read`
-        is told of each piece's bytes; what it raises ends the reading. Of the files named in `compared` the checksums of all
-        parts were compared before; that they are the right files is still looked at.
+        """Read all files of the last flushed state and compare every checksum. Any thread; blocks; needs
+        little memory.
+
+        Calls `read` with the bytes of each piece; an exception from it ends the reading. For files named in
+        `compared` the parts' checksums were compared before; this only checks that they are the right files.
 
         Raises:
-            Corrupt: something is damaged, or the disk does not give it.
+            Corrupt: something is damaged, or the disk cannot read it.
         """
 
     def close(self) -> None:
-        """Let go of files and memory. Views that are open stay readable."""
+        """Release files and memory. Open views stay readable."""

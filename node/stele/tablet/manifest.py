@@ -1,7 +1,8 @@
-"""The manifest: which files a store consists of, and the OpId they hold. Replaced whole, atomically, and synced with
-its directory. Called by store.py.
+"""The manifest: the files of a store and the OpId that they hold. Replaced atomically and synced with its
+directory.
 
-Invariant: a file that the manifest on disk lists exists and is synced, with its name; a file that it does not list is debris.
+Called by store.py. Invariant: a file that the manifest on disk lists exists and is synced, with its name. A
+file that it does not list is a leftover and may be removed.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from stele.tablet.files import Files
 NAME = "MANIFEST"
 TEMPORARY = "MANIFEST.tmp"
 ONCE = "once-"
-"""Names of files with the exactly-once state begin so."""
+"""Prefix of the names of files with exactly-once state."""
 _MAGIC = b"STLMANIF"
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A store's durable state. `files` newest first. `once` names the exactly-once state file, "" for none yet; `once_size`
-    and `once_crc`, the CRC-32C of all its bytes, tie the name to that very file, but where an earlier release wrote it (None).
-    `next_file` numbers the next new file. `history_mark`: versions that only snapshots below it saw may be gone."""
+    """A store's durable state. `files` are newest first. `once`: name of the exactly-once state file, "" for
+    none yet.
+
+    `once_size` and `once_crc` (CRC-32C of its bytes) tie that name to one file; None if an earlier release
+    wrote it. `next_file` numbers the next new file. `history_mark`: versions that only snapshots below it see
+    may be gone."""
 
     schemas: tuple[Schema, ...]
     opid: OpId = OPID_NONE
@@ -49,16 +53,18 @@ class Manifest:
         return self.schemas[-1]
 
     def file_names(self) -> tuple[str, ...]:
-        """All files it lists."""
+        """The names of all files that it lists."""
         return tuple(f.name for f in self.files) + ((self.once,) if self.once else ())
 
 
 def write(files: Files, directory: Path, manifest: Manifest) -> None:
-    """Make `manifest` the directory's, durably. The files that it lists are synced; their names become so here, before it has
-    its own: no order of names is promised to last.
+    """Make `manifest` durable as the directory's manifest. The files that it lists must be synced.
+
+    Their names are synced here, before the manifest gets its own name: a file system may lose names in any
+    order.
 
     Raises:
-        Retryable: DISK_FULL; the old one stands.
+        Retryable: DISK_FULL; the old manifest stays.
         Corrupt: IO_ERROR.
     """
     body = {
@@ -108,11 +114,11 @@ def read(directory: Path) -> Manifest:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, Rejected) as exc:
         if of_later_program(exc):
             raise
-        raise Corrupt(f"{NAME}: {exc!r}; expected what a flush wrote; copy the replica from a peer") from exc
+        raise Corrupt(f"{NAME}: {exc!r}; the manifest is damaged; copy the replica from a peer") from exc
 
 
 def remove_debris(files: Files, directory: Path, manifest: Manifest) -> list[str]:
-    """Remove what a crash left behind; returns the names."""
+    """Remove files that a crash left behind. Returns their names."""
     listed = {NAME, *manifest.file_names()}
     debris = [p for p in sorted(directory.iterdir()) if p.name not in listed and p.is_file()]
     for path in debris:
@@ -121,7 +127,7 @@ def remove_debris(files: Files, directory: Path, manifest: Manifest) -> list[str
 
 
 def without(manifest: Manifest, names: set[str]) -> tuple[FileMeta, ...]:
-    """The files but for these."""
+    """The files, without those named."""
     return tuple(f for f in manifest.files if f.name not in names)
 
 

@@ -1,7 +1,8 @@
-"""Which rows of overlapping sources are the newest versions: worked out once from the keys alone, and kept as bits for the
-scans that follow. Used by views; one cache for all tablets of a process.
+"""Marks which rows of overlapping sources are the newest versions. Used by views; one cache for all tablets
+of a process.
 
-Invariant: masks are made of immutable sources and named by them, so a mask is never applied to other rows.
+Masks are computed once from the keys alone, and kept as bits for later scans. Invariant: a mask belongs to
+immutable sources and is stored under their names, so it is never applied to other rows.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from stele.tablet.sorted_runs import KeyList, Mask
 from stele.tablet.sources import Source, pieces
 
 BYTES_MAX = 16 << 20
-"""Of the masks of all tablets: 128 million rows, a bit each."""
+"""Bytes of all tablets' masks: one bit each for 128 million rows."""
 _GROUP_BYTES = 128
-"""What the mask of a group takes beside its bits, about."""
+"""Bytes that a group's mask takes beside its bits, about."""
 
 Masks = list[list["pa.BooleanArray | None"]]
-"""Per source and group, a bit a row: which rows are the newest version of their key and no delete; None: all of them."""
+"""Per source and group one bit a row: whether it is the newest version of its key and no delete. None: all
+rows are."""
 
 Names = tuple[Hashable, ...]
-"""Of the sources, which come newest first."""
+"""Names of the sources, newest first."""
 
 _SERIALS = itertools.count(1)
 
 
 class MaskCache:
-    """The masks last asked for, `bytes_max` at most; larger ones are not kept. Any thread."""
+    """The masks used last, up to `bytes_max` in total. Larger ones are not kept. Any thread."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -43,7 +45,7 @@ class MaskCache:
         self.bytes = 0
 
     def get(self, serial: int, names: Names) -> Masks | None:
-        """What was put under these, None if it is not there any more."""
+        """The masks stored under these keys; None if they are gone."""
         with self._lock:
             found = self._masks.get((serial, names))
             if found is None:
@@ -52,8 +54,10 @@ class MaskCache:
             return found[0]
 
     def put(self, serial: int, names: Names, masks: Masks) -> None:
-        """Keep masks that are not there, and let go of those that were not asked for longest. Those under `serial` that share
-        a source with them go first: no source is in two clusters at once, so they are of before a write, or a merge.
+        """Store masks, and drop those that were used longest ago.
+
+        Other masks under `serial` that share a source go first: a source is in one cluster at a time, so
+        those masks are from before a write or a merge.
         """
         size = sum(_GROUP_BYTES + (0 if mask is None else mask.nbytes) for of in masks for mask in of)
         with self._lock:
@@ -66,7 +70,7 @@ class MaskCache:
                 self._drop(itertools.islice(self._masks, 1))
 
     def forget(self, serial: int) -> None:
-        """Let go of all that was put under `serial`."""
+        """Drop everything stored under `serial`."""
         with self._lock:
             self._drop(key for key in self._masks if key[0] == serial)
 
@@ -87,9 +91,9 @@ class LiveMasks:
         self._lock = threading.Lock()
 
     def of(self, sources: Sequence[Source]) -> Masks:
-        """Masks of overlapping sources, which come newest first."""
+        """Masks of overlapping sources, which are newest first."""
         names = tuple(s.name for s in sources)
-        with self._lock:  # whoever else scans the same files waits for the masks instead of making them, too
+        with self._lock:  # other scans of the same files wait, instead of computing the same masks
             masks = self._cache.get(self._serial, names)
             if masks is None:
                 masks = _live(sources)
@@ -97,7 +101,7 @@ class LiveMasks:
             return masks
 
     def close(self) -> None:
-        """The store is read no more."""
+        """Drop the store's masks, because it is closed."""
         self._cache.forget(self._serial)
 
 
@@ -115,7 +119,8 @@ def _live(sources: Sequence[Source]) -> Masks:
 
 
 def _mark(sources: Sequence[Source], low: bytes, high: bytes, masks: list[dict[int, Mask]]) -> None:
-    """Mark the live rows with keys in [low, high); a byte a row, for groups that the next range may touch, too."""
+    """Mark the live rows with keys in [low, high). Uses a byte a row, because the next range may touch the
+    same groups."""
     parts: list[pa.BinaryArray] = []
     places: list[Mask] = []
     deleted: list[Mask] = []

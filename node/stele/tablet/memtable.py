@@ -1,13 +1,15 @@
-"""Recent rows in memory, with a key index for small and for big blocks. Owned by the store; opens no files.
+"""Recent rows in memory, with key indexes for small and for big blocks. Owned by the store; opens no files.
 
-Rows are numbered in the order they were applied (their ordinal). They stand in chunks, one per block at first; small
-chunks are coalesced, so that a million single puts cost no million Arrow batches. Small plain blocks wait undecoded
-until there are some hundreds, or somebody reads: decoded together they cost a fraction. Two indexes: a dict of the keys of
-small blocks, with a chain to the older versions of each, and a hash index over ordinals, which is built only when
-something asks for keys of big blocks (a load of upserts never does).
+Rows are numbered in the order they were applied (their ordinal). They are in chunks, at first one per block.
+Small chunks are joined, so that a million single puts do not make a million Arrow batches. Small plain blocks
+wait undecoded until there are some hundreds, or until somebody reads: decoded together they cost a fraction.
 
-Threads: one writer; readers work on a `MemView`, which later writes do not change. Whoever comes first, writer or
-reader, decodes what waits, under `_waiting_lock`.
+There are two indexes. A dict holds the keys of small blocks, with a chain to the older versions of each. A
+hash index over ordinals is built only when keys of big blocks are looked up; a load of upserts never does
+that.
+
+Threads: one writer. Readers use a `MemView`, which later writes do not change. Writer or reader, whichever
+comes first, decodes the waiting blocks under `_waiting_lock`.
 
 Invariant: ordinals rise with timestamps, so the newest version of a key is the one with the highest ordinal.
 """
@@ -36,22 +38,23 @@ from stele.tablet.order import SharedOrder, SortedRows
 from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches
 
 SMALL_ROWS = 32
-"""Blocks up to this many rows go through the dict."""
+"""Blocks of up to this many rows use the dict."""
 _COALESCE = 64
 _WIDE_COLUMNS = 100
-"""From so many on a row costs its columns, and less is done at a time."""
+"""From this many columns on, columns dominate the cost of a row, so fewer rows are handled at a time."""
 _COALESCE_WIDE = 8
 _WAITING_BYTES_MAX = 1 << 20
-"""As they are counted: some 2,000 rows or 350 blocks. Then they are decoded, so that whoever reads need not wait for long."""
+"""Counted bytes of waiting blocks, some 2,000 rows or 350 blocks. Then they are decoded, so that no reader
+waits long."""
 _WAITING_APART_BYTES_MAX = 1 << 18
-"""Where those before were read one by one, which takes several times as long."""
+"""The same bound if the last blocks had to be decoded one by one, which takes several times as long."""
 _JOINED_MIN = 32
-"""As many blocks are taken apart together at less cost than one by one."""
+"""From this many blocks on, decoding them together is cheaper than one by one."""
 _COALESCED_ROWS_MAX = 8_192
 _COALESCED_BYTES_MAX = 16 << 20
-"""More gains nothing, and an array of Arrow's holds 2 GiB."""
+"""Larger chunks gain nothing, and an Arrow array holds at most 2 GiB."""
 _BRIEF_ROWS_MAX = 4_096
-"""Indexed in about 2 ms."""
+"""Rows that are indexed in about 2 ms."""
 _INDEX_PIECE_ROWS = 65_536
 _CHUNK_OVERHEAD_BYTES = 2_048
 _DICT_ENTRY_BYTES = 240
@@ -59,11 +62,11 @@ _DICT_ENTRY_BYTES = 240
 _SERIALS = itertools.count(1)
 
 _Waiting = tuple[memoryview, int, int]
-"""A block, how many rows it has, hybrid time."""
+"""A block, its number of rows, its hybrid time."""
 
 
 class MemTable:
-    """The rows since the last flush."""
+    """The rows since the last flush began."""
 
     def __init__(self, schema: Schema) -> None:
         self.serial = next(_SERIALS)
@@ -72,12 +75,13 @@ class MemTable:
         self.chunks: list[Chunk] = []
         self.rows = 0
         self.bytes = 0
-        # Places of rows: twice the ordinal, and one more for a delete. The newest of each key, and before which others were.
+        # A row's place is twice its ordinal, plus one for a delete. Here: the newest place of each key, and
+        # the one before.
         self._small: dict[bytes, int] = {}
         self._older: dict[int, int] = {}
         self._small_tail = 0
         self._waiting: list[_Waiting] = []
-        self._waiting_bytes = 0  # as counted in `bytes`
+        self._waiting_bytes = 0  # part of `bytes`
         wide = len(schema.columns) >= _WIDE_COLUMNS
         self._coalesce_at = _COALESCE_WIDE if wide else _COALESCE
         self._waiting_joined_max = _WAITING_BYTES_MAX // 4 if wide else _WAITING_BYTES_MAX
@@ -88,7 +92,7 @@ class MemTable:
         self._lock = threading.Lock()
         self._order = SharedOrder()
 
-    # --- writing (owner's thread) ----------------------------------------------------------------------------------
+    # --- writing (owner's thread)
 
     def append(
         self,
@@ -98,7 +102,8 @@ class MemTable:
         size_bytes: int,
         keys: Sequence[bytes] | None,
     ) -> None:
-        """Add the rows of one entry, of `size_bytes`. `keys` given: it is a small block, found through the dict."""
+        """Add the rows of one entry, counted as `size_bytes`. With `keys` it is a small block, indexed in the
+        dict."""
         if batch.num_rows == 0:
             return
         with self._waiting_lock:
@@ -120,11 +125,11 @@ class MemTable:
                 self._coalesce(self._small_tail)
 
     def append_plain(self, block: memoryview, time: int, size_bytes: int) -> None:
-        """Add the rows of a checked plain block; a small one is decoded later.
+        """Add the rows of a checked plain block. A small one is decoded later.
 
         Raises:
-            Corrupt: a block that waited is not what was checked.
-            Rejected: UNSUPPORTED_VERSION, of this block; nothing was added.
+            Corrupt: a block that waited is damaged.
+            Rejected: UNSUPPORTED_VERSION of this block; nothing was added.
         """
         rows = plain_rows(block)
         if rows > SMALL_ROWS:
@@ -143,10 +148,12 @@ class MemTable:
         try:
             return checked_rows(block, self.schema)
         except Rejected as exc:
-            raise Corrupt(f"a write that was checked: {exc}", code=Code.CORRUPT) from exc
+            raise Corrupt(
+                f"a write that was already checked cannot be decoded: {exc}", code=Code.CORRUPT
+            ) from exc
 
     def _decode_waiting(self) -> None:
-        """Make one chunk of the blocks that wait; `_waiting_lock` is held."""
+        """Make one chunk of the waiting blocks. `_waiting_lock` is held."""
         waiting = self._waiting
         if not waiting:
             return
@@ -155,7 +162,8 @@ class MemTable:
         self._waiting_max = self._waiting_joined_max if chunks else _WAITING_APART_BYTES_MAX
         if not chunks:
             chunks = self._read_chunks(waiting, start)
-        keys = [chunk.keys.to_pylist() for chunk in chunks]  # where memory lacks until here, all wait on
+        # If memory runs out up to here, all blocks still wait.
+        keys = [chunk.keys.to_pylist() for chunk in chunks]
         for chunk, listed in zip(chunks, keys):
             self._index_small(chunk, listed)
         unseen = sum(c.nbytes for c in chunks) - sum(len(block) for block, _, _ in waiting)
@@ -166,18 +174,18 @@ class MemTable:
         self._coalesce(1)
 
     def _joined_chunk(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
-        """One chunk of many blocks that are laid out alike; none, if they are few or others."""
+        """One chunk of many blocks with the same layout; none if they are few or differ."""
         if self.layout is None or len(waiting) < _JOINED_MIN:
             return []
         batch = self.layout.rows_of([block for block, _, _ in waiting])
         return [] if batch is None else [Chunk(start, batch, _times(waiting), None, self.schema)]
 
     def _read_chunks(self, waiting: Sequence[_Waiting], start: int) -> list[Chunk]:
-        """Chunks of any blocks, read one by one."""
+        """Chunks of any blocks, decoded one by one."""
         batches = [self._decoded(block) for block, _, _ in waiting]
         try:
             return [Chunk(start, concat_batches(batches), _times(waiting), None, self.schema)]
-        except pa.ArrowInvalid:  # more than an array holds, as compressed blocks in an old log may be
+        except pa.ArrowInvalid:  # more than an array holds, possible with compressed blocks in an old log
             starts = itertools.accumulate((rows for _, rows, _ in waiting), initial=start)
             return [
                 Chunk(first, batch, time, None, self.schema)
@@ -192,14 +200,14 @@ class MemTable:
             places = [place + gone for place, gone in zip(places, deleted.tolist())]
         for place, key in zip(places, keys):
             before = small.get(key)
-            if before is not None and before < place:  # it is not, where memory lacked for the rest before
+            if before is not None and before < place:  # false after a try that ran out of memory halfway
                 older[place] = before
             small[key] = place
 
     def append_keyed(
         self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size_bytes: int, keys: pa.BinaryArray
     ) -> None:
-        """Like `append` of a big block whose keys are encoded already."""
+        """As `append` for a big block whose keys are already encoded."""
         self.append(batch, time, deleted, size_bytes, None)
         if batch.num_rows:
             self.chunks[-1].set_keys(keys)
@@ -210,7 +218,8 @@ class MemTable:
                 self._decode_waiting()
 
     def _coalesce(self, last: int) -> None:
-        """Join the last chunks, and the joined ones like a binary counter: a row is copied a bounded number of times."""
+        """Join the last chunks, and joined ones again like a binary counter, so that each row is copied a few
+        times only."""
         chunks = self.chunks
         at = len(chunks) - last
         rows = sum(c.rows for c in chunks[at:])
@@ -232,13 +241,14 @@ class MemTable:
             return
         joined, kept = _join(chunks[at:], self.schema), chunks[:at]
         self.bytes -= (len(chunks) - len(kept) - 1) * _CHUNK_OVERHEAD_BYTES
-        self.chunks = [*kept, joined]  # a new list: views keep the old one
+        self.chunks = [*kept, joined]  # a new list, because views keep the old one
 
-    # --- finding ---------------------------------------------------------------------------------------------------
+    # --- finding
 
     def newest_small(self, key: bytes, *, brief: bool = False) -> tuple[int, bool] | None:
-        """(ordinal, deleted) of the newest version of one key, None if it is not here. Raises WouldBlock if `brief` and many rows
-        are still to be indexed."""
+        """(ordinal, deleted) of the newest version of one key; None if it is not here.
+
+        With `brief`, raises WouldBlock if many rows are not indexed yet."""
         self._decode()
         found = self._small.get(key)
         best = None if found is None else (found >> 1, bool(found & 1))
@@ -246,7 +256,7 @@ class MemTable:
             if brief and self._big_end - self._index.end > _BRIEF_ROWS_MAX:
                 raise WouldBlock
             if not self._lock.acquire(blocking=not brief):
-                raise WouldBlock  # a reader indexes, perhaps many rows
+                raise WouldBlock  # a reader is indexing, perhaps many rows
             try:
                 self._ensure_index(self._big_end)
                 candidates = self._index.candidates(hash_bytes(key))
@@ -261,14 +271,14 @@ class MemTable:
         return best
 
     def newest(self, keys: pa.BinaryArray, hashes: U64) -> Positions:
-        """Ordinal of the newest version of each key, -1 where it is not here."""
+        """Ordinal of the newest version of each key; -1 if it is not here."""
         self._decode()
         with self._lock:
             self._ensure_index(self.rows)
             return self._index.newest(keys, hashes, self)
 
     def deleted_at(self, ordinals: Positions) -> Mask:
-        """Whether these rows are deletes."""
+        """Which of these rows are deletes."""
         found = np.zeros(len(ordinals), bool)
         for chunk, members, rows in self._by_chunk(ordinals):
             if chunk.deleted is not None:
@@ -276,13 +286,13 @@ class MemTable:
         return found
 
     def key_at(self, ordinal: int) -> bytes:
-        """Key of one row."""
+        """The key of one row."""
         chunk, row = self._at(self.chunks, ordinal)
         key: bytes = chunk.keys[row].as_py()
         return key
 
     def keys_at(self, ordinals: Positions) -> pa.BinaryArray:
-        """Keys of these rows."""
+        """The keys of these rows."""
         parts, places = [], []
         for chunk, members, rows in self._by_chunk(ordinals):
             parts.append(chunk.keys.take(pa.array(rows)))
@@ -317,7 +327,7 @@ class MemTable:
         return chunk, ordinal - chunk.start
 
     def _ensure_index(self, end: int) -> None:
-        """Index all rows below `end`, in pieces: other threads wait while one makes something of many rows. The lock is
+        """Index all rows below `end`, in pieces: other threads wait while one handles many rows. The lock is
         held."""
         done = self._index.end
         if done >= end:
@@ -338,16 +348,17 @@ class MemTable:
     def _index_keys(self, keys: Sequence[pa.BinaryArray]) -> None:
         self._index.add(hash_binary(pa.concat_arrays(keys) if len(keys) > 1 else keys[0]))
 
-    # --- reading (any thread) --------------------------------------------------------------------------------------
+    # --- reading (any thread)
 
     def view(self) -> MemView:
-        """The rows that are here now."""
+        """An immutable view of the present rows."""
         with self._waiting_lock:
             self._decode_waiting()
             return MemView(self, self.chunks, len(self.chunks), self.rows)
 
     def versions(self, key: bytes, end: int) -> Iterator[tuple[int, int, bool]]:
-        """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest first."""
+        """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest
+        first."""
         last = end
         for ordinal in heapq.merge(self._chained(key), self._hashed(key, end), reverse=True):
             if ordinal < last:
@@ -363,7 +374,7 @@ class MemTable:
             place = self._older.get(place)
 
     def _hashed(self, key: bytes, end: int) -> list[int]:
-        """Those below `end` that the hash index knows."""
+        """The key's ordinals below `end` in the hash index."""
         if not self._big_end:
             return []
         with self._lock:
@@ -372,17 +383,17 @@ class MemTable:
             return [at for at in candidates if at < end and self.key_at(at) == key]
 
     def sorted_rows(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
-        """The `rows` rows of these chunks in order, the newest part first. Its last rows may have been applied since.
+        """The `rows` rows of these chunks, sorted, newest part first. May include rows newer than those.
 
         Raises:
-            Retryable: NOT_READY, they are more than an array holds, until they are flushed.
+            Retryable: NOT_READY: they are more than an Arrow array holds; wait for the flush.
         """
         return self._order.of(chunks, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class MemView:
-    """What a memtable held at one moment."""
+    """The content of a memtable at one moment."""
 
     table: MemTable
     chunks: list[Chunk]
@@ -391,21 +402,22 @@ class MemView:
 
     @property
     def max_time(self) -> int:
-        """Hybrid time of the last row; at least one."""
+        """Hybrid time of the last row. There is at least one row."""
         last = self.chunks[self.count - 1]
         return last.time_of(last.rows - 1)
 
     def sorted_rows(self) -> list[SortedRows]:
-        """All rows, sorted, the newest part first; at least one. There may be later ones with them, with times above
+        """All rows, sorted, newest part first; at least one. May include newer rows, with times above
         `max_time`."""
         return self.table.sorted_rows(self.chunks[: self.count], self.rows)
 
     def runs(self) -> list[Run]:
-        """All rows as they were applied, the oldest first; without a copy."""
+        """All rows as they were applied, oldest first, without a copy."""
         return [chunk.run() for chunk in self.chunks[: self.count]]
 
     def find(self, key: bytes, snapshot: int) -> tuple[bool, pa.RecordBatch | None] | None:
-        """The newest version at or below `snapshot`: (True, its row), (False, None) for a delete, None for none."""
+        """The newest version at or below `snapshot`: (True, its row); (False, None) for a delete; None for
+        none."""
         for ordinal, time, deleted in self.table.versions(key, self.rows):
             if time <= snapshot:
                 if deleted:

@@ -1,9 +1,8 @@
-"""Merges of one store's files: which is planned next, and how its end comes into use. Used by the store; the worker process carries
-a merge out (compaction.py), from file names alone.
+"""Merges of one store's files: plans the next one and installs its result. Used by the store.
 
-Threads: any; a plan never blocks.
-
-Invariant: one merge at a time, and of neighbours: what it was made from is there until its result stands in the manifest.
+The worker process does the merge itself (compaction.py), given only file names. Any thread may call; a plan
+never blocks. Invariant: one merge at a time, and only of neighbours. Its inputs stay until its result is in
+the manifest.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ _log = structlog.get_logger("stele.tablet")
 
 
 class Merges:
-    """What is merged of a store, and what was found not to be worth it. `history_mark`: the store's, as it is when asked."""
+    """The running merge of a store, and what was found not worth merging. `history_mark` gives the present
+    mark."""
 
     def __init__(self, contents: Contents, history_mark: Callable[[], int]) -> None:
         self._contents = contents
         self._history_mark = history_mark
         self._under_way = False
         self._in_vain: Sequence[FileMeta] = ()
-        """The manifest's files when there was nothing to merge of them, whatever room there was."""
+        """The manifest's files when no merge was worth it, whatever the free space."""
         self.judged = Judgement()
 
     def plan(self, *, full: bool, room_bytes: int | None) -> CompactionJob | None:
-        """As TabletStore.plan_compaction."""
+        """See TabletStore.plan_compaction."""
         files = self._contents.state.manifest.files
         if self._under_way or (files is self._in_vain and not full):
-            return None  # a look at many files takes longer than one at all other stores of a node
+            return None  # a look at many files takes longer than a look at all other stores
         if not self._contents.manifest_lock.acquire(blocking=False):
-            return None  # a flush is writing: its file may be worth merging, too, so ask again later
+            return None  # a flush is writing, and its file may be worth merging too; ask again later
         try:
             files, mark = self._contents.state.manifest.files, self._history_mark()
             chosen = choose(files, mark, full=full, room_bytes=room_bytes)
@@ -54,7 +54,7 @@ class Merges:
 
     def _job_of(self, chosen: Sequence[FileMeta]) -> CompactionJob:
         current = self._contents.state.manifest
-        # A worker that outlives its node must never write a name that the next life of the node uses.
+        # A worker that outlives its node must never write a file name that the restarted node uses.
         job = CompactionJob(
             str(self._contents.directory),
             tuple(f.name for f in chosen),
@@ -68,16 +68,16 @@ class Merges:
 
     @property
     def reclaim_due(self) -> bool:
-        """As TabletStore.reclaim_due."""
+        """See TabletStore.reclaim_due."""
         files = self._contents.state.manifest.files
         return not self._under_way and reclaim.due(files, self._history_mark(), self.judged)
 
     def judge_dead(self) -> None:
-        """As TabletStore.judge_dead."""
+        """See TabletStore.judge_dead."""
         self.judged = reclaim.judge(self._contents.state.files, self._history_mark())
 
     def plan_reclaim(self, *, room_bytes: int | None) -> CompactionJob | None:
-        """As TabletStore.plan_reclaim."""
+        """See TabletStore.plan_reclaim."""
         if self._under_way or not self._contents.manifest_lock.acquire(blocking=False):
             return None
         try:
@@ -87,14 +87,14 @@ class Merges:
             self._contents.manifest_lock.release()
 
     def abandon(self, job: CompactionJob) -> None:
-        """As TabletStore.abandon_compaction."""
+        """See TabletStore.abandon_compaction."""
         contents = self._contents
         with contents.manifest_lock:
             self._under_way = False
             contents.remove_unlisted(*(path.name for path in contents.directory.glob(f"{job.output}*")))
 
     def install(self, result: CompactionResult) -> None:
-        """As TabletStore.install_compaction."""
+        """See TabletStore.install_compaction."""
         job = result.job
         try:
             opened = tuple(ColumnFile(self._contents.directory / m.name, m) for m in result.files)
@@ -111,7 +111,7 @@ class Merges:
         names = [f.name for f in current.files]
         at = names.index(job.inputs[0])
         end = at + len(job.inputs)
-        ensure(tuple(names[at:end]) == job.inputs, "compaction: its files are not there")
+        ensure(tuple(names[at:end]) == job.inputs, "compaction: the manifest does not list its inputs")
         new = replace(
             current,
             history_mark=max(current.history_mark, job.history_mark),
@@ -119,7 +119,7 @@ class Merges:
         )
         contents.install(new, slice(at, end), opened)
         self._under_way = False
-        if len(result.files) >= len(job.inputs):  # versions of one key that fit into no fewer files
+        if len(result.files) >= len(job.inputs):  # versions of one key that do not fit in fewer files
             self._in_vain = new.files
         for name in job.inputs:
             contents.files.remove(contents.directory / name)

@@ -1,10 +1,10 @@
-"""Rows of a memtable in key order, for scans, which share them. Owned by the memtable; any thread.
+"""Rows of a memtable in key order, for scans. All scans share them. Owned by the memtable; any thread.
 
-It is kept in parts, each of rows that follow on each other, more than twice as many as all behind it: a scan beside writes
-puts only what is new in order, and however many read at once, a row is copied for all of them together a logarithmic number
-of times. One thread does so at a time.
+The rows are kept in sorted parts, each more than twice as large as all newer parts together. So a scan beside
+writes sorts only what is new. However many scans run, each row is copied a logarithmic number of times in
+total. One thread sorts at a time.
 
-Invariant: a part is never changed, so who holds it may read on, whatever comes after.
+Invariant: a part never changes, so a scan that holds it can go on whatever is added later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from stele.tablet.sorted_runs import KeyList, Run, concat, sorted_newest_first
 
 
 class SortedRows:
-    """The rows with ordinals `start`..`end` as a sorted run. Group `n` of it are its rows `cuts[n]`..`cuts[n + 1]`."""
+    """The rows with ordinals `start`..`end` as a sorted run. Group `n` is its rows `cuts[n]`..`cuts[n +
+    1]`."""
 
     __slots__ = ("cuts", "end", "first_keys", "last_key", "max_time", "run", "start")
 
@@ -43,17 +44,17 @@ class SortedRows:
 
 
 class SharedOrder:
-    """What was put in order of one memtable so far."""
+    """The rows of one memtable that were sorted so far."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parts: list[SortedRows] = []
 
     def of(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
-        """As `MemTable.sorted_rows`."""
+        """See `MemTable.sorted_rows`."""
         parts = self._parts
         if not parts or parts[-1].end < rows:
-            with self._lock:  # who waited for another's rows finds them
+            with self._lock:  # a thread that waited finds the rows that the other one sorted
                 parts = self._parts
                 if not parts or parts[-1].end < rows:
                     parts = self._parts = _with_rest(parts, chunks, rows)
@@ -61,7 +62,7 @@ class SharedOrder:
 
 
 def _with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
-    """`parts`, and the rows behind them in order, too, with those of parts that are no more than twice as many."""
+    """`parts` plus the later rows, sorted together with those parts that are at most twice as large."""
     kept = list(parts)
     while kept and kept[-1].end - kept[-1].start <= 2 * (rows - kept[-1].end):
         kept.pop()
@@ -75,7 +76,7 @@ def _with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) 
         kept.append(SortedRows(start, sorted_newest_first(concat(runs))))
     except pa.ArrowInvalid as exc:
         raise Retryable(
-            f"more than can be put in order at once waits in memory to be flushed ({exc}); try again soon",
+            f"too many rows wait in memory for a flush to be sorted at once ({exc}); try again soon",
             code=Code.NOT_READY,
         ) from exc
     return kept

@@ -1,9 +1,9 @@
-"""The pairs of a key space in memory. Called by keyspace.py on the owner's thread; opens no files.
+"""The pairs of a key space in memory. Called by keyspace.py in the owner's thread; opens no files.
 
-While a flush reads what was there when it began, changes are kept beside it, and folded in when it has ended: no step goes
-through all pairs.
+While a flush reads a frozen state, changes are kept beside it and merged in afterwards. So no step visits all
+pairs.
 
-Invariant: what `freeze` gave does not change before `thaw`.
+Invariant: the result of `freeze` does not change before `thaw`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ Pair = tuple[bytes, int]
 """A value, and the log index of the entry that set it."""
 
 PAIR_BYTES = 256
-"""What a key takes in memory beside its own bytes and its value's, about."""
+"""Bytes of memory that a key takes beside its own bytes and its value's, about."""
 PACKED = struct.Struct("<IIQ")
-"""Before a key and its value: their lengths, and the index."""
+"""The header before a key and its value: their lengths, and the index."""
 _MASK = (1 << 64) - 1
 
 
 def size_of(key: bytes, value: bytes) -> int:
-    """How many bytes a pair counts for."""
+    """The bytes that a pair counts."""
     return PAIR_BYTES + len(key) + len(value)
 
 
 def packed(key: bytes, pair: Pair) -> bytes:
-    """A pair as files have it, and checksums."""
+    """A pair as bytes, for files and checksums."""
     value, index = pair
     return PACKED.pack(len(key), len(value), index) + key + value
 
 
 class Pairs:
-    """Keys with their values. `bytes`: what all of them count for. `checksum`: 64 bits over all, in any order."""
+    """Keys with their values. `bytes`: the sum of their sizes. `checksum`: 64 bits over all, whatever their
+    order."""
 
     def __init__(self, pairs: dict[bytes, Pair] | None = None) -> None:
         self._pairs = pairs or {}
@@ -52,19 +53,19 @@ class Pairs:
         return self.get(key) is not None
 
     def get(self, key: bytes) -> Pair | None:
-        """None if the key is not there."""
+        """A key's pair; None if it is absent."""
         if self._changes is not None and key in self._changes:
             return self._changes[key]
         return self._pairs.get(key)
 
     def keys_from(self, start: bytes) -> Iterator[bytes]:
-        """Keys from `start` on, ascending; nothing may change meanwhile."""
-        # islice would go through all keys before, for each page of a long list.
+        """Keys from `start` on, ascending. Nothing may change meanwhile."""
+        # islice would visit all keys before, for each page of a long list.
         places = range(bisect.bisect_left(self._keys, start), len(self._keys))
         return (self._keys[at] for at in places)
 
     def put(self, key: bytes, pair: Pair) -> Pair | None:
-        """Set a key; what was there."""
+        """Set a key. Returns the pair that was there."""
         old = self.get(key)
         if old is None:
             bisect.insort(self._keys, key)
@@ -72,7 +73,7 @@ class Pairs:
         return old
 
     def remove(self, key: bytes) -> Pair | None:
-        """Take a key out; what was there."""
+        """Remove a key. Returns the pair that was there."""
         old = self.get(key)
         if old is not None:
             del self._keys[bisect.bisect_left(self._keys, key)]
@@ -90,13 +91,13 @@ class Pairs:
             _set(self._pairs, key, new)
 
     def freeze(self) -> Mapping[bytes, Pair]:
-        """All pairs as they are now, for any thread. What an earlier call gave is of no use any more."""
+        """All pairs as they are now, for any thread. Invalidates the result of an earlier call."""
         self.thaw()
         self._changes = {}
         return self._pairs
 
     def thaw(self) -> None:
-        """Nobody reads what `freeze` gave any more."""
+        """End the use of what `freeze` gave."""
         for key, pair in (self._changes or {}).items():
             _set(self._pairs, key, pair)
         self._changes = None

@@ -1,6 +1,6 @@
-"""Which entries a state machine has applied. Shared by both; holds no rows.
+"""Which entries a state machine has applied. Shared by both state machines; holds no rows.
 
-Invariant: entries come one after the other, none twice, none left out, terms never falling.
+Invariant: entries come in order, without gaps or repeats, and terms never fall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Progress:
     __slots__ = ("_applied", "last_timestamp", "max_ceiling")
 
     def __init__(self, applied: OpId = OPID_NONE, max_ceiling: int = 0, last_timestamp: int = 0) -> None:
-        self._applied = (applied.term, applied.index)  # a pair costs less than an OpId, which few ask for
+        # A tuple is cheaper than an OpId, which is rarely needed.
+        self._applied = (applied.term, applied.index)
         self.max_ceiling = max_ceiling
         self.last_timestamp = last_timestamp
 
@@ -30,17 +31,18 @@ class Progress:
         return OpId(*self._applied)
 
     def advance(self, entry: Entry) -> None:
-        """Take note of the next entry.
+        """Record the next entry.
 
         Raises:
             InvariantViolation: it is not the next one, or a write's timestamp falls.
-            Corrupt: a ceiling without its eight bytes.
+            Corrupt: a ceiling that does not have eight bytes.
         """
         term, index = self._applied
         if entry.index != index + 1 or entry.term < term:
             ensure(
                 False,
-                f"apply {entry.term}.{entry.index} after {self.applied}; expected the next index, no lower term",
+                f"entry {entry.term}.{entry.index} cannot follow {self.applied}; "
+                "expected the next index and no lower term",
             )
         if entry.kind is EntryKind.WRITE:
             if entry.timestamp < self.last_timestamp:
@@ -50,6 +52,6 @@ class Progress:
             self.last_timestamp = entry.timestamp
         elif entry.kind is EntryKind.CEILING:
             if len(entry.payload) != _CEILING.size:
-                raise Corrupt(f"entry {entry.opid}: ceiling of {len(entry.payload)} bytes; expected 8")
+                raise Corrupt(f"entry {entry.opid}: its ceiling has {len(entry.payload)} bytes; expected 8")
             self.max_ceiling = max(self.max_ceiling, _CEILING.unpack(entry.payload)[0])
         self._applied = (entry.term, entry.index)

@@ -1,7 +1,8 @@
-"""Bytes of a file through its descriptor, in little memory. Called by colfile.py before it believes what it has mapped.
+"""Reads bytes of a file through its descriptor, in little memory. Called by colfile.py before it uses mapped
+bytes.
 
-Invariant: what the disk does not give is an OSError of these calls. To who reads it through a map it is SIGBUS, the end
-of the process and of every replica in it.
+Invariant: a disk error is an OSError of these calls. Through a map it would be SIGBUS, which ends the process
+and every replica in it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def read_at(fd: int, offset: int, length: int) -> bytes:
 
 def sum_at(fd: int, offset: int, length: int) -> int:
     """CRC-32C of `length` bytes from `offset` on, or of as many as the file has. Blocks. Raises OSError."""
-    # The same memory for all pieces: new pages for each cost more than the sum. Not a thread's own for ever: what Arrow or
-    # Python keeps for a thread of gRPC's is torn down with each of its calls.
+    # Reuse one buffer for all pieces: fresh pages for each would cost more than the checksum. It is not kept
+    # per thread, because gRPC's threads are destroyed after each call.
     buffer = np.empty(min(length, _PIECE_BYTES), np.uint8)
     view, crc, end = buffer.data, 0, offset + length
     while offset < end and (size := os.preadv(fd, [view[: end - offset]], offset)):

@@ -1,10 +1,12 @@
-"""How much of a store's files a merge of them all would free: what is deleted, or overwritten, and history no more.
+"""How much of a store a merge of all its files would free: rows that are deleted or overwritten, below the
+history mark.
 
-Which files are merged by their sizes (compaction.py) says nothing of this: a file of deletes is small beside the rows that it
-hides. What dies in a store is found by looking at the keys of some parts of it, once for each file whose versions are all
-history, and only where these are enough to have killed a good share. Used by the store; opens no files.
+Merges by size (compaction.py) do not see this: a file of deletes is small beside the rows that it hides. This
+file looks at the keys of some parts of the store. It does so once for each file whose versions are all
+history, and only if these could have killed a good share. Used by the store; opens no files.
 
-Invariant: `due` is cheap, and false where nothing has come since; a judgement is only of files that its names name.
+Invariant: `due` is cheap, and false if nothing has come since. A judgement applies only to the files that it
+names.
 """
 
 from __future__ import annotations
@@ -20,28 +22,32 @@ from stele.tablet.colformat import FileMeta
 from stele.tablet.sorted_runs import Run, kept_rows
 
 SHARE_MIN = 0.25
-"""Of a store's bytes: so many dead ones are worth a merge of all. Each of them then costs four bytes written at most."""
+"""A full merge is worth it at this dead share of a store's bytes. Each freed byte then costs at most four
+written ones."""
 STORE_BYTES_MIN = 4 << 20
-"""Smaller stores are left to the merges by size: what they hold in vain is not worth a worker's start."""
+"""Smaller stores are left to the merges by size: what they would free is not worth starting a worker."""
 _RANGES = 16
-"""So many key ranges of a store are looked at, of a row group of each file at most."""
+"""Number of key ranges of a store that are looked at; each is at most one row group of each file."""
 _NO_COLUMNS = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found of the files so named, all of whose versions were at or below the mark: which share of the bytes of all
-    files, these and newer ones, a merge of all would drop."""
+    """The dead share of a store: the share of bytes that a merge of all files would drop.
+
+    `names`: the files whose versions were all at or below the mark. The share is that of these and all newer
+    files."""
 
     names: frozenset[str] = frozenset()
     share: float = 0.0
 
 
 def due(files: Sequence[FileMeta], mark: int, found: Judgement) -> bool:
-    """Whether files that have become history since `found` may have made it worth a merge of all. Files newest first."""
+    """Whether files that became history since `found` may make a full merge worth it. Files are newest
+    first."""
     if sum(file.size for file in files) < STORE_BYTES_MIN:
         return False
-    # A row is one version too many at most, and kills no more than one; a delete goes itself, too.
+        # A row may be one version too many, and kills at most one other. A delete goes itself too.
     news = sum(
         file.rows + file.deletes
         for at, file in enumerate(files)
@@ -51,12 +57,12 @@ def due(files: Sequence[FileMeta], mark: int, found: Judgement) -> bool:
 
 
 def _plain(file: FileMeta, bottom: bool) -> bool:
-    """Whether nothing can be dead on account of this file."""
+    """Whether this file cannot make any row dead."""
     return bottom and file.unique and not file.deletes
 
 
 def judge(files: Sequence[ColumnFile], mark: int) -> Judgement:
-    """Look at some key ranges, evenly spread: all of them where there are few. Blocks; reads keys alone.
+    """Look at some key ranges, spread evenly; at all of them if there are few. Blocks; reads only keys.
 
     Raises:
         Corrupt: a file is damaged.
@@ -80,17 +86,17 @@ def judge(files: Sequence[ColumnFile], mark: int) -> Judgement:
 
 
 def worth(files: Sequence[FileMeta], found: Judgement, room_bytes: int | None) -> bool:
-    """Whether to merge all: the files judged are there still, and what is left of them all has room."""
+    """Whether to merge all files: those judged still exist, and the result fits in `room_bytes`."""
     names = {file.name for file in files}
     if found.share < SHARE_MIN or not found.names or not found.names <= names:
         return False
     size = sum(file.merge_bytes for file in files)
-    left = size * min(1.0, 1 - found.share + SHARE_MIN)  # the share is that of some parts
+    left = size * min(1.0, 1 - found.share + SHARE_MIN)  # a margin, because only some parts were looked at
     return room_bytes is None or left <= room_bytes
 
 
 def _ranges(files: Sequence[ColumnFile]) -> list[tuple[bytes, bytes]]:
-    """All keys, cut where a row group begins."""
+    """The whole key space, cut at the beginnings of row groups."""
     begins = sorted({key for file in files for key in file.first_keys})
     return list(zip(begins, [*begins[1:], b""]))
 

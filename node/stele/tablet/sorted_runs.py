@@ -1,7 +1,7 @@
-"""Runs: rows with their keys, timestamps and delete marks, and how several become one. Used by scans, flush and the
-compaction worker alike, so that they cannot disagree. Opens no files.
+"""Runs: rows with their keys, timestamps and delete marks, and how to merge them. Opens no files.
 
-Invariant: a sorted run has its keys ascending, and the versions of one key newest first.
+Scans, flush and the compaction worker all use this, so they cannot disagree. Invariant: a sorted run has its
+keys ascending, and the versions of one key newest first.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ Mask = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.int64]
 
 RUN_BYTES_MAX = 512 << 20
-"""A merge makes no run that is larger by more than one row: it is held in memory, and an array holds 2 GiB."""
+"""The most bytes of a run that a merge makes, plus one row. A run is held in memory, and an Arrow array holds
+at most 2 GiB."""
 _FEW_BYTES = 16 << 20
-"""So much is joined whole before rows are taken from it."""
+"""Up to this many bytes are joined whole before rows are taken from them."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Rows as columns. `deleted` None: none is. `batch` may hold a projection; it has a column count of its own."""
+    """Rows as columns. `deleted` is None if no row is a delete. `batch` may be a projection, even without
+    columns."""
 
     batch: pa.RecordBatch
     keys: pa.BinaryArray
@@ -38,7 +40,7 @@ class Run:
 
     @property
     def rows(self) -> int:
-        """How many versions."""
+        """The number of row versions."""
         return len(self.keys)
 
     def slice(self, start: int, length: int) -> Run:
@@ -52,32 +54,32 @@ class Run:
         )
 
     def between(self, lower: bytes, upper: bytes) -> Run:
-        """Of a sorted run, the rows with keys in [lower, upper); b"" is unbounded."""
+        """For a sorted run: the rows with keys in [lower, upper); b"" is unbounded."""
         keys = KeyList(self.keys)
         start = bisect.bisect_left(keys, lower) if lower else 0
         end = bisect.bisect_left(keys, upper) if upper else len(keys)
         return self if start == 0 and end == len(keys) else self.slice(start, max(0, end - start))
 
     def take(self, positions: Positions) -> Run:
-        """These rows, in this order."""
+        """The rows at `positions`, in that order."""
         indices = pa.array(positions)
         deleted = None if self.deleted is None else self.deleted[positions]
         return Run(take_batch(self.batch, indices), self.keys.take(indices), self.times[positions], deleted)
 
 
 _Part = tuple[pa.RecordBatch, pa.Array | None]
-"""Rows of a batch; None: all."""
+"""A batch and the positions of some of its rows; None: all rows."""
 
 
 def take_batch(batch: pa.RecordBatch, indices: pa.Array) -> pa.RecordBatch:
-    """Rows of a batch, also of one without columns."""
+    """Rows of a batch. Works also for a batch without columns."""
     if batch.num_columns == 0:
         return batch
     return batch.take(indices)
 
 
 def concat(runs: Sequence[Run]) -> Run:
-    """One run after the other, unsorted."""
+    """The runs one after the other, unsorted."""
     if len(runs) == 1:
         return runs[0]
     return Run(
@@ -95,7 +97,7 @@ def _concat_deleted(runs: Sequence[Run]) -> Mask | None:
 
 
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows. All have the same schema."""
+    """One batch with all rows. All batches must have the same schema."""
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches)
@@ -103,8 +105,10 @@ def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class _Versions:
-    """Runs laid one after the other, without their columns: what is chosen by, and the order by key, newest first.
-    `same`: whether a row in that order repeats the key before it."""
+    """Several runs one after the other, without columns: keys, times, delete marks, and their order, newest
+    first.
+
+    `same`: whether a row, in that order, has the key of the row before it."""
 
     keys: pa.BinaryArray
     times: U64
@@ -126,7 +130,7 @@ def _in_order(runs: Sequence[Run]) -> _Versions:
 
 
 def _newest_first(keys: pa.BinaryArray) -> Positions:
-    """Order by key of rows that stand in the order they were applied."""
+    """The order by key, newest first, of rows that are in the order they were applied."""
     backwards = np.arange(len(keys) - 1, -1, -1)
     return backwards[key_bytes.sort_order(keys.take(pa.array(backwards)))]
 
@@ -139,8 +143,9 @@ def _as_applied(runs: Sequence[Run]) -> _Versions:
 
 
 def _gathered(runs: Sequence[Run], positions: Positions) -> pa.RecordBatch:
-    """Rows at these positions, each named once, of the runs laid one after the other. All versions together may be more
-    than an array holds, so others are copied only where that is the quicker way."""
+    """The rows at these positions of the runs laid one after the other. Each position occurs once.
+
+    All versions together may exceed an Arrow array, so unwanted rows are copied only if that is faster."""
     if len(runs) == 1 or not len(positions):
         return take_batch(runs[0].batch, pa.array(positions))
     rows = sum(r.rows for r in runs)
@@ -170,10 +175,11 @@ def _wanted_parts(runs: Sequence[Run], wanted: Mask) -> Iterator[_Part]:
 
 
 def _joined(parts: Sequence[tuple[pa.Array, pa.Array | None]], order: pa.Array | None) -> pa.Array:
-    """Rows of each array (None: all), one after the other, then in `order` (None: as they are)."""
+    """The given rows of each array (None: all), one after the other, then reordered by `order` (None:
+    not)."""
     taken = [array if rows is None else array.take(rows) for array, rows in parts]
     whole = taken[0] if len(taken) == 1 else pa.concat_arrays(taken)
-    del taken  # they may be large, and the next step makes as much again
+    del taken  # may be large, and the next step needs as much again
     return whole if order is None else whole.take(order)
 
 
@@ -201,11 +207,11 @@ def visible(runs: Sequence[Run], snapshot: int) -> pa.RecordBatch:
 
 
 class Kept:
-    """What is left of sorted runs, which come newest first, without the versions that no snapshot at or above `mark`
-    can see. `layers`: where it stands, as runs of at most about `RUN_BYTES_MAX`, which follow on each other by key.
+    """The rows of sorted runs that must be kept: versions that a snapshot at or above `mark` can see.
 
-    Of a key whose versions are more than that the newest are in the first layer, those before them in the second, and so
-    on: layers are to each other as files are, the newer ones first.
+    `runs` are newest first. `layers`: the kept rows as runs of at most about `RUN_BYTES_MAX`, with rising
+    keys. If a key's versions exceed that, the newest are in the first layer, the next in the second, and so
+    on. Layers relate to each other as files do: newer ones first.
     """
 
     def __init__(
@@ -217,8 +223,10 @@ class Kept:
         as_applied: bool = False,
         run_bytes: int | None = None,
     ) -> None:
-        """`bottom`: nothing older lies below, so a delete at or below `mark` goes, too. `as_applied`: the runs' rows stand
-        as they were applied, the oldest run first. `run_bytes`: the most that several keys of a layer are in one run.
+        """`bottom`: no older file lies below, so a delete at or below `mark` can go too.
+
+        `as_applied`: the rows are in the order they were applied, oldest run first. `run_bytes`: the most
+        bytes of a run with several keys.
         """
         run_bytes = RUN_BYTES_MAX if run_bytes is None else run_bytes
         self._runs = runs
@@ -229,11 +237,12 @@ class Kept:
             self.layers = [[chosen]]
         else:
             sizes = np.concatenate([_row_bytes(r.batch) for r in runs])[chosen]
-            # The first version of a key goes only with all others, so what repeats a key still follows one that does not.
+            # A key's first version goes only together with all others, so a kept repeat still follows a kept
+            # row.
             self.layers = _layers(chosen, sizes, self._versions.same[keep], run_bytes)
 
     def run(self, positions: Positions) -> Run:
-        """The rows at positions that `layers` names."""
+        """A run of the rows at positions from `layers`."""
         return _picked(self._runs, self._versions, positions)
 
 
@@ -244,15 +253,16 @@ def _picked(runs: Sequence[Run], versions: _Versions, positions: Positions) -> R
 
 
 def _kept(versions: _Versions, mark: int, bottom: bool) -> Mask:
-    """Which rows stay, in their order."""
+    """Which rows stay, in the sorted order."""
     order, same = versions.order, versions.same
     times = versions.times[order]
     old = times <= mark
     keep = np.ones(len(order), bool)
     if len(order) > 1:
-        # The first version at or below the mark is what a snapshot at the mark sees; those after it are history.
+        # A snapshot at the mark sees the first version at or below the mark. Later rows of that key are
+        # history.
         keep[1:] &= ~(same[1:] & old[:-1])
-        # Rows of one entry share a timestamp; only the last one written, which stands first, can ever be seen.
+        # Rows of one entry share a timestamp. Only the last one written can be seen, and it comes first.
         keep[1:] &= ~(same[1:] & (times[1:] == times[:-1]))
     if bottom and versions.deleted is not None:
         keep &= ~(old & versions.deleted[order])
@@ -260,8 +270,9 @@ def _kept(versions: _Versions, mark: int, bottom: bool) -> Mask:
 
 
 def kept_rows(runs: Sequence[Run], mark: int) -> Mask:
-    """Of sorted runs, which come newest first and have nothing older below them: which rows a merge at `mark` keeps, the
-    runs laid one after the other. Looks at no columns."""
+    """Which rows a merge at `mark` keeps, for the runs laid one after the other. Looks at no columns.
+
+    The runs are sorted and newest first, and no older file lies below them."""
     kept = np.zeros(sum(run.rows for run in runs), bool)
     if runs:
         versions = _in_order(runs)
@@ -271,7 +282,7 @@ def kept_rows(runs: Sequence[Run], mark: int) -> Mask:
 
 def _row_bytes(batch: pa.RecordBatch) -> Positions:
     """About how many bytes each row takes."""
-    sizes = np.full(batch.num_rows, batch.num_columns, np.int64)  # validity, at most
+    sizes = np.full(batch.num_rows, batch.num_columns, np.int64)  # validity bits, rounded up
     for array in batch.columns:
         if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
             offsets, _ = key_bytes.binary_parts(array)
@@ -290,26 +301,26 @@ def _layers(chosen: Positions, sizes: Positions, same: Mask, run_bytes: int) -> 
 
 
 def _cuts(sizes: Positions, key: Positions, run_bytes: int) -> Iterator[slice]:
-    """Rows by whole keys, cut where they are more than `run_bytes`."""
+    """Slices of whole keys, each of at most about `run_bytes`."""
     bounds = [*np.flatnonzero(np.diff(key, prepend=-1)).tolist(), len(key)]
     ends = np.cumsum(np.append(0, sizes))
     start = 0
     while start < len(key):
         fitting = int(np.searchsorted(ends, ends[start] + run_bytes, "right")) - 1
         end = bounds[bisect.bisect_right(bounds, fitting) - 1]
-        if end <= start:  # one key, and more than that: its layer holds no more of it
+        if end <= start:  # a single key exceeds it: the layer takes no more of that key
             end = bounds[bisect.bisect_right(bounds, start)]
         yield slice(start, end)
         start = end
 
 
 def sorted_newest_first(run: Run) -> Run:
-    """A run whose rows stand in the order they were applied, as a sorted run."""
+    """Sort a run whose rows are in the order they were applied."""
     return run.take(_newest_first(run.keys))
 
 
 class KeyList:
-    """A binary array as a sequence of bytes, for `bisect`."""
+    """Presents a binary array as a sequence of bytes, for `bisect`."""
 
     __slots__ = ("_keys",)
 
@@ -324,8 +335,9 @@ class KeyList:
 
 
 def lower_bound(haystack: pa.BinaryArray, needles: pa.BinaryArray) -> Positions:
-    """For each needle the first position in the sorted haystack that is not below it. Vectorised binary search, but for
-    long keys."""
+    """For each needle, the first position in the sorted haystack that is not below it.
+
+    A vectorised binary search, except for long keys."""
     low = np.zeros(len(needles), np.int64)
     high = np.full(len(needles), len(haystack), np.int64)
     if len(haystack) == 0 or len(needles) == 0:

@@ -1,6 +1,6 @@
-"""What a scan reads from: column files and memory behind one small protocol.
+"""What a scan reads from: column files and memtables behind one small protocol.
 
-Invariant: what a source gives for a group never changes.
+Invariant: the content of a source's group never changes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ GROUPS_PER_PIECE = 4
 
 
 class Source(Protocol):
-    """Sorted versions, by group; all versions of a key are in one group."""
+    """Sorted row versions in groups. All versions of a key are in one group."""
 
     @property
     def name(self) -> Hashable:
-        """Stands for these very rows, for ever."""
+        """An identity for exactly these rows. Never used for others."""
 
     @property
     def first_keys(self) -> Sequence[bytes]:
@@ -48,17 +48,17 @@ class Source(Protocol):
         """A group's delete marks; None if it has none."""
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
-        """These columns of a group."""
+        """The given columns of a group."""
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
-        """A group's versions."""
+        """A group as a sorted run."""
 
 
 class MemorySource:
-    """Rows in memory that were put in order together."""
+    """Rows of a memtable that were sorted together."""
 
     def __init__(self, rows: SortedRows, serial: int, schema: Schema) -> None:
-        """`serial`: of their memtable."""
+        """`serial`: the serial number of the memtable."""
         self._rows = rows
         self._schema = schema
         self.name: Hashable = (serial, rows.start, rows.end)
@@ -99,8 +99,9 @@ class MemorySource:
 
 
 def clusters(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[list[Source]]:
-    """Sources that hold something in [lower, upper), grouped so that no two groups overlap, in key order; within a
-    group newest first, as they came."""
+    """Sources with keys in [lower, upper), in clusters of sources that overlap, in key order.
+
+    No two clusters overlap. Within a cluster the sources stay newest first."""
     wanted = [(at, s) for at, s in enumerate(sources) if len(s.groups_between(lower, upper))]
     wanted.sort(key=lambda item: item[1].first_keys[0])
     found: list[list[tuple[int, Source]]] = []
@@ -116,7 +117,7 @@ def clusters(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[list
 
 
 def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[bytes, bytes]]:
-    """[lower, upper) cut into key ranges of a few groups each, so that a merge needs bounded memory."""
+    """Cut [lower, upper) into key ranges of a few groups each, so that a merge needs bounded memory."""
     begins = sorted({s.first_keys[g] for s in sources for g in s.groups_between(lower, upper)})
     cuts = [key for key in begins[GROUPS_PER_PIECE::GROUPS_PER_PIECE] if key > lower]
     return list(zip([lower, *cuts], [*cuts, upper]))

@@ -1,7 +1,7 @@
-"""Key hashes of a file that is being written, however many, in bounded memory. Called by colwriter.py.
+"""Holds the key hashes of a file that is being written, in bounded memory. Called by colwriter.py.
 
-What is more than a buffer waits in a file without a name, in the directory of the file that is written: 8 bytes a key. It goes with
-the process. Invariant: what was added is given back once, in ranges that follow on each other.
+Hashes that exceed the buffer go to an unnamed temporary file in the directory of the new file: 8 bytes a key.
+It vanishes with the process. Invariant: each added hash is returned once, in rising ranges.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _RANGE_BITS = 12
 _RANGES = 1 << _RANGE_BITS
 _BEGINS = np.arange(_RANGES, dtype=np.uint64) << np.uint64(64 - _RANGE_BITS)
 _RANGE_ROWS_MAX = 1 << 20
-"""Given back at a time, unless one range has more: of evenly spread hashes, from 4 billion on."""
+"""Hashes returned at a time, unless one range has more: with evenly spread hashes, from 4 billion on."""
 
 
 class HashSpool:
-    """Hashes, to be given back by rising ranges. Used as a context; one thread."""
+    """Takes hashes in any order and returns them in rising ranges. A context manager; for one thread."""
 
     def __init__(self, directory: Path) -> None:
         self.rows = 0
@@ -37,13 +37,13 @@ class HashSpool:
         self._waiting_rows = 0
         self._file: BinaryIO | None = None
         self._bounds: list[npt.NDArray[np.int64]] = []
-        """Of each part of the file: at which row of it each range begins, and the last ends."""
+        """For each part of the file: the row where each range begins, and where the last one ends."""
 
     def add(self, hashes: U64) -> None:
-        """Take in hashes.
+        """Add hashes.
 
         Raises:
-            OSError: the disk.
+            OSError: the disk failed.
         """
         self._waiting.append(hashes)
         self._waiting_rows += len(hashes)
@@ -55,7 +55,7 @@ class HashSpool:
         part, bounds = _by_range(self._waiting)
         self._waiting, self._waiting_rows = [], 0
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - closed by `close`
+            self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 - see `__exit__`
         view = part.view(np.uint8).data
         while view:
             view = view[self._file.write(view) or 0 :]
@@ -63,11 +63,13 @@ class HashSpool:
         self._bounds.append(bounds + begin)
 
     def ranges(self) -> Iterator[tuple[int, U64]]:
-        """(end, hashes) of one range after the other: the hashes, in any order, whose upper 32 bits are below `end` and not
-        below the end before. The last end is 2^32. Once.
+        """Pairs (end, hashes) of rising ranges. Call once.
+
+        The hashes of a range are those whose upper 32 bits are below `end` and not below the previous end, in
+        any order. The last end is 2^32.
 
         Raises:
-            OSError: the disk.
+            OSError: the disk failed.
         """
         waiting, bounds = _by_range(self._waiting)
         self._waiting = []
@@ -89,7 +91,7 @@ class HashSpool:
         while view:
             read = os.preadv(self._file.fileno(), [view], at)
             if not read:
-                raise OSError(f"hashes of keys end at byte {at} of a file that nobody else has")
+                raise OSError(f"the temporary file of key hashes ends at byte {at}; the disk lost the rest")
             view, at = view[read:], at + read
         return found
 
@@ -103,6 +105,6 @@ class HashSpool:
 
 
 def _by_range(parts: list[U64]) -> tuple[U64, npt.NDArray[np.int64]]:
-    """(all hashes, rising; where each range begins, and the last ends)."""
+    """(all hashes, rising; the index where each range begins, and where the last one ends)."""
     hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
     return hashes, np.append(np.searchsorted(hashes, _BEGINS), len(hashes))

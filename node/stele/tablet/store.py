@@ -1,11 +1,11 @@
-"""TabletStore: the rows of one tablet. The state machine that stele.consensus drives; compaction and files are told
-in README.md.
+"""TabletStore: the rows of one tablet. A state machine that stele.consensus drives. README.md describes its
+files.
 
-Threads: `apply`, `begin_flush`, `finish_flush` and `memory_bytes` belong to the owner's thread. `view`,
-`plan_compaction`, `install_compaction`, `checkpoint`, `verify` and a flush job's `write` may run on any. What readers see is
-one immutable state (contents.py).
+Threads: only the owner's thread calls `apply`, `begin_flush`, `finish_flush` and `memory_bytes`. Any thread
+may call `view`, `plan_compaction`, `install_compaction`, `checkpoint`, `verify` and a flush job's `write`.
+Readers see one immutable state (contents.py).
 
-Invariant: manifest on disk + entries after its OpId = the state; nothing else is needed.
+Invariant: the manifest on disk plus the entries after its OpId give the whole state.
 """
 
 from __future__ import annotations
@@ -58,18 +58,21 @@ def _steady_us() -> int:
 
 
 _BRIEF_LOOKUPS_MAX = 400
-"""Of rows in files: about 4 ms where all of them are found."""
+"""The most key lookups in files on the event loop: about 4 ms if all keys are found."""
 _BRIEF_CELLS_MAX = 256
-"""Values of rows that small updates make whole: each row may stand in a chunk of its own, of which every column is taken apart."""
+"""The most values that small updates on the event loop complete. Each row may be in a chunk of its own, and
+then every column of that chunk is handled."""
 _LOOKUPS_BESIDE_FILES = 4
-"""What else a row costs that is looked up, told in looks into a file."""
+"""What a looked-up row costs beside the files, in file lookups."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """`flush_bytes`: memory of recent rows that is worth a flush. `history_us`: how long versions are kept for snapshots in
-    the past, in microseconds before the present. That is the newest write's time and what has passed by `steady_us` since it
-    was applied, or `wall_us` where that is earlier: a wrong clock ends no history."""
+    """`flush_bytes`: bytes of recent rows that make a flush worthwhile.
+
+    `history_us`: how long old versions are kept for snapshots, in microseconds before the present. The
+    present is the newest write's time plus what has passed by `steady_us` since it was applied. If `wall_us`
+    is earlier, that is used instead. So a wrong clock ends no history."""
 
     flush_bytes: int = 32 << 20
     history_us: int = 15 * 60 * 1_000_000
@@ -99,30 +102,32 @@ class TabletStore:
 
     @staticmethod
     def create(directory: Path, schema: Schema, options: StoreOptions = StoreOptions()) -> TabletStore:
-        """A new, empty store in `directory` (made if absent), synced, but not the name of `directory`.
+        """Create an empty store in `directory`, which is made if absent. Syncs all but the directory's own
+        name.
 
         Raises:
-            Rejected: ALREADY_PRESENT, there is one.
+            Rejected: ALREADY_PRESENT: there is one already.
             Retryable: DISK_FULL.
         """
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / manifest.NAME).exists():
-            raise Rejected(f"store in {directory.name}: there is one already", code=Code.ALREADY_PRESENT)
+            raise Rejected(f"{directory.name} already holds a store", code=Code.ALREADY_PRESENT)
         manifest.write(options.files, directory, Manifest((schema,)))
         return TabletStore.open(directory, options)
 
     @staticmethod
     def open(directory: Path, options: StoreOptions = StoreOptions()) -> TabletStore:
-        """The store as last flushed; the owner then applies the entries after `flushed`. Removes a crash's debris.
+        """Open the store as last flushed, and remove leftovers of a crash. The owner then applies the later
+        entries.
 
         Raises:
-            Corrupt: a file is missing or its header or footer damaged.
+            Corrupt: a file is missing, or its header or footer is damaged.
             Rejected: UNSUPPORTED_VERSION.
         """
         found = manifest.read(directory)
         debris = manifest.remove_debris(options.files, directory, found)
         if debris:
-            _log.info("removed debris of a crash", directory=directory.name, files=debris)
+            _log.info("removed leftover files of a crash", directory=directory.name, files=debris)
         once = ExactlyOnce()
         if found.once:
             once = ExactlyOnce.decode(read_once(directory, found))
@@ -132,7 +137,7 @@ class TabletStore:
             directory, options, state, once, Progress(found.opid, found.max_ceiling, found.last_timestamp)
         )
 
-    # --- what it is ------------------------------------------------------------------------------------------------
+    # --- what it is
 
     @property
     def applied(self) -> OpId:
@@ -161,13 +166,15 @@ class TabletStore:
 
     @property
     def history_mark(self) -> int:
-        """Hybrid time below which no snapshot is served. It follows the present, as far as the newest write: later snapshots
-        all show the same rows, and are served for ever. Each replica has its own, apart by how late each has applied.
+        """Hybrid time below which no snapshot is served. It follows the present, but stays below the newest
+        write.
 
-        Where the newest write lies in the future, the wall clock counts: else the present would be history. What was dropped
-        is told by the manifest, whatever the clock says next.
+        Snapshots above the newest write all show the same rows, and are always served. Each replica has its
+        own mark; marks differ by how late each replica has applied. If the newest write is in the future, the
+        wall clock counts, because otherwise the present would be history. The manifest says what was dropped,
+        whatever the clock says.
         """
-        # `apply` sets them the other way round: on another thread the time may only seem shorter.
+        # `apply` sets these in the reverse order, so another thread can only see too short a time.
         newest, written_us = self.last_timestamp, self._written_us
         rested_us = max(0, self.options.steady_us() - written_us)
         lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.options.history_us
@@ -181,7 +188,7 @@ class TabletStore:
 
     @property
     def memory_bytes(self) -> int:
-        """About how much memory recent rows take."""
+        """See StateMachine: about how many bytes recent rows take."""
         state = self._contents.state
         return state.active.bytes + (0 if state.frozen is None else state.frozen.bytes)
 
@@ -192,12 +199,12 @@ class TabletStore:
 
     @property
     def bytes_on_disk(self) -> int:
-        """Size of the column files."""
+        """Bytes of the column files."""
         return sum(f.size for f in self._contents.state.files)
 
     @property
     def rows_estimate(self) -> int:
-        """Live rows, roughly: overwritten versions that are not yet merged count twice."""
+        """Live rows, roughly. Overwritten versions that are not merged yet are counted too."""
         state = self._contents.state
         files = sum(f.rows - 2 * f.deletes for f in state.files)
         return max(0, files + state.active.rows + (0 if state.frozen is None else state.frozen.rows))
@@ -216,13 +223,14 @@ class TabletStore:
         return self._once.knows_client(client_id)
 
     def exactly_once_checksum(self) -> int:
-        """64 bits over the exactly-once state; replicas at the same applied OpId agree."""
+        """64 bits over the exactly-once state. Equal on replicas with the same applied OpId."""
         return self._once.checksum()
 
-    # --- applying --------------------------------------------------------------------------------------------------
+    # --- applying
 
     def begin(self, entry: Entry) -> Outcome | Lookup:
-        """See StateMachine. Rows of a small block are looked up here, where what tells of them was read before."""
+        """See StateMachine. Looks up a small block's rows at once, if the files' parts that it needs were
+        read before."""
         if entry.kind is not EntryKind.WRITE:
             return self.apply(entry)
         header, body = writeop.decode(entry.payload)
@@ -277,8 +285,10 @@ class TabletStore:
         return rows <= SMALL_ROWS and lookups <= _BRIEF_LOOKUPS_MAX
 
     def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Plan | SteleError:
-        """What a block does, or what ends applying there: that counts only for a write that did not come before. Any thread.
-        Raises WouldBlock if `brief`."""
+        """What a block does, or the error that applying must raise. The error counts only for a new write.
+        Any thread.
+
+        With `brief`, raises WouldBlock."""
         try:
             block = decode_block(body, self.schema, trusted=True)
         except Rejected as exc:
@@ -293,7 +303,7 @@ class TabletStore:
             return exc
 
     def _write(self, entry: Entry, plan: Plan | SteleError) -> Outcome:
-        """Do what was found out. Since then rows may have moved to files, and none has changed."""
+        """Apply a plan. Since it was made, rows may have moved to files, but none has changed."""
         if isinstance(plan, SteleError):
             raise plan
         if plan.refused is not None:
@@ -307,23 +317,25 @@ class TabletStore:
         return Outcome(entry.timestamp, plan.errors)
 
     def check_block(self, block: bytes) -> bool:
-        """Check a block before it is proposed; whether it is plain (stele.tablet.block_checks.check_block). Most are small ones, which are
-        known to be at a glance.
+        """Check a block before it is proposed. Returns whether it is plain
+        (stele.tablet.block_checks.check_block).
+
+        A fast check finds most small plain blocks.
 
         Raises:
-            Rejected: every fault of the block as a whole.
+            Rejected: all faults of the block as a whole.
         """
         layout = self._contents.state.active.layout
         return (layout is not None and layout.is_plain(block)) or check_block(block, self.schema)
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    # --- reading
 
     def view(self, snapshot: HybridTime | None = None) -> View:
-        """The rows as they were at `snapshot` (None: now). The owner has made sure that all writes at or below it are
-        applied.
+        """The rows as they were at `snapshot` (None: now). The owner must have applied all writes at or below
+        it.
 
         Raises:
-            Rejected: SNAPSHOT_TOO_OLD, history at that time may be gone.
+            Rejected: SNAPSHOT_TOO_OLD: versions at that time may be gone.
         """
         with self._contents.swap_lock:
             state, applied = self._contents.state, self.applied
@@ -341,7 +353,7 @@ class TabletStore:
                 memory.append(state.frozen.view())
         return View(self.schema, at, memory, state.files, applied, self._live)
 
-    # --- flushing --------------------------------------------------------------------------------------------------
+    # --- flushing
 
     def should_flush(self) -> bool:
         """See StateMachine."""
@@ -354,13 +366,13 @@ class TabletStore:
         if self._job is not None:
             if not self._job.failed:
                 return None
-            # The same rows again; entries applied since then wait for the next flush.
+            # Write the same rows again. Entries applied since then wait for the next flush.
             again = self._job
             again.failed = False
             return again
         if self.applied == self._flushed:
             return None
-        # First: what is frozen without a job is in nobody's hands.
+        # Make the job before freezing; otherwise nothing would own the frozen memtable if this failed.
         job = StoreFlush(
             self._contents,
             self._contents.state.active,
@@ -384,23 +396,23 @@ class TabletStore:
                 files=len(self._contents.state.files),
             )
 
-    # --- compaction ------------------------------------------------------------------------------------------------
+    # --- compaction
 
     def plan_compaction(self, *, full: bool = False, room_bytes: int | None = None) -> CompactionJob | None:
-        """The next merge worth doing, or None; one at a time, and none is planned while a flush writes. Never blocks.
-        `full`: all files into one sorted run. `room_bytes`: what the merge may take of the disk; None: any amount.
+        """The next merge worth doing, or None. One at a time, and none during a flush. Never blocks.
 
-        The owner runs it (stele.tablet.worker), then calls `install_compaction`, or `abandon_compaction`.
+        `full`: merge all files into one sorted run. `room_bytes`: disk space for the merge; None: unlimited.
+        The owner runs it (stele.tablet.worker), then calls `install_compaction` or `abandon_compaction`.
         """
         return self._merges.plan(full=full, room_bytes=room_bytes)
 
     @property
     def reclaim_due(self) -> bool:
-        """Whether enough may be dead since `judge_dead` last looked. Cheap, never blocks."""
+        """Whether enough may have died since `judge_dead` last looked. Cheap, never blocks."""
         return self._merges.reclaim_due
 
     def judge_dead(self) -> None:
-        """Find out how much of the files is dead, for `plan_reclaim`. Blocks; any thread.
+        """Measure how much of the files is dead, for `plan_reclaim`. Blocks; any thread.
 
         Raises:
             Corrupt: a file is damaged.
@@ -408,23 +420,24 @@ class TabletStore:
         self._merges.judge_dead()
 
     def plan_reclaim(self, *, room_bytes: int | None = None) -> CompactionJob | None:
-        """A merge of all files, if `judge_dead` found a good share of them dead; else as `plan_compaction`."""
+        """A merge of all files, if `judge_dead` found a good share of them dead; else see
+        `plan_compaction`."""
         return self._merges.plan_reclaim(room_bytes=room_bytes)
 
     def abandon_compaction(self, job: CompactionJob) -> None:
-        """The merge failed; what it wrote is removed, and it may be planned again."""
+        """The merge failed: remove what it wrote. It may be planned again."""
         self._merges.abandon(job)
 
     def install_compaction(self, result: CompactionResult) -> None:
-        """Put the merged files in the place of those they were made from, durably. Blocks; any thread.
+        """Replace the merged files by the result, durably. Blocks; any thread.
 
         Raises:
-            Retryable: DISK_FULL; the old files stand, and the merge may be planned again.
-            Corrupt: the worker's file is damaged, or IO_ERROR.
+            Retryable: DISK_FULL; the old files stay, and the merge may be planned again.
+            Corrupt: the worker's file is damaged; or IO_ERROR.
         """
         self._merges.install(result)
 
-    # --- copies and end --------------------------------------------------------------------------------------------
+    # --- copies and closing
 
     def checkpoint(self, directory: Path) -> Checkpoint:
         """See StateMachine."""
@@ -455,10 +468,12 @@ class TabletStore:
                 if meta.name not in compared:
                     file.verify(read)
             except Corrupt:
-                if meta in self._contents.state.manifest.files:  # else a merge has taken its place meanwhile
+                if (
+                    meta in self._contents.state.manifest.files
+                ):  # otherwise a merge has replaced the file meanwhile
                     raise
 
     def close(self) -> None:
         """See StateMachine."""
-        self._contents.let_go()
+        self._contents.release()
         self._live.close()

@@ -1,10 +1,11 @@
 """An immutable view of a store at one snapshot: scans, point reads, checksum. Any thread, while writes go on.
 
-A scan goes cluster by cluster: sources (files, memory) whose key bounds overlap. A file that overlaps nothing streams
-straight from the map. Overlapping ones are merged piece by piece in key order, or, where order and bounds do not
-matter and the snapshot is newest, streamed one by one through masks that are worked out once from the keys.
+A scan handles one cluster after the other: sources (files, memtables) whose key bounds overlap. A file that
+overlaps nothing is streamed straight from its map. Overlapping sources are merged piece by piece in key
+order. If order and bounds do not matter and the snapshot is the newest, they are streamed one by one through
+masks, computed from the keys.
 
-Invariant: two scans of one view give the same rows; files it was made with stay readable until it is closed.
+Invariant: two scans of one view give the same rows. Its files stay readable until it is closed.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ from stele.tablet.sorted_runs import Run, concat_batches, visible
 from stele.tablet.sources import MemorySource, Source, clusters, pieces
 
 _SIGN_OF_LIFE = 32
-"""After so many batches without a row that is wanted an empty one is given: whoever waits knows that work goes on."""
+"""After this many batches without a wanted row, an empty batch is yielded, so that the caller sees
+progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableChecksum:
-    """Rows of a tablet at a snapshot: how many, and the order-independent checksum of model/checksum.py."""
+    """A tablet's rows at a snapshot: their number, and the order-independent checksum of
+    model/checksum.py."""
 
     rows: int
     checksum: int
 
 
 class View:
-    """Rows as they were at `snapshot`. A context manager; closing it lets its files and memory go."""
+    """Rows as they were at `snapshot`. A context manager; closing it releases its files and memory."""
 
     def __init__(
         self,
@@ -60,12 +63,12 @@ class View:
         self._live = live
         self._memory: Sequence[MemView] = [m for m in memory if m.rows]  # newest first
         self._files: Sequence[ColumnFile] = list(files)  # newest first
-        # Rows applied later may lie with those that are read.
+        # May include rows newer than the snapshot.
         self._newest = min(snapshot, self._memory[0].max_time) if self._memory else snapshot
 
     @property
     def memory(self) -> dict[int, int]:
-        """About how many bytes of rows in memory it reads, by the serial of their memtable."""
+        """About how many bytes of memtables it reads, by the memtable's serial number."""
         return {m.table.serial: m.table.bytes for m in self._memory}
 
     def __enter__(self) -> View:
@@ -77,10 +80,10 @@ class View:
         self.close()
 
     def close(self) -> None:
-        """Let go of files and memory; batches handed out stay valid."""
+        """Release files and memory. Batches handed out stay valid."""
         self._memory, self._files = (), ()
 
-    # --- scans -----------------------------------------------------------------------------------------------------
+    # --- scans
 
     def scan(
         self,
@@ -88,13 +91,15 @@ class View:
         *,
         last: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of the rows that the spec asks for, columns as in `spec.column_ids`; in key order if `spec.ordered`
-        or `spec.resume_after` is set. `last`: nothing else is read; the view is closed once the scan has what it reads from.
-        Of memory that is flushed meanwhile a scan that lasts then holds what was put in order for it, and no more.
+        """Batches of the rows that the spec asks for, with the columns of `spec.column_ids`.
+
+        They are in key order if `spec.ordered` or `spec.resume_after` is set. `last`: the caller reads
+        nothing else, so the view closes once the scan has its sources. A long scan then holds only its sorted
+        rows of a flushed memtable.
 
         Raises:
-            Rejected: unknown columns, predicates that do not fit.
-            Corrupt: a file is damaged; no row of the damaged part was handed out.
+            Rejected: unknown columns, or predicates that do not fit.
+            Corrupt: a file is damaged. No row of the damaged part was handed out.
         """
         wanted = [self._column(i) for i in (spec.column_ids or self.schema.column_ids)]
         filter_ = Filter(spec.predicates, self.schema)
@@ -107,7 +112,7 @@ class View:
     def _column(self, column_id: int) -> Column:
         column = self.schema.by_id.get(column_id)
         if column is None:
-            raise Rejected(f"scan: column id {column_id} is not in schema version {self.schema.version}")
+            raise Rejected(f"scan: schema version {self.schema.version} has no column with id {column_id}")
         return column
 
     def _filtered(
@@ -136,7 +141,7 @@ class View:
     def _batches(
         self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool, last: bool
     ) -> Iterator[pa.RecordBatch]:
-        """`free`: all rows, in any order. A batch is empty where none of the rows that were read is there."""
+        """`free`: all rows, in any order. A batch may be empty if none of the rows read is visible."""
         schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
         found = clusters(self._sources(), lower, upper)
         if last:
@@ -158,7 +163,8 @@ class View:
     def _unordered(
         self, cluster: Sequence[Source], columns: tuple[Column, ...], schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        """Group by group, without what a newer source overwrites. The newest versions are all wanted."""
+        """One group after the other, without rows that a newer source overwrites. Only for the newest
+        versions."""
         for source, masks in zip(cluster, self._live.of(cluster)):
             for group, mask in enumerate(masks):
                 if mask is None:
@@ -171,7 +177,7 @@ class View:
     def _stream(
         self, file: ColumnFile, columns: tuple[Column, ...], schema: pa.Schema, lower: bytes, upper: bytes
     ) -> Iterator[pa.RecordBatch]:
-        """A file that overlaps no other."""
+        """A file that overlaps no other source."""
         groups = file.groups_between(lower, upper)
         for group in groups:
             _, _, deletes, unique, _, newest = file.groups[group]
@@ -204,21 +210,21 @@ class View:
                 runs = [source.run(group, columns, schema).between(low, high) for group in groups]
                 if any(run.rows for run in runs):
                     found.append(runs)
-            if len(found) == 1:  # in order as it is
+            if len(found) == 1:  # already in order
                 for run in found[0]:
                     yield from self._visible([run])
             else:
                 yield from self._visible([run for runs in found for run in runs])
 
-    # --- point reads -----------------------------------------------------------------------------------------------
+    # --- point reads
 
     def get(
         self, keys: pa.BinaryArray, column_ids: Sequence[int] = (), *, bytes_max: int | None = None
     ) -> pa.RecordBatch:
-        """The rows with these encoded keys that are there, in key order, each once.
+        """The rows with these encoded keys that exist, in key order, each once.
 
         Raises:
-            Rejected: unknown columns; TOO_LARGE, rows of more than `bytes_max` together.
+            Rejected: unknown columns; TOO_LARGE: the rows exceed `bytes_max`.
             Corrupt: a file is damaged.
         """
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
@@ -247,7 +253,8 @@ class View:
                 size += rows[-1].nbytes
                 if bytes_max is not None and size > bytes_max:
                     raise Rejected(
-                        f"rows of {size} bytes and more in one read; at most {bytes_max}: read fewer at once",
+                        f"the rows of one read take {size} bytes or more; at most {bytes_max} are allowed; "
+                        "read fewer at once",
                         code=Code.TOO_LARGE,
                     )
         return concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=schema)
@@ -305,9 +312,9 @@ def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[p
 
 
 def key_array(rows: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
-    """Encoded keys of a batch of key columns (found by name), for `View.get`.
+    """Encoded keys from a batch of key columns (found by name), for `View.get`.
 
     Raises:
-        Rejected: a key column is missing, has another type, or holds nulls.
+        Rejected: a key column is missing, has the wrong type, or has nulls.
     """
     return key_bytes.encode_keys(rows, schema)

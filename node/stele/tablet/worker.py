@@ -1,7 +1,9 @@
-"""The compaction worker: `python -m stele.tablet.worker`. Reads one job per line on stdin (file names, never rows),
-answers one line each on stdout, and exits when stdin ends or after it was idle, so that its memory returns.
+"""The compaction worker: `python -m stele.tablet.worker`. Runs jobs and exits when stdin ends or when it was
+idle.
 
-Invariant: killed at any moment, it leaves the store as it was, and at most a file that no manifest lists.
+It reads one job per line on stdin (file names, never rows) and answers each with one line on stdout. It exits
+when idle so that its memory is freed. Invariant: killed at any moment, it leaves the store as it was, and at
+most a file that no manifest lists.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from stele.model.errors import Code, SteleError
 from stele.model.no_pandas import keep_pandas_out
 
 _NICE = 10
-"""Compaction has time: it takes what serving, replication and copies leave of a processor, and a tenth of a busy one."""
+"""Nice value. Merges are not urgent: they use the CPU time that serving, replication and copies leave, and
+about a tenth of a busy CPU."""
 
 
 def _answer(line: str) -> str:
@@ -34,13 +37,11 @@ def _answer(line: str) -> str:
 
 
 def main() -> None:
-    """Serve jobs until stdin ends or nothing came for `--idle-s` seconds."""
+    """Run jobs until stdin ends or nothing came for `--idle-s` seconds."""
     parser = argparse.ArgumentParser(prog="stele.tablet.worker", description=__doc__)
     parser.add_argument("--idle-s", type=float, default=10.0)
     idle_s = parser.parse_args().idle_s
-    os.nice(
-        _NICE
-    )  # this thread and those that it begins: before Arrow, imported with the first job, begins some
+    os.nice(_NICE)  # applies to this thread and its later ones, so set it before Arrow starts threads
     keep_pandas_out()
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], idle_s)

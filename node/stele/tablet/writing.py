@@ -1,9 +1,11 @@
-"""What a block does to the rows: presence checks, row errors, whole rows out of partial ones. Called by store.py; changes
-nothing, so it may run on any thread. What a block may be is told in block_checks.py.
+"""What a block does to the rows: presence checks, row errors, and whole rows from partial ones. Called by
+store.py.
 
-A small block goes row by row through dicts; a big one by columns, and as if each row saw what those before it did.
+Changes nothing, so it may run in any thread. block_checks.py says what a block may be. A small block goes row
+by row through dicts. A big one goes by columns, with the same result as if each row saw the effects of the
+rows before it.
 
-Invariant: the rows and errors that come out depend on the block and the store's rows alone.
+Invariant: the resulting rows and errors depend only on the block and the store's rows.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ _ABSENT = "the key is absent"
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where the newest versions of some keys are. `source` -1: nowhere; 0: active memtable; 1: frozen; 2 + i: file i.
-    `place`: an ordinal, or group << 32 | row."""
+    """Places of the newest versions of some keys. `source`: -1 none, 0 active memtable, 1 frozen one, 2 + i
+    file i.
+
+    `place`: an ordinal in a memtable, or group << 32 | row in a file."""
 
     source: Positions
     place: Positions
@@ -43,26 +47,27 @@ class Located:
 
 
 class Rows(Protocol):
-    """What the write path asks of its store."""
+    """What the write path needs of its store."""
 
     @property
     def schema(self) -> Schema:
         """The schema of all rows."""
 
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
-        """Newest version of each key."""
+        """The newest version of each key."""
 
     def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
-        """(source, place, live) of the newest version of one key."""
+        """(source, place, live) of the newest version of one key; None if there is none."""
 
     def fetch(self, located: Located) -> pa.RecordBatch:
-        """The rows at these places, all columns, in this order."""
+        """The rows at these places, with all columns, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Rows to add. `deleted`: which of them are deletes, None for none; `size_bytes`: what they are counted as; `keys`: a list
-    for a small block, an encoded array or None for a big one."""
+    """Rows to add. `deleted`: which are deletes; None: none. `size_bytes`: the bytes that they count.
+
+    `keys`: a list for a small block; an encoded array or None for a big one."""
 
     batch: pa.RecordBatch
     deleted: Mask | None
@@ -72,8 +77,8 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a block does: the rows to add, in this order, and the faults of the others, by row. `refused`: why it does nothing
-    at all."""
+    """What a block does: the rows to add, in order, and the errors of the other rows. `refused`: why it does
+    nothing."""
 
     puts: tuple[Put, ...] = ()
     errors: tuple[RowError, ...] = ()
@@ -81,7 +86,7 @@ class Plan:
 
 
 def plan_block(store: Rows, block: Block, size_bytes: int) -> Plan:
-    """What the rows of a block do that are not at fault, and the faults of the others."""
+    """The effect of a block's rows on the store, and the errors of those that cannot be applied."""
     errors = null_faults(block, store.schema)
     batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
@@ -138,7 +143,7 @@ def _small(
     partial = len(block.column_ids) != len(store.schema.columns)
     places: dict[
         bytes, tuple[int, int, bool]
-    ] = {}  # of keys whose row in the store no row of this block replaced
+    ] = {}  # keys whose stored row this block has not replaced so far
     stored: list[int] = []
     stored_at: list[tuple[int, int, bool]] = []
     for at, key in enumerate(keys):
@@ -183,7 +188,8 @@ def _small(
 def _overlay(
     block: Block, batch: pa.RecordBatch, at: Positions, old: pa.RecordBatch, schema: Schema
 ) -> pa.RecordBatch:
-    """`batch` where rows `at`, rising, take the columns that the block lacks from `old`, which has one row for each."""
+    """`batch`, where rows `at` (rising) take the columns that the block lacks from `old`, one row for
+    each."""
     given = set(block.column_ids)
     every = len(at) == batch.num_rows
     index = np.arange(batch.num_rows)
@@ -251,7 +257,7 @@ def _put(
     size_bytes: int,
     puts: list[Put],
 ) -> None:
-    """Put what is left of each key. The rows that small updates change may be more than an array holds: then by halves."""
+    """Put the final row of each key. Completed rows may exceed an Arrow array; then put them in halves."""
     every = len(found.rows) == batch.num_rows
     whole = batch if every else batch.take(pa.array(found.rows))
     if len(found.stored):
@@ -278,9 +284,11 @@ def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What becomes of rows that are looked up. `present` and `absent`: those refused; `rows`: of each key the row that is
-    left of it in the end, in the order of the block. `stored`: which of `rows` update some columns of a row that the store
-    has, which is at `old`."""
+    """The result for rows that are looked up. `present` and `absent`: refused rows. `rows`: the final row of
+    each key.
+
+    `rows` are in the order of the block. `stored`: which of them update some columns of a stored row, at
+    `old`."""
 
     present: Positions
     absent: Positions
@@ -289,7 +297,7 @@ class _Checked:
     old: Located
 
     def halves(self) -> Iterator[_Checked]:
-        """The first of `rows`, and the others."""
+        """Two parts: the first half of `rows`, and the rest."""
         middle = len(self.rows) // 2
         cut = int(np.searchsorted(self.stored, middle))
         for rows, part, before in (
@@ -307,18 +315,18 @@ def _checked(
     keys: pa.BinaryArray,
     hashes: U64,
 ) -> _Checked:
-    """As if the rows were taken one after the other, but at once for all of them, however often a key repeats.
+    """The same result as handling the rows one after the other, but for all at once, even if keys repeat.
 
-    Whether a key is present at a row depends on the last row before it that settles it, which all but updates do: it is
-    there after an insert, refused or not, and gone after a delete. All rows of an entry have one timestamp, so of those
-    with the same key only the last one that is written can ever be seen. If that is an update of some columns, those
-    before it gave the same ones: the others are the defaults, which it has, where the block wrote a whole row before it,
-    else those of the row in the store.
+    Whether a key is present at a row depends on the last earlier row that settles it; all operations but
+    updates do. The key is present after an insert, even a refused one, and absent after a delete. All rows of
+    an entry have one timestamp, so for each key only the last written row can ever be seen. That row may
+    update some columns. Earlier updates gave the same columns. Its other columns are defaults if the block
+    wrote a whole row before it; otherwise they come from the stored row.
     """
     order, begins = _by_key(keys, hashes)
     ops = each[order]
     counts = np.diff(begins, append=len(order))
-    begin = np.repeat(begins, counts)  # of each row's key
+    begin = np.repeat(begins, counts)  # where the rows of its key begin
     heads = order[begins]
     repeats = len(heads) < len(order)
     located = store.locate(keys.take(pa.array(heads)) if repeats else keys, hashes[heads])
@@ -346,7 +354,7 @@ def _checked(
 
 
 def _by_key(keys: pa.BinaryArray, hashes: U64) -> tuple[Positions, Positions]:
-    """(positions of all rows, those of a key together and in their order; where each key begins among them)."""
+    """(positions of all rows, grouped by key and in order within a key; where each key's group begins)."""
     if len(np.unique(hashes)) == len(hashes):
         return np.arange(len(hashes)), np.arange(len(hashes))
     order = key_bytes.sort_order(keys)
@@ -354,7 +362,7 @@ def _by_key(keys: pa.BinaryArray, hashes: U64) -> tuple[Positions, Positions]:
 
 
 def _last_before(which: Mask, begin: Positions) -> Positions:
-    """For each row the last one before it that is one of `which`, at or behind `begin`; -1 if there is none."""
+    """For each row, the last earlier row that is in `which`, at or after `begin`; -1 if there is none."""
     last = np.maximum.accumulate(np.where(which, np.arange(len(which)), -1))
     before = np.concatenate(([-1], last[:-1]))
     return np.where(before >= begin, before, -1)
