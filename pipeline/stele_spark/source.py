@@ -29,13 +29,13 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
 from stele.client import Client, Table
-from stele.client.bulk import fit
+from stele.client.arrow_input import fit
 from stele.client.tablet_scan import FlightPool, ScanPlan, TabletScan
 from stele.model import texts
 from stele.model.block import RowOp
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 from stele_spark import types
 
 _SCAN_TIMEOUT_S = 60.0
@@ -114,7 +114,7 @@ def _unknown(given: dict[str, str]) -> list[str]:
         return ["CREATE TABLE is not understood; CREATE TEMPORARY VIEW ... USING stele OPTIONS (...) is"]
     if "path" in given or "paths" in given:  # Spark's names for what load() and save() were given
         return ['load() and save() take no path; name the table with option("table", ...)']
-    unknown = [f'"{key}"{meant(key, OPTIONS)}' for key in given if key not in OPTIONS]
+    unknown = [f'"{key}"{did_you_mean(key, OPTIONS)}' for key in given if key not in OPTIONS]
     there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
     return [f"no option {', '.join(unknown)}; there are {there}"] if unknown else []
 

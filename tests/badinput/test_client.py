@@ -50,7 +50,7 @@ async def test_predicates_and_keys_as_people_write_them(tmp_path: Path) -> None:
             return str(caught.value)
 
         assert "key 3: expected values of a, b, or a mapping" in await refused(two.get(3))
-        assert "'three' is no int64" in await refused(one.get("three"))
+        assert "'three' is not an int64" in await refused(one.get("three"))
         for wrong, words in (
             ("id > ", "ends too early"),
             ("id > 1 OR n > 1", "there is no OR"),
@@ -60,7 +60,10 @@ async def test_predicates_and_keys_as_people_write_them(tmp_path: Path) -> None:
             (("id", 5), "operator 5; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null"),
             (("id", "~", 1), "operator '~'; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null"),
             ([("id", "==", 1)], "operator '=='; expected one of =,"),
-            (("colour", "=", 1), "predicate ('colour', '=', 1): no column 'colour'; expected one of id, n"),
+            (
+                ("colour", "=", 1),
+                "predicate ('colour', '=', 1): the table has no column 'colour'; expected one of id, n",
+            ),
             ([(1, "=", 1)], "no column 1; expected one of id, n"),
             (("n", "is_null", True), "is_null takes no value, got True"),
             ([("n", "in", "12")], "\"in\" takes a list of values, got '12'; write it in []"),
@@ -77,15 +80,15 @@ FRAME = pd.DataFrame({"id": [1]})
 WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]] = [
     (
         lambda c, t, k: t.put([1, 2]),
-        "row [1, 2]: expected a mapping of column names to values, like {'id': 1}, got list",
+        "row is [1, 2]: expected a mapping of column names to values, like {'id': 1}, got list",
     ),
-    (lambda c, t, k: t.update(5), "row 5: expected a mapping"),
-    (lambda c, t, k: t.delete(5), "row 5: expected a mapping"),
+    (lambda c, t, k: t.update(5), "row is 5: expected a mapping"),
+    (lambda c, t, k: t.delete(5), "row is 5: expected a mapping"),
     (
         lambda c, t, k: t.apply("replace", {"id": 1}),
         "op 'replace': expected one of insert, insert_ignore, upsert",
     ),
-    (lambda c, t, k: t.new_session().upsert("id"), "row 'id': expected a mapping"),
+    (lambda c, t, k: t.new_session().upsert("id"), "row is 'id': expected a mapping"),
     (
         lambda c, t, k: t.new_session(flush_interval_s=-1),
         "flush_interval_s -1: expected a number of seconds, 0 or above",
@@ -93,10 +96,10 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]]
     (lambda c, t, k: t.new_session(buffer_bytes=0), "buffer_bytes 0: expected a whole number, 1 or more"),
     (
         lambda c, t, k: t.write_arrow(FRAME),
-        "DataFrame is no Arrow data; give pyarrow.Table.from_pandas(frame)",
+        "DataFrame is not Arrow data; pass pyarrow.Table.from_pandas(frame)",
     ),
-    (lambda c, t, k: t.write_arrow([{"id": 1}]), "dict is no Arrow data; give pyarrow.Table.from_pylist"),
-    (lambda c, t, k: t.write_arrow("rows"), "str is no Arrow data; expected a pyarrow Table, RecordBatch"),
+    (lambda c, t, k: t.write_arrow([{"id": 1}]), "dict is not Arrow data; pass pyarrow.Table.from_pylist"),
+    (lambda c, t, k: t.write_arrow("rows"), "str is not Arrow data; expected a pyarrow Table, RecordBatch"),
     (lambda c, t, k: t.write_arrow(pa.table({"id": [1]}), "put"), "op 'put': expected one of insert"),
     (
         lambda c, t, k: t.write_arrow(pa.table({"id": [1]}), timeout_s="10"),
@@ -104,11 +107,11 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]]
     ),
     (lambda c, t, k: t.get(1, 5), "columns 5: expected a list of names"),
     (lambda c, t, k: t.get(None), "key None: column id is null; expected an int64"),
-    (lambda c, t, k: t.get(1.5), "table one: key 1.5: column id: 1.5 is no int64"),
+    (lambda c, t, k: t.get(1.5), "table one: key 1.5: column id: 1.5 is not an int64"),
     (lambda c, t, k: t.scan([1]), "columns [1]: expected a list of names"),
     (lambda c, t, k: t.scan([["n"]]), "expected a list of names"),
-    (lambda c, t, k: t.scan([]), "columns []: expected some of table one: id, n"),
-    (lambda c, t, k: t.scan("carrier"), "columns 'carrier': expected some of table one: id, n"),
+    (lambda c, t, k: t.scan([]), "columns []: expected columns of table one: id, n"),
+    (lambda c, t, k: t.scan("carrier"), "columns 'carrier': expected columns of table one: id, n"),
     (lambda c, t, k: t.scan(limit="ten"), "limit 'ten': expected a whole number, 0 or more"),
     (lambda c, t, k: t.scan(limit=-1), "limit -1: expected a whole number, 0 or more"),
     (lambda c, t, k: t.scan(limit=2.5), "limit 2.5: expected a whole number"),
@@ -117,8 +120,8 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]]
         "snapshot 'now': expected a hybrid time, a whole number as now()",
     ),
     (lambda c, t, k: t.scan(timeout_s=0), "timeout_s 0: expected a number of seconds above 0"),
-    (lambda c, t, k: t.scan(lower="UA"), "lower: column id: 'UA' is no int64"),
-    (lambda c, t, k: t.scan(upper=(1, 2)), "upper (1, 2): 2 values; expected those of id"),
+    (lambda c, t, k: t.scan(lower="UA"), "lower: column id: 'UA' is not an int64"),
+    (lambda c, t, k: t.scan(upper=(1, 2)), "upper is (1, 2), with 2 values; expected values of id"),
     (lambda c, t, k: t.scan(lower=(None,)), "lower: column id is None; expected an int64"),
     (lambda c, t, k: c.open_table(None), "table name None: expected a name, as text"),
     (lambda c, t, k: c.open_table(""), "table name '': expected a name"),
@@ -152,7 +155,7 @@ WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]]
     ),
     (lambda c, t, k: Schema.make([(1, "int64")], ["id"]), "column (1, 'int64'): expected (name, type"),
     (lambda c, t, k: Schema.make(["id"], ["id"]), "column 'id': expected (name, type"),
-    (lambda c, t, k: Schema.make([("id", "int64")], [1]), "key names [1], which are no columns"),
+    (lambda c, t, k: Schema.make([("id", "int64")], [1]), "key names [1], which are not columns"),
 ]
 
 
@@ -177,9 +180,9 @@ async def test_an_argument_of_a_wrong_kind_is_refused_with_what_was_expected(tmp
 async def test_a_name_that_is_not_there_comes_with_the_next_step(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         for call, words in (
-            (client.open_table("t"), "no table t; list_tables() shows those there are"),
-            (client.describe("t"), "no table t; list_tables() shows those there are"),
-            (client.delete_table("t"), "no table t; list_tables() shows those there are"),
+            (client.open_table("t"), "no table t; list_tables() shows the existing ones"),
+            (client.describe("t"), "no table t; list_tables() shows the existing ones"),
+            (client.delete_table("t"), "no table t; list_tables() shows the existing ones"),
             (client.keyspace("k"), "no key space k; make it with create_keyspace('k')"),
         ):
             with pytest.raises(Rejected, match="NOT_FOUND") as caught:

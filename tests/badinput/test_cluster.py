@@ -43,7 +43,7 @@ async def test_bad_rows_and_bad_files(tmp_path: Path) -> None:
         code, out = await stele(cluster, "table", "load", "t", str(rows), "--op", "insert")
         assert code == 2 and "3 rows written" in out, out
         assert "t.csv line 3: INVALID_ARGUMENT column id is null" in out, out
-        assert "t.csv line 5: INVALID_ARGUMENT column n: 'many' is no int32" in out, out
+        assert "t.csv line 5: INVALID_ARGUMENT column n: 'many' is not an int32" in out, out
         assert "t.csv line 7: ALREADY_PRESENT" in out, out
         assert "t.csv line 8: INVALID_ARGUMENT 1 values; expected 2" in out, out
         assert out.endswith("4 of 7 rows were refused, the others are written\n"), out

@@ -58,8 +58,8 @@ def test_every_fault_is_told_with_its_line(tmp_path: Path, seed: int) -> None:
     wanted = {
         "short": "1 values; expected 3",
         "long": "4 values; expected 3",
-        "range": "column n: '300' is no int8",
-        "text": "column n: 'many' is no int8",
+        "range": "column n: '300' is not an int8",
+        "text": "column n: 'many' is not an int8",
         "utf8": "column s: '\\\\xff' is not UTF-8",
     }
     assert told == {line: wanted[kind] for line, kind in bad.items()}
@@ -163,10 +163,10 @@ def test_lines_are_those_of_the_file_where_values_hold_ends_of_lines(
     faults.tell()
     assert ids == [2, 7, 9, 10]
     assert capsys.readouterr().err.splitlines() == [
-        "t.csv line 5: INVALID_ARGUMENT column n: 'many' is no int8",
+        "t.csv line 5: INVALID_ARGUMENT column n: 'many' is not an int8",
         "t.csv line 9: NOT_FOUND no",
         "t.csv line 11: INVALID_ARGUMENT 4 values; expected 3",
-        "t.csv line 12: INVALID_ARGUMENT column n: '300' is no int8 (lines 12 to 14 are one row by their quotes: is one not closed?)",
+        "t.csv line 12: INVALID_ARGUMENT column n: '300' is not an int8 (lines 12 to 14 are one row by their quotes: is one not closed?)",
         "t.csv line 15: INVALID_ARGUMENT 2 values; expected 3",
     ]
 

@@ -167,13 +167,13 @@ def of_a_newer_version(found: View) -> None:
             out_of_reach,
             1,
             "NOT HEALTHY",
-            "replica 3 on flights-node-3 (10.0.0.3:7050) is out of its leader's reach: it has not answered for 55 s",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) cannot be reached by its leader: no answer for 55 s",
         ),
         (
             neither_reached_nor_led,
             1,
             "NOT HEALTHY",
-            "is out of its leader's reach: it has not answered for 55 s",
+            "cannot be reached by its leader: no answer for 55 s",
         ),
         (
             without_a_leader,

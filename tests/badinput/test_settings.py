@@ -168,7 +168,7 @@ async def test_names_that_do_not_resolve_are_told_soon() -> None:
     assert time.monotonic() - began < 25
     assert str(caught.value) == (
         "UNAVAILABLE: no master answers at no-such-host.invalid:7051 (name does not resolve), "
-        "neither.invalid:7 (name does not resolve); check the masters given"
+        "neither.invalid:7 (name does not resolve); check the addresses of the masters"
     )
 
 
@@ -210,5 +210,5 @@ async def test_a_server_that_is_no_master_is_told_from_one_that_is_silent() -> N
                 (said,) = {str(answer) for answer in answers}
                 if "something else" in said:
                     break
-    assert f"{addresses[0]} (something else listens there, no Stele server)" in said
+    assert f"{addresses[0]} (another program listens there, not a Stele server)" in said
     assert f"{addresses[1]} (no answer)" in said

@@ -87,7 +87,7 @@ async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: py
         code, _, err = await run("table", "scan", "people")
         assert (code, err) == (
             2,
-            "stele: NOT_FOUND: no table people; `stele table list` shows those there are\n",
+            "stele: NOT_FOUND: no table people; `stele table list` shows the existing ones\n",
         )
 
 

@@ -46,7 +46,7 @@ async def test_rows_that_are_refused_are_told_and_the_others_written(
         code, out, err = await run("table", "load", "t", str(tmp_path / "bad.csv"))
         assert (code, out.split(" ", 1)[0]) == (2, "1")
         assert (
-            "bad.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32\nstele: INVALID_ARGUMENT: 1 of 2"
+            "bad.csv line 2: INVALID_ARGUMENT column n: 'many' is not an int32\nstele: INVALID_ARGUMENT: 1 of 2"
             in err
         )
 
@@ -67,7 +67,7 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
         code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
         assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
-        assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is no int32" in err
+        assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is not an int32" in err
         assert "no more" in err
 
 
@@ -101,8 +101,8 @@ def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
     rows = pa.Table.from_batches(source.batches())
     assert rows["at"].to_pylist() == [at and at.replace(tzinfo=UTC) for at in list(given.values())[:8]]
     assert [(line, why.partition(";")[0]) for line, why in source.lines.errors] == [
-        (10, "column at: '2024-06-01T12:30:00.0000001' is no timestamp"),
-        (11, "column at: 'noon' is no timestamp"),
+        (10, "column at: '2024-06-01T12:30:00.0000001' is not a timestamp"),
+        (11, "column at: 'noon' is not a timestamp"),
     ]
     assert "2026-01-31T12:00:00Z; without a zone it is UTC" in source.lines.errors[1][1]
     path.write_text("id,at\n" + "".join(f"{n},2024-06-01 00:00:00\n" for n in range(1_000)))

@@ -213,7 +213,7 @@ async def test_what_cannot_be_written_or_read_is_one_line(
             (
                 f"table load wide {few} {cut}",
                 2,
-                "few.csv line 3: INVALID_ARGUMENT column id: 'many' is no int64",
+                "few.csv line 3: INVALID_ARGUMENT column id: 'many' is not an int64",
             ),
             (f"table create {binary}", 2, "no YAML or JSON"),
             (f"table create {null}", 2, "null.yaml: spec is missing"),

@@ -91,7 +91,7 @@ async def test_next_steps_are_in_the_words_of_who_is_told(
             (
                 AsyncClient("127.0.0.1:1", first_contact_s=0.2).list_tables(),
                 ("table", "scan", "t", "--timeout", "0.2", "--masters", "127.0.0.1:1"),
-                "; check the masters given",
+                "; check the addresses of the masters",
                 "; check --masters",
             ),
         ):
@@ -102,7 +102,7 @@ async def test_next_steps_are_in_the_words_of_who_is_told(
             assert code == exit_code(caught.value) and shell in err and "()" not in err, err
     for advice in Advice:
         assert told(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
-    with pytest.raises(Rejected, match="no masters given; give the HOST:PORT of some of them"):
+    with pytest.raises(Rejected, match="no masters are given; pass the HOST:PORT of some of them"):
         AsyncClient("")
 
 
@@ -202,7 +202,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     bad.write_text(
         "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
     )
-    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: default 1.5 is no int64"):
+    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: the default 1.5 is not an int64"):
         table_from_file(str(bad))
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])

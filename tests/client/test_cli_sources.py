@@ -156,14 +156,14 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
                 code, out, err = await run("table", "load", *arguments)
             assert (code, out.split()[0]) == (2, "3"), err
             assert f"3 of 6 rows were refused, the others are written; they are in {kept}" in err
-            assert "line 4: INVALID_ARGUMENT column n: 'many' is no int32" in err
+            assert "line 4: INVALID_ARGUMENT column n: 'many' is not an int32" in err
             found = [json.loads(line) for line in kept.read_text().splitlines()]
             assert [(r.get("line", r.get("row")), r["code"], r["row"]) for r in found[:2]] == [
                 (4, "INVALID_ARGUMENT", '2,many,"x,\ny"'),
                 (6, "INVALID_ARGUMENT", "3,7"),
             ]
             assert found[0]["file"] == ("standard input" if name == "-" else path)
-            assert found[0]["why"] == "column n: 'many' is no int32"
+            assert found[0]["why"] == "column n: 'many' is not an int32"
             assert found[2]["code"] == "ALREADY_PRESENT" and found[2]["values"] == {"id": 4, "name": "again"}
             assert await table.scan().count() == 3
             code, _, err = await run("table", "load", *arguments)

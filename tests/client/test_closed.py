@@ -74,7 +74,7 @@ async def test_every_call_of_a_closed_client_says_so(tmp_path: Path) -> None:
         await client.close()
         requests = [node.requests for node in cluster.nodes]
         for name, call in after_close(client, table, space, scanner, session).items():
-            with pytest.raises(Closed, match="CLOSED: this client was closed; make another"):
+            with pytest.raises(Closed, match="CLOSED: this client was closed; create another one"):
                 async with asyncio.timeout(60):
                     answer = call()
                     if isinstance(answer, Awaitable):

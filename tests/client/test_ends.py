@@ -146,8 +146,8 @@ threading.Thread(target=use).start()
     async with small_cluster(tmp_path) as (cluster, client):
         table = await client.create_table("t", SCHEMA)
         ended = (
-            "INVALID_ARGUMENT: the main thread of this program has ended, and Python begins no more threads then; "
-            "join your threads first"
+            "INVALID_ARGUMENT: the main thread of this program has ended, so Python starts no more threads; "
+            "join your threads before that"
         )
         assert await run(cluster, program) == (
             0,
@@ -156,7 +156,7 @@ threading.Thread(target=use).start()
                 f"count Rejected {ended}",
                 "write_arrow is done",
                 "close is done",
-                "get Closed CLOSED: this client was closed; make another",
+                "get Closed CLOSED: this client was closed; create another one",
             ],
             "",
         )

@@ -105,7 +105,10 @@ async def test_partitionings_by_name_are_created_and_described(tmp_path: Path) -
         for wrong, told in (
             ("name", "partitioning: 'name': expected stele.hash(...), stele.range(...), or a list of these"),
             ([parts[0], 4], "partitioning: 4: expected stele.hash(...)"),
-            (stele.hash("nam", buckets=2), "partitioning: hash: no column 'nam'; did you mean 'name'?"),
+            (
+                stele.hash("nam", buckets=2),
+                "partitioning: hash: the table has no column 'nam'; did you mean 'name'?",
+            ),
         ):
             with pytest.raises(stele.Rejected) as caught:
                 await client.create_table("wrong", schema, wrong)  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ async def test_a_client_that_closes_ends_what_waits_and_asks_nobody_any_more(tmp
                 await waiting
         assert caught.value.code is Code.UNKNOWN_OUTCOME
         searches = cluster.nodes[1].searches
-        with pytest.raises(Closed, match="this client was closed; make another"):
+        with pytest.raises(Closed, match="this client was closed; create another one"):
             await space.replace("a", "3")
         await asyncio.sleep(2 * SLOW_S)
         assert cluster.nodes[1].searches == searches

@@ -124,7 +124,7 @@ def test_of_what_masters_say_the_tablets_and_replicas_that_serve_are_taken() -> 
     (tablet,) = found.tablets
     assert tablet.tablet_id == "00" * 16 and not found.complete
     assert [replica.node_id[:2] for replica in tablet.replicas] == ["05", "04", "03"]
-    with pytest.raises(Retryable, match="1 of 8 tablets exist yet"):
+    with pytest.raises(Retryable, match="only 1 of 8 tablets exist so far"):
         found.by_ordinal([0])
     answer.table.state = "REMOVED"
     with pytest.raises(Rejected, match="table t was deleted"):

@@ -16,9 +16,7 @@ import polars
 import pyarrow as pa
 import pytest
 
-from stele.client import Client, html
-from stele.client.blocking import Table
-from stele.client.results import WriteResult
+from stele.client import Client, Table, WriteResult, html
 from stele.model.block import RowError
 from stele.model.clock import from_datetime, from_physical_us
 from stele.model.errors import Code, Rejected

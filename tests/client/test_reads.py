@@ -26,7 +26,9 @@ async def test_an_answer_to_a_read_with_broken_insides_is_an_error(tmp_path: Pat
         for bad in (sink.getvalue().to_pybytes(), sink.getvalue().to_pybytes()[:-50], b"junk"):
             answer = tserver_pb2.ClientResponse(read=tserver_pb2.ReadResponse(rows=bad))
             cluster.nodes[0]._read = lambda request, answer=answer: answer  # type: ignore[method-assign]
-            with pytest.raises(Corrupt, match="table t: a node answered a read with no Arrow stream of rows"):
+            with pytest.raises(
+                Corrupt, match="table t: a node's answer to a read is not an Arrow stream of rows"
+            ):
                 await table.get(1)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from stele.cli.schema_file import table_from_file
 from stele.cli.tables import _as_json
-from stele.client.locations import TableInfo
+from stele.client import TableInfo
 from stele.model.errors import Rejected
 from stele.model.keys import encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
@@ -110,7 +110,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         (
             "primaryKey: [id]",
             "primaryKey: [idd]",
-            "key names ['idd'], which are no columns; did you mean 'id'?",
+            "key names ['idd'], which are not columns; did you mean 'id'?",
         ),
         ("primaryKey: [id]", "primaryKey: {id: 1}", "a mapping; expected a list of column names"),
         ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),

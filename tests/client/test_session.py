@@ -113,7 +113,7 @@ async def test_no_row_of_a_session_is_lost_without_a_word(tmp_path: Path) -> Non
                             refused.append((number, exc.code, str(exc)))
         ((number, code, told),) = refused
         assert (number, code) == (6, Code.NO_QUORUM)
-        assert "this row was not taken in" in told
+        assert "this row was not queued" in told
         assert [(e.row, e.code) for e in caught.value.errors] == [(n, Code.NO_QUORUM) for n in range(6)]
         assert sorted((await table.scan(["id"]).to_table())["id"].to_pylist()) == [6, 7, 8, 9]
 
@@ -124,7 +124,7 @@ async def test_a_call_that_fills_a_session_has_given_its_row(tmp_path: Path) -> 
         session = table.new_session(flush_interval_s=0, buffer_bytes=1)
         tablet.before.append(lambda: Rejected("no", code=Code.PERMISSION_DENIED))
         await session.upsert({"id": 0})
-        with pytest.raises(Rejected, match="not taken in"):
+        with pytest.raises(Rejected, match="not queued"):
             await session.upsert({"id": 1})
         await session.upsert({"id": 1})
         with pytest.raises(RowErrors) as caught:
@@ -365,7 +365,7 @@ async def test_of_many_rows_behind_a_block_that_failed_each_is_told(tmp_path: Pa
         with pytest.raises(RowErrors) as caught:
             await session.flush()
         assert [error.row for error in caught.value.errors] == list(range(20_000))
-        assert ["not sent, since" in e.message for e in caught.value.errors] == [
+        assert ["not sent, because" in e.message for e in caught.value.errors] == [
             n >= 8_192 for n in range(20_000)
         ]
         assert await table.scan().count() == 0

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client import AsyncClient, AsyncTable
-from stele.client.scan import AsyncScanner
+from stele.client import AsyncClient, AsyncScanner, AsyncTable
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc import flight_client

@@ -34,13 +34,13 @@ async def test_what_is_no_whole_number_is_not_made_one(tmp_path: Path) -> None:
         table = await client.create_table("t", SCHEMA, ONE)
         await table.put({"id": 1, "n": 2.0})
         for row in ({"id": 1.5}, {"id": 2, "n": 1.5}, {"id": 2, "n": np.float32(0.5)}):
-            with pytest.raises(Rejected, match="it is not whole"):
+            with pytest.raises(Rejected, match="it is not a whole number"):
                 await table.put(row)
-        with pytest.raises(Rejected, match="it is not whole"):
+        with pytest.raises(Rejected, match="it is not a whole number"):
             await table.get({"id": 1.5})
-        with pytest.raises(Rejected, match="it is not whole"):
+        with pytest.raises(Rejected, match="it is not a whole number"):
             await table.scan(lower=[0.5]).count()
-        with pytest.raises(RowErrors, match="it is not whole"):
+        with pytest.raises(RowErrors, match="it is not a whole number"):
             await table.write_arrow(pa.table({"id": [1.5, 2.0], "n": [1, 1]}))
         found = await table.scan(["id", "n"], ordered=True).to_table()
         assert found.to_pylist() == [{"id": 1, "n": 2}, {"id": 2, "n": 1}]

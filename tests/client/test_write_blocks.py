@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.client.batcher import GATE_S, _Part
+from stele.client.batcher import GATE_S
 from stele.client.bulk import BLOCK_ROWS
+from stele.client.waiting_rows import Part
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.keys import encode_tuple
@@ -241,7 +242,7 @@ async def test_rows_that_cannot_be_joined_fail_and_those_behind_them_are_written
         batcher, loop = table._batcher, asyncio.get_running_loop()
         rows: list[asyncio.Future[int]] = [loop.create_future() for _ in range(2)]
         parts = [
-            _Part(RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
+            Part(RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
             for value, row in zip((1, "one"), rows)
         ]
         batcher._waiting[0] = deque(parts)

@@ -51,7 +51,7 @@ async def test_a_plan_of_another_cluster_is_not_opened(tmp_path: Path) -> None:
         table = await client.create_table("t", SCHEMA, ONE)
         plan = table.plan_write()
         other = replace(plan, cluster_id=ClusterId(new_id()))
-        with pytest.raises(Rejected, match=f"table t is of cluster {other.cluster_id}") as caught:
+        with pytest.raises(Rejected, match=f"table t is in cluster {other.cluster_id}") as caught:
             client.open_planned(other)
         assert caught.value.code is Code.WRONG_CLUSTER
         await client.open_planned(plan).put({"id": 1})
@@ -62,6 +62,6 @@ async def test_a_node_that_names_itself_and_does_not_lead_is_not_asked_without_r
     async with one_tablet(tmp_path, timeout_s=3.0) as (cluster, table, tablet):
         itself = NotLeader("not yet", leader_hint=cluster.nodes[0].identity.node_id)
         tablet.before.extend([lambda: itself] * 100_000)
-        with pytest.raises(Retryable, match="no leader found"):
+        with pytest.raises(Retryable, match="found no leader"):
             await table.put({"id": 1})
         assert len(tablet.attempts) < 1_000

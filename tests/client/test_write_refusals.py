@@ -133,7 +133,7 @@ async def test_rows_fail_for_reasons_of_their_own(tmp_path: Path) -> None:
         codes = [r.code if isinstance(r, SteleError) else None for r in results]
         assert codes == [None, *[Code.INVALID_ARGUMENT] * 3, Code.NOT_FOUND, Code.NOT_FOUND]
         assert [r.args[0] for r in results if isinstance(r, SteleError)] == [
-            "table t: id='one': column id: 'one' is no int64 (it is of type str; expected an int)",
+            "table t: id='one': column id: 'one' is not an int64 (it is of type str; expected an int)",
             "table t: column id is null; expected an int64",
             "table t: id=2: column colour is unknown; expected id, name, n",
             "table t: id=3: the key is absent",
@@ -153,7 +153,7 @@ async def test_a_refused_row_is_named_by_its_table_and_key(tmp_path: Path) -> No
         assert caught.value.args[0] == f"table two: {key}: the key is present; use upsert to overwrite it"
         with pytest.raises(RowErrors, match="ALREADY_PRESENT") as caught:
             await table.write_arrow(pa.Table.from_pylist([row], schema=table.arrow_schema), "insert")
-        told = f"table two: 1 of 1 rows were refused, the others are written: row 0: ALREADY_PRESENT {key}: the key"
+        told = f"table two: 1 of 1 rows were refused; the others are written: row 0: ALREADY_PRESENT {key}: the key"
         assert caught.value.args[0].startswith(told)
         with pytest.raises(RowErrors) as caught:
             async with table.new_session(flush_interval_s=0) as session:
@@ -203,8 +203,16 @@ async def test_a_value_that_does_not_cast_costs_its_own_row(tmp_path: Path, kind
                 }
                 await table.write_arrow(given[kind])
         assert [(e.row, e.code, e.message) for e in caught.value.errors] == [
-            (70_000, Code.INVALID_ARGUMENT, "id=70000: column n: 1.5 is no int32 (it is not whole)"),
-            (rows - 1, Code.INVALID_ARGUMENT, f"id={rows - 1}: column n: inf is no int32 (it is not whole)"),
+            (
+                70_000,
+                Code.INVALID_ARGUMENT,
+                "id=70000: column n: 1.5 is not an int32 (it is not a whole number)",
+            ),
+            (
+                rows - 1,
+                Code.INVALID_ARGUMENT,
+                f"id={rows - 1}: column n: inf is not an int32 (it is not a whole number)",
+            ),
         ]
         assert caught.value.result.rows_written == await table.scan().count() == rows - 2
         with pytest.raises(RowErrors) as by_row:
@@ -240,10 +248,10 @@ async def test_all_faults_of_a_row_are_told_together(tmp_path: Path) -> None:
         assert [(e.row, e.message) for e in result.row_errors] == [
             (
                 1,
-                "id=2: column a: 1.5 is no int32 (it is not whole); column c: 2.5 is no int32 (it is not whole); "
+                "id=2: column a: 1.5 is not an int32 (it is not a whole number); column c: 2.5 is not an int32 (it is not a whole number); "
                 "column b is null; expected an int32",
             ),
-            (2, "column id: 1.5 is no int64 (it is not whole)"),
+            (2, "column id: 1.5 is not an int64 (it is not a whole number)"),
         ]
         assert await table.scan().count() == 1
 
@@ -254,7 +262,7 @@ async def test_types_that_do_not_fit_are_refused_before_anything_is_written(tmp_
     dates = pa.record_batch({"id": [1], "n": pa.array([datetime(2024, 5, 1)])})
     async with small_cluster(tmp_path) as (_, client):
         table = await client.create_table("t", SCHEMA, EIGHT)
-        with pytest.raises(Rejected, match=r"column n: string does not fit int32 .*'one' is no int32"):
+        with pytest.raises(Rejected, match=r"column n: string does not fit int32 .*'one' is not an int32"):
             await table.write_arrow(words)
         for last in (dates, pa.record_batch({"id": [1]}), pa.record_batch({"id": [1], "m": [1]}), {"id": 1}):
             with pytest.raises(Rejected):

@@ -59,7 +59,7 @@ async def until(client: AsyncClient, true: Callable[[ClusterHealth], bool]) -> C
 def told_of(health: ClusterHealth) -> set[str]:
     """Tablets that have such a replica and could lose no other. Of a node that is silent it is not said."""
     weak = (t for t in health.tablets if t.state == "under-replicated")
-    return {t.tablet_id for t in weak if any("is out of its leader's reach" in why for why in t.reasons)}
+    return {t.tablet_id for t in weak if any("cannot be reached by its leader" in why for why in t.reasons)}
 
 
 @pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "the network can be cut")

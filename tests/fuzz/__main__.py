@@ -1,7 +1,7 @@
 """`python -m tests.fuzz [--minutes 5] [--seed N] [--only parsers|ports]`: hostile input for every parser and every port.
 
 First each parser alone, then a real cluster (a master and three nodes) with a bystander that goes on writing. At the end all
-processes live, no replica is FAILED, no request failed unexpectedly, memory stays within its limit, every row that the
+processes live, no replica is FAILED, no request failed because of a bug, memory stays within its limit, every row that the
 bystander was told of is there, and none of its waits was longer than allowed.
 
 Exit status 1 if it is not so; then the seed, the input or the sentence, and the folder with the logs are printed.

@@ -12,8 +12,7 @@ import signal
 import sys
 import time
 
-from stele.client import AsyncClient
-from stele.client.table import AsyncTable
+from stele.client import AsyncClient, AsyncTable
 from stele.model.errors import Retryable
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from stele.client import AsyncClient, AsyncTable
-from stele.client.kv import AsyncKeySpace
-from stele.client.results import WriteResult
+from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, WriteResult
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema

@@ -18,9 +18,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stele.client import AsyncClient, AsyncTable, RowErrors
-from stele.client.kv import AsyncKeySpace
-from stele.client.results import WriteResult
+from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, RowErrors, WriteResult
 from stele.model.clock import from_physical_us
 from stele.model.errors import Retryable, SteleError, error_for
 from stele.model.partition import HashPartition, PartitionSchema

@@ -128,9 +128,9 @@ async def test_a_new_table_has_no_default_that_is_rounded_but_one_that_has_it_is
         error = await refused(w.leader.CreateTable(bad, None))
         assert error.code is Code.INVALID_ARGUMENT
         for words in (
-            "p: default 0.1234567890123456789 is no decimal(38,20) (",
-            'm: default "2024-01-01T00:00:00.1234567" is no timestamp (it is finer',
-            "x: default 1e400 is no double (it is too large)",
+            "p: the default 0.1234567890123456789 is not a decimal(38,20) (",
+            'm: the default "2024-01-01T00:00:00.1234567" is not a timestamp (it is finer',
+            "x: the default 1e400 is not a double (it is too large)",
         ):
             assert words in str(error), words
         older = w.catalog.tables["d" * 32]

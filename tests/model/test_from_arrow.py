@@ -64,7 +64,7 @@ def test_types_that_no_column_has_are_told_by_their_columns() -> None:
     with pytest.raises(Rejected) as told:
         Schema.from_arrow(bad, key=["id"])
     assert all(
-        f"column {name}: Arrow type {bad.field(name).type}" in str(told.value)
+        f"column {name}: no column type holds the Arrow type {bad.field(name).type}" in str(told.value)
         for name in ("u", "list", "nothing")
     )
     with pytest.raises(Rejected, match="did you mean 'day'"):

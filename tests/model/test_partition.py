@@ -26,7 +26,7 @@ from stele.model.partition import (
     assign_few,
     partitions,
     prune,
-    runs,
+    rows_by_tablet,
 )
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
@@ -189,13 +189,13 @@ def test_more_combinations_than_numpy_can_count_prune_nothing() -> None:
 
 
 def test_runs_keep_the_order_of_rows() -> None:
-    order, found = runs(np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2]))
+    order, found = rows_by_tablet(np.array([2, 0, 2, 0, 1, 1, 2, 0, 0, 2]))
     assert [(ordinal, order[start:end].tolist()) for ordinal, start, end in found] == [
         (0, [1, 3, 7, 8]),
         (1, [4, 5]),
         (2, [0, 2, 6, 9]),
     ]
-    assert runs(np.zeros(0, np.int64))[1] == []
+    assert rows_by_tablet(np.zeros(0, np.int64))[1] == []
 
 
 def test_faults_and_json() -> None:
@@ -207,7 +207,7 @@ def test_faults_and_json() -> None:
         RangePartition((7,), (b"b", b"a")),
     )
     text = "; ".join(bad.faults(SCHEMA))
-    for part in ("['v']", "1 buckets", "stands twice", "two hashes", "ascending", "['7']", "tablets"):
+    for part in ("['v']", "1 buckets", "names a column twice", "two hashes", "ascending", "['7']", "tablets"):
         assert part in text, part
     with pytest.raises(Rejected):
         PartitionSchema.from_json("{}")
@@ -220,7 +220,7 @@ def test_columns_of_a_partition_are_ids(columns: object) -> None:
         ("range", PartitionSchema(range=RangePartition(columns))),  # type: ignore[arg-type]
     ):
         assert bad.faults(SCHEMA) == [
-            f"{kind}: columns {columns!r}; expected column ids, like (0, 1); stele.{kind}(...) takes names"
+            f"{kind}: columns {columns!r}: expected column ids, like (0, 1); for names use stele.{kind}(...)"
         ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stele.model.errors import Rejected
 from stele.model.keys import encode_tuple
-from stele.model.nearest import meant, nearest
+from stele.model.nearest import did_you_mean, nearest
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.partitioning import HashPartitioning, Partitioning, RangePartitioning, by_ids, by_names
 from stele.model.schema import Schema
@@ -72,12 +72,12 @@ def test_a_split_key_that_is_no_value_comes_back_in_hex() -> None:
 @pytest.mark.parametrize(
     ("part", "told"),
     [
-        (HashPartitioning(("dya",), 2), "hash: no column 'dya'; did you mean 'day'?"),
-        (HashPartitioning(("zz",), 2), "hash: no column 'zz'; expected some of ['day', 'name'"),
+        (HashPartitioning(("dya",), 2), "hash: the table has no column 'dya'; did you mean 'day'?"),
+        (HashPartitioning(("zz",), 2), "hash: the table has no column 'zz'; expected some of ['day', 'name'"),
         (HashPartitioning(("x",), 2), "['x'] are not key columns"),
         (HashPartitioning(("day",), 1), "1 buckets; expected 2 or more"),
-        (HashPartitioning((), 2), "hash: no columns"),
-        (RangePartitioning(("day",), ("x",)), "range: split at 'x': column day: 'x' is no date"),
+        (HashPartitioning((), 2), "hash: the table has no columns"),
+        (RangePartitioning(("day",), ("x",)), "range: cannot split at 'x': column day: 'x' is not a date"),
         (RangePartitioning(("day",), (None,)), "range: split at None: it is None"),
         (RangePartitioning(("day", "n"), DAYS), "expected a value for each of day, n"),
         (RangePartitioning(("day",), DAYS[::-1]), "split keys must be ascending"),
@@ -95,7 +95,7 @@ def test_all_faults_are_told_together() -> None:
     with pytest.raises(Rejected) as caught:
         by_ids([*parts, RangePartitioning(("n",), ())], SCHEMA)
     message = str(caught.value)
-    assert "no column 'a'" in message and "no column 'b'" in message and "2 ranges; expected" in message
+    assert "no column 'a'" in message and "no column 'b'" in message and "there are 2 ranges" in message
 
 
 def test_the_nearest_known_word_is_named() -> None:
@@ -107,4 +107,4 @@ def test_the_nearest_known_word_is_named() -> None:
         None,
         None,
     ]
-    assert meant("colums", known) == "; did you mean 'columns'?" and meant("zzz", known) == ""
+    assert did_you_mean("colums", known) == "; did you mean 'columns'?" and did_you_mean("zzz", known) == ""

@@ -34,7 +34,7 @@ SCHEMA = Schema.make(
         (
             {"id": 1.5, "colour": 1, "size": 2, "n": None},
             "columns colour, size are unknown; expected id, name, n, note; "
-            "column id: 1.5 is no int64 (it is not whole); column n is null; expected an int32; "
+            "column id: 1.5 is not an int64 (it is not a whole number); column n is null; expected an int32; "
             "column name is missing and has no default; expected a string",
         ),
     ],
@@ -61,7 +61,7 @@ def test_a_decimal_of_too_many_digits_is_refused_by_its_row() -> None:
     narrow = pa.Array.from_buffers(pa.decimal128(4, 2), 3, prices.buffers())
     batch = pa.record_batch([pa.array([1, 2, 3]), narrow], schema=schema.to_arrow())
     (error,) = row_faults(Block(1, (0, 1), batch, RowOp.UPSERT, None), schema)
-    told = "column price: Decimal('12345.00') is no decimal(4,2) (its digits are too many)"
+    told = "column price: Decimal('12345.00') is not a decimal(4,2) (it has too many digits)"
     assert (error.row, error.message) == (1, told)
 
 
@@ -70,7 +70,7 @@ def test_an_array_that_is_broken_as_a_whole_is_not_read() -> None:
     offsets = pa.py_buffer(np.array([0, 1, 1_000_000, 2], np.int32))
     broken = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"ab")])
     batch = pa.record_batch([broken], schema=schema.to_arrow())
-    with pytest.raises(Rejected, match="column s: no sound Arrow array: "):
+    with pytest.raises(Rejected, match="column s: the Arrow array is invalid: "):
         row_faults(Block(1, (0,), batch, RowOp.UPSERT, None), schema)
 
 

@@ -35,19 +35,19 @@ def test_every_fault_is_named_at_once() -> None:
         Schema(SchemaVersion(0), columns, (ColumnId(4), ColumnId(8), ColumnId(4)), 9)
     message = str(caught.value)
     for part in (
-        "version 0",
+        "the version is 0",
         "'1bad'",
-        "OK: the name stands twice",
+        "OK: the name is used twice",
         "twice: the id 2",
         "far: id 9",
         "int128",
         "nokey: a key column cannot be nullable",
         "nokey: a double cannot be a key",
-        "deflt: default",
+        "deflt: the default",
         "decimal(50,2)",
-        "Stele's own",
+        "reserved for Stele",
         "key column id 8",
-        "a column stands twice",
+        "it names a column twice",
     ):
         assert part in message, part
     with pytest.raises(Rejected, match=r"no columns.*no key"):
@@ -108,9 +108,9 @@ def test_defaults_are_json(type_: str, default: str, value: object) -> None:
     ],
 )
 def test_bad_defaults_are_refused(type_: str, default: str) -> None:
-    with pytest.raises(Rejected, match=r"column c: default .* (is no|expected JSON)"):
+    with pytest.raises(Rejected, match=r"column c: the default .* (is not|expected JSON)"):
         Column(ColumnId(0), "c", type_, False, default).default_scalar()
-    with pytest.raises(Rejected, match="schema: column c: default"):
+    with pytest.raises(Rejected, match="schema: column c: the default"):
         Schema.make([("k", "int64"), ("c", type_, True, default)], ["k"])
 
 
@@ -136,7 +136,7 @@ def test_bad_defaults_are_refused(type_: str, default: str) -> None:
             "timestamp",
             '"2024-01-01T12:00.5"',
             datetime.datetime(2024, 1, 1, 12, 0, 0, 500_000, datetime.UTC),
-            "only seconds have a fraction",
+            "only seconds may have a fraction",
         ),
         ("double", "1e400", float("inf"), "it is too large"),
         ("float", " -1e400 ", float("-inf"), "it is too large"),
@@ -149,7 +149,7 @@ def test_a_default_that_is_not_taken_as_it_stands_is_told_and_reads_as_ever_wher
     schema = Schema.make([("k", "int64"), ("c", type_, False, default)], ["k"])
     column = Schema.from_json(schema.to_json()).by_name["c"]
     assert column.default_scalar().as_py() == taken
-    assert column.default_fault().startswith(f"column c: default {default} is no {type_} ({why}")
+    assert column.default_fault().startswith(f"column c: the default {default} is not {column.a_type} ({why}")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_default_that_is_taken_as_it_stands_has_no_fault(type_: str, default: 
 def test_a_column_says_why_a_value_is_none_of_its_own(type_: str, value: object) -> None:
     column = Column(ColumnId(0), "c", type_)
     why = column.fault(value)
-    assert why.startswith("column c: ") and f"is no {type_} (" in why
+    assert why.startswith("column c: ") and f"is not {column.a_type} (" in why
     with pytest.raises(Rejected) as caught:
         column.array([None, value])
     assert caught.value.args[0] == why
@@ -261,17 +261,17 @@ def test_type_names() -> None:
         ("decimal(4,2)", 0.5, "it is of type float; expected a Decimal"),
         ("date", "2024-05-01", "it is of type str; expected a date"),
         ("timestamp", datetime.date(2024, 5, 1), "it is of type date; expected a datetime"),
-        ("timestamp", pd.NaT, "it is pandas' word for null; give None"),
-        ("date", pd.NaT, "it is pandas' word for null; give None"),
-        ("int64", pd.NA, "it is pandas' word for null; give None"),
-        ("timestamp", np.datetime64("2024-05-01T00:00:00"), "it is numpy's; give its item()"),
-        ("int64", np.datetime64("2024-05-01T00:00:00", "ns"), "it is numpy's; give its item()"),
-        ("int64", np.timedelta64(5, "ns"), "it is numpy's; give its item()"),
+        ("timestamp", pd.NaT, "it is pandas' null; pass None"),
+        ("date", pd.NaT, "it is pandas' null; pass None"),
+        ("int64", pd.NA, "it is pandas' null; pass None"),
+        ("timestamp", np.datetime64("2024-05-01T00:00:00"), "it is a numpy value; pass its item()"),
+        ("int64", np.datetime64("2024-05-01T00:00:00", "ns"), "it is a numpy value; pass its item()"),
+        ("int64", np.timedelta64(5, "ns"), "it is a numpy value; pass its item()"),
         ("int8", 300, "it is out of range"),
         ("int64", -(2**70), "it is out of range"),
-        ("int64", 1.5, "it is not whole"),
+        ("int64", 1.5, "it is not a whole number"),
     ],
 )
 def test_a_value_of_another_type_is_told_in_words_of_python(kind: str, value: object, why: str) -> None:
     column = Schema.make([("id", "int64"), ("v", kind, True)], ["id"]).by_name["v"]
-    assert column.fault(value) == f"column v: {value!r} is no {kind} ({why})"
+    assert column.fault(value) == f"column v: {value!r} is not {column.a_type} ({why})"

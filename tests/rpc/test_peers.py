@@ -188,8 +188,16 @@ async def refused(sender: Node, to: str) -> str:
     """Why a message makes no stream to a peer."""
     with structlog.testing.capture_logs() as lines:
         sender.transport.send(NodeId(to), message(1).SerializeToString())
-        await until(lambda: any(line["event"] == "no stream to peer" for line in lines))
-    return next(str(line["error"]) for line in lines if line["event"] == "no stream to peer")
+        await until(
+            lambda: any(
+                line["event"] == "cannot open a stream to a peer; it will be dialled again" for line in lines
+            )
+        )
+    return next(
+        str(line["error"])
+        for line in lines
+        if line["event"] == "cannot open a stream to a peer; it will be dialled again"
+    )
 
 
 async def test_a_peer_that_stays_away_is_told_of_once_in_a_while() -> None:
@@ -209,7 +217,11 @@ async def test_a_peer_that_stays_away_is_told_of_once_in_a_while() -> None:
             while dialled < 10:
                 first.transport.send(second.identity.node_id, message(1).SerializeToString())
                 await asyncio.sleep(0.01)
-        kinds = [line["error"].split(":")[0] for line in lines if line["event"] == "no stream to peer"]
+        kinds = [
+            line["error"].split(":")[0]
+            for line in lines
+            if line["event"] == "cannot open a stream to a peer; it will be dialled again"
+        ]
         assert kinds and len(kinds) == len(set(kinds))  # a slow machine times out as well
 
 
@@ -242,7 +254,7 @@ async def test_another_node_at_the_address_gets_nothing() -> None:
     async with pair() as (first, second):
         wanted = NodeId(new_id())
         first.addresses[wanted] = second.identity.address
-        assert "its address has changed owners" in await refused(first, wanted)
+        assert "the address now belongs to another node" in await refused(first, wanted)
         assert not second.got
 
 

@@ -587,7 +587,7 @@ def test_a_listener_that_has_closed_takes_in_nobody() -> None:
             before = len(taken)
             await asyncio.sleep(0.02)
             assert len(taken) == before and not any(connection.stands for connection in taken)
-        with pytest.raises(Retryable, match="does not take in streams"):
+        with pytest.raises(Retryable, match="does not accept streams"):
             listener.expect(taken.append)
 
     for turns in range(6):

@@ -300,4 +300,4 @@ async def test_no_call_with_a_hostile_field_is_internal_and_all_else_goes_on(
             assert [
                 (str(r.superblock.key), r.error) for r in one.replicas if r.state is ReplicaState.FAILED
             ] == []
-    assert "failed unexpectedly" not in capsys.readouterr().out
+    assert "failed because of a bug" not in capsys.readouterr().out

@@ -12,9 +12,8 @@ import pytest
 
 from stele.cli import ksck
 from stele.cli.health import cluster_health
-from stele.client import AsyncClient
+from stele.client import AsyncClient, AsyncTable
 from stele.client.health import ClusterHealth
-from stele.client.table import AsyncTable
 from stele.model.clock import physical_us
 from stele.model.errors import SteleError
 from stele.model.schema import Schema

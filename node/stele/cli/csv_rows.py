@@ -290,7 +290,7 @@ def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) 
         shown = values[0].as_py()[:_VALUE_CHARS_SHOWN].decode("utf-8", "backslashreplace")
         said = "is not UTF-8"
         if not pa.types.is_string(arrow):
-            said = f"is no {column.type}{_EXPECTED.get(column.type, '')}"
+            said = f"is not {column.a_type}{_EXPECTED.get(column.type, '')}"
         faults.setdefault(first, f"column {column.name}: {shown!r} {said}")
         return pa.nulls(1, arrow)
     half = len(values) // 2

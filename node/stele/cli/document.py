@@ -17,7 +17,7 @@ import yaml
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.jsons import too_deep
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 
 _FAULTS_TOLD = 20
 Place = tuple[str | int, ...]
@@ -154,7 +154,7 @@ class Entry:
         found = {}
         for key, value in self.value.items():
             if key not in known:
-                hint = meant(str(key), known) or f"; known are {_listed(known)}"
+                hint = did_you_mean(str(key), known) or f"; known are {_listed(known)}"
                 place: Place = (*self.place, key) if isinstance(key, str) else self.place
                 self.document.fault(place, f"unknown key {shown(key)}{hint}")
             elif value is not None:

@@ -32,7 +32,7 @@ PROCESS_EXIT_CODES = {
 }
 
 _ADVICE = {
-    Advice.LIST_TABLES: "`stele table list` shows those there are",
+    Advice.LIST_TABLES: "`stele table list` shows the existing ones",
     Advice.CREATE_KEYSPACE: "make it with `stele kv create {name}`",
     Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",

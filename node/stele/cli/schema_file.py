@@ -16,7 +16,7 @@ from typing import Any
 from stele.cli.document import Document, Entry, parse
 from stele.model.column import Column
 from stele.model.errors import Rejected
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from stele.model.split_json import split_key
@@ -91,8 +91,8 @@ def _name_of(metadata: Entry) -> str:
         return ""
     known = ("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences")
     for key in metadata.value:
-        if key != "name" and key not in known and meant(str(key), known):
-            metadata.fault(f"unknown key {key!r}{meant(str(key), known)}")
+        if key != "name" and key not in known and did_you_mean(str(key), known):
+            metadata.fault(f"unknown key {key!r}{did_you_mean(str(key), known)}")
     name = metadata.value.get("name")
     return (
         Entry(metadata.document, (*metadata.place, "name"), name).text("a name") if name is not None else ""
@@ -211,6 +211,6 @@ def _named_columns(entry: Entry, schema: Schema) -> list[Column]:
         if column is not None:
             found.append(column)
         elif name:
-            hint = meant(name, schema.by_name) or f"; columns are {', '.join(schema.by_name)}"
+            hint = did_you_mean(name, schema.by_name) or f"; columns are {', '.join(schema.by_name)}"
             each.fault(f"no column {name!r}{hint}")
     return found

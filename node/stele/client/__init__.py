@@ -1,12 +1,17 @@
-"""The Python client of Stele: asynchronous and blocking. Imports stele.model and stele.rpc, and nothing of the servers.
+"""The Python client of Stele: asynchronous and blocking. Imports stele.model and stele.rpc, and nothing of
+the servers.
 
-`AsyncClient` and `Client` are where to begin. Invariant: a write that was acknowledged is in the table once, and one
-that was not is reported as not done, or as of unknown outcome, never as something else.
+The names here are for programs and for other packages of this repository; `stele` has them too. Invariant: a
+write that was acknowledged is in the table once. One that was not is reported as not done, or as of unknown
+outcome.
 """
 
 from stele.client.async_client import AsyncClient
 from stele.client.blocking import Client
-from stele.client.blocking_table import Table
+from stele.client.blocking_kv import KeySpace
+from stele.client.blocking_scan import Scanner
+from stele.client.blocking_table import Session, Table
+from stele.client.connect import connect, connect_async
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult
@@ -17,14 +22,19 @@ from stele.model.errors import Closed
 
 __all__ = [
     "AsyncClient",
+    "AsyncKeySpace",
+    "AsyncScanner",
+    "AsyncSession",
     "AsyncTable",
     "Client",
     "Closed",
-    "AsyncKeySpace",
+    "KeySpace",
     "RowErrors",
-    "AsyncScanner",
-    "AsyncSession",
+    "Scanner",
+    "Session",
     "Table",
     "TableInfo",
     "WriteResult",
+    "connect",
+    "connect_async",
 ]

@@ -1,6 +1,8 @@
-"""What an administrator asks of masters and nodes: form first masters, see the cluster, ask nodes for their replicas.
+"""What an administrator asks of masters and nodes: form first masters, see the cluster, ask nodes for their
+replicas.
 
-Used by the command line, the test harness and the operator's demo. Changes no configuration; that is the driver's.
+Used by the command line, the test harness and the operator's demo. Changes no configuration; that is the
+driver's.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from stele.client.health import NodeHealth
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
@@ -26,14 +28,15 @@ _DIGITS_MIN = 8
 
 
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
-    """Tell each first master who the others are, once all have formatted their volumes. Returns cluster id and fork id ("":
-    they run under none).
+    """Tell each first master who the others are, once all have formatted their volumes.
 
-    Idempotent. `cluster_id` "": whatever they say, if they agree.
+    Returns (cluster id, fork id); fork id "" means none. Idempotent. With `cluster_id` "", the id that they
+    all say.
 
     Raises:
-        Retryable: while one of them does not answer (UNAVAILABLE) or has not formatted its volume yet (NOT_READY).
-        Rejected: if they belong to different clusters or to another than `cluster_id`, or were formed otherwise.
+        Retryable: UNAVAILABLE: one does not answer. NOT_READY: one has not formatted its volume yet.
+        Rejected: they belong to different clusters, or to another one than `cluster_id`, or were formed
+            otherwise.
     """
     pool = ChannelPool(Identity())
     try:
@@ -44,17 +47,17 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
                 cluster_id = id_from_pb(status.cluster_id)
             if id_from_pb(status.cluster_id) != cluster_id:
                 raise Rejected(
-                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)}, expected {cluster_id}",
+                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)}; expected {cluster_id}",
                     code=Code.WRONG_CLUSTER,
                 )
             if pool.identity.fork_id != status.fork_id:
                 raise Rejected(
-                    f"{address} runs under fork id {status.fork_id or '(none)'}, others under "
+                    f"{address} runs under fork id {status.fork_id or '(none)'}, but others under "
                     f"{pool.identity.fork_id or '(none)'}; start all masters of a cluster with the same --fork-id",
                     code=Code.WRONG_CLUSTER,
                 )
             if status.role != "master":
-                raise Rejected(f"{address} is no master but a {status.role or 'process'}")
+                raise Rejected(f"{address} is not a master but a {status.role or 'process'}")
             if not status.format_id:
                 raise Retryable(
                     f"master {address} has not formatted its volume: it asks the other first masters, all of which must "
@@ -72,7 +75,7 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
 
 
 async def node_status(pool: ChannelPool, address: str) -> tserver_pb2.GetNodeStatusResponse:
-    """What the node or master at `address` says of itself. Raises SteleError."""
+    """The status of the node or master at `address`. Raises SteleError."""
     answer: tserver_pb2.GetNodeStatusResponse = await pool.unary(
         address,
         TabletServerServiceStub,
@@ -96,10 +99,10 @@ async def list_replicas(pool: ChannelPool, address: str) -> list[common_pb2.Repl
 
 
 async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_pb2.GetClusterViewResponse:
-    """Nodes, tablets, intents and tables in one view from the leader master.
+    """Nodes, tablets, intents and tables, from the leader master.
 
     Raises:
-        SteleError: if no master leads within `timeout_s`.
+        SteleError: no master leads within `timeout_s`.
     """
     answer: master_pb2.GetClusterViewResponse = await masters.call(
         "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
@@ -110,10 +113,11 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
 async def tablet_now(
     pool: ChannelPool, tablet: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]
 ) -> master_pb2.TabletViewPB:
-    """A tablet of the cluster's view with what its nodes say of their replicas at this moment, `age_ms` 0.
+    """A tablet from the cluster's view, with its replicas' reports asked from the nodes now (`age_ms` 0).
 
-    Nodes tell the masters when a role or a configuration changes, not how many bytes or entries there are by now. What
-    the masters heard last stays, with its age, of nodes that are not `known` to be alive or give no answer.
+    Nodes report changes of roles and configurations to the masters, but not the present numbers of bytes and
+    entries. If a node is not `known` to be alive, or gives no answer, the masters' last report stays, with
+    its age.
     """
     ids = [p.node_id for p in tablet.committed_config.peers] + [r.node_id for r in tablet.replicas]
     nodes = [node for raw in dict.fromkeys(ids) if (node := known.get(id_from_pb(raw))) is not None]
@@ -134,7 +138,7 @@ async def tablet_now(
 async def _replicas_on(
     pool: ChannelPool, node: NodeHealth, tablet_id: bytes
 ) -> list[common_pb2.ReplicaStatusPB]:
-    """None of them if the node gives no answer."""
+    """The replicas on a node; empty if the node gives no answer."""
     request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[tablet_id])
     try:
         answer = await pool.unary(
@@ -151,13 +155,15 @@ async def _replicas_on(
 
 
 async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) -> str:
-    """Forget a node that is gone for good: it becomes RETIRED, nothing waits for it any more, and it is not shown. `given`: its name,
-    its id, or at least eight first digits of the id. Returns what it is called.
+    """Forget a node that is gone for good: it becomes RETIRED, nothing waits for it, and it is no longer
+    shown.
+
+    `given`: its name, its id, or at least the first eight digits of its id. Returns its name.
 
     Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT, several nodes are meant; UNSAFE_CHANGE, it is heard, or a configuration or an
-            intent names it.
-        Retryable: no master leads, or it began to lead a moment ago, after `timeout_s`.
+        Rejected: NOT_FOUND; INVALID_ARGUMENT: several nodes match; UNSAFE_CHANGE: it is alive, or a
+            configuration or an intent names it.
+        Retryable: no master leads after `timeout_s`, or the leader began only a moment ago.
     """
     view = await cluster_view(masters, timeout_s=timeout_s)
     node = _node_called(given, list(view.nodes))
@@ -178,7 +184,7 @@ def _node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_p
     ]
     if not found:
         names = [node.name or id_from_pb(node.node_id) for node in nodes]
-        raise Rejected(f"no node is called {given!r}{meant(given, names)}", code=Code.NOT_FOUND)
+        raise Rejected(f"no node is called {given!r}{did_you_mean(given, names)}", code=Code.NOT_FOUND)
     if len(found) > 1:
-        raise Rejected(f"{len(found)} nodes are called {given!r}; give the whole id of one")
+        raise Rejected(f"{len(found)} nodes are called {given!r}; use the whole id of one")
     return found[0]

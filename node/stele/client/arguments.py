@@ -1,8 +1,8 @@
-"""What callers hand to the public methods, looked at before anything is asked of a server. Pure; used by clients, tables,
-sessions and key spaces.
+"""Checks arguments of public methods before any server is asked. Pure; for clients, tables, sessions and key
+spaces.
 
-Invariant: an argument of a wrong kind is Rejected, with what was given and what was expected; what is given back is of
-the plain Python kind (a numpy integer becomes an int).
+Invariant: an argument of a wrong kind is Rejected, with what was given and what was expected. Results are of
+plain Python types (a numpy integer becomes an int).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stele.model.errors import Rejected
 _YEAR_S = 365 * 86_400.0
 _HYBRID_TIME_MAX = (1 << 63) - 1
 _REPLICATION_FACTOR_MAX = (1 << 32) - 1
-"""What a message holds; which of them there can be is for the masters to say."""
+"""The most that a message can hold. The masters decide which values are possible."""
 
 
 def refusal(what: str, given: object, expected: str) -> Rejected:
@@ -44,7 +44,7 @@ def of_kind(given: Any, kind: type, what: str, expected: str) -> Any:
 
 
 def seconds(given: Any, what: str, *, zero: bool = False) -> float:
-    """A time in seconds, above zero unless `zero` may be given too."""
+    """A time in seconds above zero; zero too if `zero`."""
     if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
         raise refusal(what, given, "a number of seconds")
     try:
@@ -57,12 +57,12 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
 
 
 def seconds_or(given: Any, otherwise: float, what: str) -> float:
-    """A time in seconds, or another where None is given."""
+    """A time in seconds; `otherwise` if None is given."""
     return otherwise if given is None else seconds(given, what)
 
 
-def whole(given: Any, what: str, *, least: int, most: int | None = None) -> int:
-    """A whole number, `least` at least, and `most` at most where there is one."""
+def whole_number(given: Any, what: str, *, least: int, most: int | None = None) -> int:
+    """A whole number of at least `least`, and at most `most` unless that is None."""
     try:
         found = None if isinstance(given, bool) else operator.index(given)
     except TypeError:
@@ -77,12 +77,12 @@ def whole(given: Any, what: str, *, least: int, most: int | None = None) -> int:
 
 
 def replication_factor(given: Any) -> int:
-    """How many voters each tablet is to have."""
-    return whole(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
+    """The number of voters of each tablet."""
+    return whole_number(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
 
 
 def snapshot(given: Any) -> int:
-    """A hybrid time, of a datetime too, which is UTC without a time zone; 0 where none is given, which is now."""
+    """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0."""
     if given is None:
         return 0
     if isinstance(given, datetime.datetime):
@@ -91,14 +91,14 @@ def snapshot(given: Any) -> int:
         except ValueError as exc:
             raise refusal("snapshot", given, f"a time from 1970 on, in microseconds ({exc})") from None
     try:
-        return whole(given, "snapshot", least=0, most=_HYBRID_TIME_MAX)
+        return whole_number(given, "snapshot", least=0, most=_HYBRID_TIME_MAX)
     except Rejected:
         expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
         raise refusal("snapshot", given, expected) from None
 
 
 def names(given: Any, what: str) -> list[str]:
-    """Names, in a list or the like; one alone may stand bare."""
+    """A list of names. A single name may be given bare."""
     found = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else None
     if found is None or not all(isinstance(name, str) for name in found):
         raise refusal(what, given, "a list of names")
@@ -106,11 +106,11 @@ def names(given: Any, what: str) -> list[str]:
 
 
 def raw(given: Any, what: str) -> bytes:
-    """A key or value of a key space; str is taken as UTF-8."""
+    """A key or value of a key space. A str is encoded as UTF-8."""
     if isinstance(given, str):
         try:
             return given.encode()
-        except UnicodeEncodeError:  # bytes of a shell that are no UTF-8
+        except UnicodeEncodeError:  # bytes from a shell that are not UTF-8
             raise refusal(what, given, "text that is UTF-8, or bytes") from None
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)

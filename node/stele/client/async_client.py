@@ -1,6 +1,7 @@
 """The asynchronous client: tables, key spaces and the cluster, through any master.
 
-Imports model and rpc only. Invariant: one stream to each node, however many tables and callers there are.
+Imports model and rpc only. Invariant: there is one stream to each node, however many tables and callers there
+are.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ TIMEOUT_S = 30.0
 DELETE_TIMEOUT_S = 15.0
 _LOCATE_AT_LEAST_S = 0.1
 _NEXT_STEPS = {"table": ("table", Advice.LIST_TABLES), "keyspace": ("key space", Advice.CREATE_KEYSPACE)}
-"""Where there is none of a name: what it would be called, and what to do."""
+"""For each kind of name: how to call it, and what to do if there is none."""
 _pandas_sought = threading.Event()
 
 
 class AsyncClient:
     """A client of one cluster: `async with AsyncClient(["10.0.0.1:7051"]) as client:`.
 
-    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
-    `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
-    resolves. Use it from one event loop.
+    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by
+    default. `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if
+    no name resolves. Use it from one event loop.
 
     Example:
         >>> import asyncio
@@ -81,11 +82,12 @@ class AsyncClient:
         self._streams = Streams(self.pool)
         self._flight = FlightPool()
         self._observed = Observed()
-        self._observed_of = WeakValueDictionary[str, Observed]()  # by table id, for as long as one is open
-        # What nobody holds any more, and is not at work, goes: some open a table for each thing they do.
+        self._observed_of = WeakValueDictionary[str, Observed]()  # by table id, while such a table is open
+        # Tables and sessions that nobody holds and that have no work are freed: some programs open a table
+        # per write.
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()
-        self._unsettled: set[AsyncSession] = set()  # these stay: their rows would go with them
+        self._unsettled: set[AsyncSession] = set()  # these are kept, because their rows would be lost
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -97,11 +99,13 @@ class AsyncClient:
             await self.close()
 
     async def close(self) -> None:
-        """Write what sessions hold, finish single rows that somebody waits for, then end all connections. Whatever is called
-        from now on raises Closed.
+        """Write what sessions hold, finish single rows that somebody waits for, then close all connections.
+
+        Later calls raise Closed.
 
         Raises:
-            RowErrors: rows of a session were not written, and its `flush` has not told of them; the client is closed.
+            RowErrors: rows of a session were not written, and its `flush` has not reported them. The client
+                is closed.
         """
         self._streams.closing = True
         untold = await self._flush_sessions()
@@ -116,29 +120,32 @@ class AsyncClient:
             raise untold
 
     async def _flush_sessions(self) -> Exception | None:
-        """What there is to tell of rows that were not written."""
+        """The error to raise for rows that were not written; None if there are none."""
         flushes = [session.flush() for session in self._unsettled]
         ends = await asyncio.gather(*flushes, return_exceptions=True)
         untold = [end for end in ends if isinstance(end, Exception)]
         for other in untold[1:]:
-            untold[0].add_note(f"Of another session: {other}")
+            untold[0].add_note(f"Another session failed too: {other}")
         return untold[0] if untold else None
 
     def now(self) -> HybridTime:
-        """A snapshot token: at or above all that this client has seen written, and not below the wall clock. What was
-        written with a clock that is a minute ahead of ours, or more, counts for its own table only."""
+        """A snapshot token at or above all writes that this client has seen, and not below the wall clock.
+
+        A write whose timestamp is a minute or more ahead of this machine's clock counts only for its own
+        table."""
         return self._observed.now()
 
     def observe(self, timestamp: int) -> None:
-        """Take note of another client's token, so that later scans here see what that client had seen.
+        """Record another client's token, so that later scans here see what that client had seen.
 
         Raises:
-            Rejected: it is no token, or a minute ahead of this machine's clock, or more: no table could be read then.
+            Rejected: it is not a token, or is a minute or more ahead of this machine's clock; no table could
+                be read then.
         """
-        token = arguments.whole(timestamp, "timestamp", least=0)
+        token = arguments.whole_number(timestamp, "timestamp", least=0)
         if is_far(token):
             expected = (
-                "a token as now() of a client gives; this is a minute ahead of this machine's clock, or more"
+                "a token from now() of a client; this one is a minute or more ahead of this machine's clock"
             )
             raise arguments.refusal("timestamp", timestamp, expected)
         self._observed.saw(token)
@@ -153,14 +160,15 @@ class AsyncClient:
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> AsyncTable:
-        """Create a table; with `wait`, until every tablet has a leader. `timeout_s` is for all of it.
+        """Create a table. With `wait`, return once every tablet has a leader. `timeout_s` is for all of it.
 
         Raises:
-            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault; NOT_FOUND if it
-                was made, and somebody has deleted it already.
-            Retryable: no master leads; NOT_READY: it is made, and its tablets have no leaders yet after `timeout_s`.
+            Rejected: ALREADY_PRESENT: the name is used. INVALID_ARGUMENT: lists all faults. NOT_FOUND: it was
+                created, but somebody has already deleted it.
+            Retryable: no master leads; NOT_READY: it was created, but tablets have no leaders after
+                `timeout_s`.
         """
-        arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make gives")
+        arguments.of_kind(schema, Schema, "schema", "a Schema, as Schema.make returns")
         partitions = partition_schema(partitioning, schema)
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "table name"),
@@ -176,7 +184,7 @@ class AsyncClient:
     async def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
     ) -> AsyncKeySpace:
-        """Create a key space. Raises as `create_table`."""
+        """Create a key space. Raises what `create_table` raises."""
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "key space name"),
             replication_factor=arguments.replication_factor(replication_factor),
@@ -191,7 +199,7 @@ class AsyncClient:
         try:
             await self._ask("CreateTable", request, timeout_s=timeout_s)
         except Rejected as exc:
-            # TABLET_DELETED: it was made by an attempt whose answer was lost, and somebody has deleted it since.
+            # TABLET_DELETED: an attempt whose answer was lost created it, and somebody has deleted it since.
             if exc.code is not Code.TABLET_DELETED:
                 raise
         locations = await self._find(
@@ -202,16 +210,17 @@ class AsyncClient:
         return locations
 
     async def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
-        """Delete a table or key space, for good. Its name is free as soon as the masters have deleted it.
+        """Delete a table or key space for good. Its name is free as soon as the masters have deleted it.
 
-        Once this has returned, no write to the table that begins later is acknowledged, whoever sends it, and this
-        client's own tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
+        Once this has returned, no later write to the table is acknowledged, whoever sends it. This client's own
+        tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
         tablet's replicas are gone. `timeout_s`: how long to wait for the next node that answers.
 
         Raises:
-            Rejected: NOT_FOUND if there is none of this name.
-            Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes did not answer in time. A program that can reach them may still
-                write to it. They delete their replicas when the masters hear them again.
+            Rejected: NOT_FOUND: there is none of this name.
+            Retryable: UNKNOWN_OUTCOME: it is deleted, but some nodes did not answer in time. A program that
+                reaches them may still write to it. They delete their replicas when the masters hear them
+                again.
         """
         deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
         info = await self.describe(name)
@@ -220,18 +229,19 @@ class AsyncClient:
             answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))
             if not answer.unreached:
                 return
-            if answer.tablets_left < left:  # a table of thousands of tablets takes its time
+            if answer.tablets_left < left:  # a table of thousands of tablets takes long
                 left, deadline = answer.tablets_left, time.monotonic() + timeout_s
             elif time.monotonic() >= deadline:
                 raise Retryable(_still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
 
     async def _delete(self, info: TableInfo, wait_s: float) -> master_pb2.DeleteTableResponse:
-        """Delete a table; which nodes may still acknowledge rows of it. The masters bound the wait themselves."""
+        """Delete a table. The answer names nodes that may still acknowledge rows of it. The masters bound the
+        wait."""
         request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
         try:
             answer: master_pb2.DeleteTableResponse = await self._ask("DeleteTable", request)
         except Rejected as exc:
-            if exc.code is not Code.NOT_FOUND:  # a retry of what had been done
+            if exc.code is not Code.NOT_FOUND:  # otherwise an earlier attempt has deleted it
                 raise
             answer = master_pb2.DeleteTableResponse()
         for locations in list(self._locations):
@@ -246,35 +256,36 @@ class AsyncClient:
         return sorted(found, key=lambda info: info.name)
 
     async def describe(self, name: str) -> TableInfo:
-        """One table. Raises Rejected NOT_FOUND."""
+        """Describe one table. Raises Rejected NOT_FOUND."""
         arguments.text(name, "table name")
         with _advised(f"no table {name}", Advice.LIST_TABLES, name):
             answer = await self._ask("GetTable", master_pb2.GetTableRequest(name=name))
         return table_info_from_pb(answer.table)
 
     async def open_table(self, name: str) -> AsyncTable:
-        """A table to write and read. Raises Rejected NOT_FOUND, or if it is a key space."""
+        """Open a table to write and read. Raises Rejected NOT_FOUND; also for a key space."""
         locations = await self._find(name, "table", self._timeout_s)
         await _seek_pandas()
         return self._opened(locations)
 
     def open_planned(self, plan: WritePlan) -> AsyncTable:
-        """The table of a plan, without asking the masters: they are asked once its tablets are not where they were then. That
-        there are masters at the addresses given whoever made the plan has seen, so looking for them has the patience of
-        each call.
+        """Open the table of a plan without asking the masters. They are asked once its tablets have moved.
+
+        Whoever made the plan has reached the masters, so the first contact has the patience of each call.
 
         Raises:
-            Rejected: WRONG_CLUSTER if this client has met another one.
+            Rejected: WRONG_CLUSTER: this client has met another cluster.
         """
         self._streams.ensure_open()
         if self.identity.cluster_id not in (NO_CLUSTER, plan.cluster_id):
             raise Rejected(
-                f"table {plan.info.name} is of cluster {plan.cluster_id}, this client of {self.identity.cluster_id}",
+                f"table {plan.info.name} is in cluster {plan.cluster_id}, "
+                f"but this client is connected to {self.identity.cluster_id}",
                 code=Code.WRONG_CLUSTER,
             )
         if None not in (plan.fork_id, self.identity.fork_id) and plan.fork_id != self.identity.fork_id:
             raise Rejected(
-                f"table {plan.info.name} is of another copy of cluster {plan.cluster_id} than this client's",
+                f"table {plan.info.name} is in another copy of cluster {plan.cluster_id} than this client",
                 code=Code.WRONG_CLUSTER,
             )
         self.identity.cluster_id = ClusterId(plan.cluster_id)
@@ -300,7 +311,7 @@ class AsyncClient:
         return table
 
     async def keyspace(self, name: str) -> AsyncKeySpace:
-        """An open key space. Raises Rejected NOT_FOUND, or if it is a table."""
+        """Open a key space. Raises Rejected NOT_FOUND; also for a table."""
         arguments.text(name, "key space name")
         return self._space(await self._find(name, "keyspace", self._timeout_s))
 
@@ -313,12 +324,12 @@ class AsyncClient:
         return AsyncKeySpace(name, tablet, self._timeout_s)
 
     async def _ask(self, method: str, request: Any, **patience: Any) -> Any:
-        """Raises what `Masters.call` does; Closed once the client was closed."""
+        """Call a master. Raises what `Masters.call` raises; Closed once the client was closed."""
         self._streams.ensure_open()
         return await self.masters.call(method, request, **patience)
 
     def _node_addresses(self) -> set[str]:
-        """Where the tablets of open tables were last known to be."""
+        """Last known addresses of the nodes with tablets of open tables."""
         tablets = (tablet for locations in list(self._locations) for tablet in locations.tablets)
         return {replica.address for tablet in tablets for replica in tablet.replicas if replica.address}
 
@@ -328,7 +339,7 @@ class AsyncClient:
             return await self.locate(name, timeout_s)
 
     async def locate(self, name: str, timeout_s: float) -> Locations:
-        """Where the tablets of a table are. Raises Rejected NOT_FOUND."""
+        """The places of a table's tablets. Raises Rejected NOT_FOUND."""
         arguments.text(name, "table name")
         answer = await self._ask(
             "GetTableLocations", master_pb2.GetTableLocationsRequest(name=name), timeout_s=timeout_s
@@ -346,20 +357,21 @@ def _still_served(info: TableInfo, nodes: Sequence[str]) -> str:
     many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
     verb = "does" if len(nodes) == 1 else "do"
     return (
-        f"{kind} {info.name} is deleted, but {many} ({named}) {verb} not answer: programs that have it open and reach them "
-        "may still write to it, until the masters hear these nodes again"
+        f"{kind} {info.name} is deleted, but {many} ({named}) {verb} not answer: a program that has it open and reaches "
+        "them may still write to it, until the masters hear these nodes again"
     )
 
 
 async def _seek_pandas() -> None:
-    """pyarrow imports pandas, where it is installed, as it makes its first array, and takes up to seconds: here, in a thread,
-    the event loop goes on meanwhile."""
+    """Import pandas in a thread, if it is installed, so that the event loop goes on.
+
+    pyarrow imports it with its first array, which takes up to seconds."""
     if not _pandas_sought.is_set():
         await in_thread(_import_pandas)
 
 
 def _import_pandas() -> None:
-    with suppress(Exception):  # whatever it is, pyarrow meets it again, and has its own way with it
+    with suppress(Exception):  # pyarrow meets the same error later and handles it
         importlib.import_module("pandas")
         importlib.import_module("pyarrow.pandas_compat")
     _pandas_sought.set()
@@ -367,18 +379,19 @@ def _import_pandas() -> None:
 
 @contextmanager
 def unmasked(exc: BaseException | None) -> Iterator[None]:
-    """Within: the end of a `with` that `exc` left. What goes wrong there does not hide it, but is told beside it."""
+    """For the end of a `with` block that `exc` left: a second error is added to `exc` as a note, and does not
+    hide it."""
     try:
         yield
     except Exception as error:
         if exc is None:
             raise
-        exc.add_note(f"When the client was closed: {error}")
+        exc.add_note(f"Closing the client failed too: {error}")
 
 
 @contextmanager
 def _advised(message: str, advice: Advice, name: str) -> Iterator[None]:
-    """Within: a NOT_FOUND says `message`, with the next step."""
+    """A NOT_FOUND in this context is raised with `message` and the next step."""
     try:
         yield
     except Rejected as exc:

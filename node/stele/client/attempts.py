@@ -1,6 +1,7 @@
-"""A request to one tablet, from its first attempt to its end: finds the leader, retries, backs off. Used by tablet.py.
+"""A request to one tablet, from its first attempt to its end: finds the leader, retries, backs off. Used by
+tablet.py.
 
-Invariant: every attempt carries the same bytes under the same number, and a write that ended without an answer is called
+Invariant: every attempt has the same bytes under the same number. A write without an answer ends as
 UNKNOWN_OUTCOME, unless no attempt can have been proposed.
 """
 
@@ -21,9 +22,10 @@ from stele.rpc.proto import tserver_pb2
 
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.01, 0.1
 LARGE_BYTES = 64 << 10
-"""A request of this size is not even tried while its node refuses requests: it waits for its turn (see stele.client.brake)."""
+"""While a node refuses requests, one of this size or more is not tried: it waits for its turn (see
+stele.client.brake)."""
 ATTEMPT_TIMEOUT_S = 2.0
-"""The first attempt's; doubled with each that timed out."""
+"""The time of the first attempt. It doubles with each attempt that timed out."""
 _ATTEMPT_AT_LEAST_S = 0.05
 _INTERNAL_TRIES = 3
 
@@ -60,15 +62,15 @@ _NOT_PROPOSED = frozenset(
         Code.DIGEST_MISMATCH,
     )
 )
-"""Told before proposing, also of what a leader of another release took. CHANGE_IN_PROGRESS may be an earlier attempt of the
-same write, which ends soon."""
+"""Codes given before a proposal, also by a leader of another release. CHANGE_IN_PROGRESS may come from an
+earlier attempt of the same write, which ends soon."""
 _MAYBE_DONE = frozenset(
     (Code.UNAVAILABLE, Code.TIMED_OUT, Code.UNKNOWN_OUTCOME, Code.INTERNAL, Code.IO_ERROR)
 )
 
 
 class Way:
-    """The way to one tablet: where its replicas are, and who may lead. One per TabletClient."""
+    """How to reach one tablet: where its replicas are, and which may lead. One per TabletClient."""
 
     def __init__(self, place: TabletPlace, locations: Locations, streams: Streams) -> None:
         self.search = LeaderSearch(place, locations, streams)
@@ -80,10 +82,10 @@ class Way:
     def reach(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
     ) -> tuple[ReplicaPlace, NodeStream]:
-        """Whom to send a request to, which is addressed to it.
+        """Choose a replica to ask, and address the request to it.
 
         Raises:
-            SteleError: nobody, for now or for good.
+            SteleError: none can be asked, for now or for good.
         """
         target = self._place.target()
         self._address(request, timeout_s, sequencer)
@@ -98,7 +100,8 @@ class Way:
         target: ReplicaPlace | None,
         error: SteleError,
     ) -> Response | SteleError:
-        """The attempts after a first one, of `target`, that ended with an error: the answer, or what is to be raised."""
+        """The attempts after a first one to `target` that failed. Returns the answer, or the error to
+        raise."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
 
@@ -111,24 +114,24 @@ class Way:
             if isinstance(error, Closed):
                 return last_word(error)
             if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:
-                sequencer.forgotten = True  # what is under way under its client id ends under it
+                sequencer.forgotten = True  # requests in progress keep the old client id
                 if sequencer.known:
                     return Retryable(
                         f"the tablet has forgotten this client id: {error.args[0]}", code=Code.NO_QUORUM
                     )
                 return Rejected(
-                    f"this machine's clock is behind: client ids that it makes now are older than those that tablet "
-                    f"{self._place.tablet_id} has forgotten after 15 minutes; set it right, then write again; nothing was "
+                    f"this machine's clock is late: new client ids are older than those that tablet "
+                    f"{self._place.tablet_id} has forgotten after 15 minutes; set the clock, then write again; nothing was "
                     "done",
                     code=Code.CLOCK_BEHIND,
                 )
             wait_s = error.retry_after_ms / 1_000
             if wait_s and error.code not in _SAME_AGAIN and error.code not in _ELSEWHERE:
-                # A refusal that time alone lifts, as CLOCK_AHEAD by a little.
+                # A refusal that only time lifts, such as CLOCK_AHEAD by a little.
                 if deadline - time.monotonic() - wait_s < _ATTEMPT_AT_LEAST_S:
                     return last_word(error)
             elif error.code in _NOT_PROPOSED and maybe_done:
-                # This attempt was not proposed, and says nothing of those before it.
+                # This attempt was not proposed. That says nothing of those before it.
                 if error.code is not Code.CHANGE_IN_PROGRESS:
                     return last_word(error)
             elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
@@ -144,7 +147,7 @@ class Way:
             if not at_once and error.code is not Code.THROTTLED:
                 await asyncio.sleep(max(wait_s, backoff_s * (0.5 + self._rng.random())))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-            # An attempt without time to be answered would only blur what is known.
+            # An attempt that cannot be answered in time would only make the outcome less certain.
             rest_s = deadline - time.monotonic()
             if rest_s < _ATTEMPT_AT_LEAST_S:
                 return last_word(error)
@@ -183,7 +186,8 @@ class Way:
         target: ReplicaPlace,
         stream: NodeStream,
     ) -> Response:
-        """As `_ask`, once it is the request's turn among those that the node refused. Raises TimeoutError: it never was."""
+        """As `_ask`, when it is this request's turn among those that the node refused. TimeoutError: its turn
+        never came."""
         size = request.ByteSize()
         async with asyncio.timeout(deadline - time.monotonic() - _ATTEMPT_AT_LEAST_S):
             await stream.brake.begin(size)
@@ -203,7 +207,8 @@ class Way:
     def _address(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None
     ) -> None:
-        """What changes from attempt to attempt. The node stops waiting a little before we do, so that it can say so."""
+        """Set what differs between attempts. The node stops waiting a little earlier, so that it can say so
+        in time."""
         deadline_ms = max(1, int(timeout_s * 900))
         kind = request.WhichOneof("body")
         tablet_id = id_to_pb(self._place.tablet_id)
@@ -223,7 +228,7 @@ class Way:
             request.kv.lowest_unfinished = lowest_unfinished
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
-        """Decide whom to ask next. True: at once, a leader was named."""
+        """Decide whom to ask next. True: ask at once, because a leader was named."""
         same_again = error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) or error.retry_after_ms
         if same_again and asked is not None:
             return False
@@ -239,19 +244,21 @@ class Way:
         try:
             await self.locations.refresh(timeout_s=1.0)
         except Closed:
-            return False  # what is to be said of it depends on the attempts before
+            return False  # the error to raise depends on the earlier attempts
         except SteleError as exc:
             if isinstance(exc, Rejected) and exc.code is not Code.WRONG_CLUSTER:
                 raise
-            # The masters may be away, and others have their addresses; the replicas known so far are asked in turn.
+            # The masters may be down while others have their addresses; until then the known replicas are
+            # asked in turn.
         return False
 
 
 class Asking:
-    """One request to a tablet. `ended` is told once, in a later turn of the loop: the answer, or a SteleError; or that it was
-    cancelled, then or within `cancel`.
+    """One request to a tablet. `ended` is called once, in a later turn of the loop, with the answer or a
+    SteleError.
 
-    The first attempt, with which nearly every one ends, takes no task; those after it do.
+    If the request is cancelled, `ended` is told that, then or within `cancel`. The first attempt needs no
+    task, and nearly every request ends with it. Later attempts use one.
     """
 
     __slots__ = (
@@ -289,7 +296,8 @@ class Asking:
             self._target, stream = way.reach(request, first_s, sequencer)
             if stream.brake.on and request.ByteSize() >= LARGE_BYTES:
                 raise Retryable(
-                    f"{self._target.address} refuses requests for now, and others wait", code=Code.THROTTLED
+                    f"{self._target.address} is overloaded, and other requests wait for it already",
+                    code=Code.THROTTLED,
                 )
             stream.start(request, first_s, self._answered)
         except SteleError as exc:
@@ -300,7 +308,7 @@ class Asking:
             self._number = way.search.begin(self._target, stream, request)
 
     def cancel(self) -> None:
-        """Ask no more, unless it has ended."""
+        """Stop asking, unless the request has ended."""
         if self._task is not None:
             self._task.cancel()
         elif self._stream is not None:
@@ -309,7 +317,7 @@ class Asking:
             self._ended(asyncio.CancelledError())
 
     def _left(self) -> None:
-        """The first attempt is over."""
+        """The first attempt has ended."""
         self._stream = None
         self._way.search.end(self._number)
 
@@ -319,7 +327,7 @@ class Asking:
         if not isinstance(end, SteleError):
             self._end(end)
         elif stream is not None and (stream.closed or stream.cut) and end.code is Code.UNAVAILABLE:
-            # Nothing can be asked now. A loop that ends runs no new task.
+            # Nothing can be asked now: a loop that ends runs no new task.
             maybe_done = self._sequencer is not None and _may_be_done(end)
             self._ended(_last_word(Closed(), maybe_done, 0.0))
         else:
@@ -343,7 +351,7 @@ class Asking:
             self._end(task.result() if error is None else error)
 
     def _end(self, end: Response | BaseException) -> None:
-        """Tell what it ended with. Of a table that this client has deleted meanwhile nothing is acknowledged."""
+        """Report the end. Nothing is acknowledged for a table that this client has deleted meanwhile."""
         gone = self._way.locations.gone
         if gone and not isinstance(end, BaseException):
             end = Rejected(gone, code=Code.NOT_FOUND)
@@ -351,26 +359,26 @@ class Asking:
 
 
 def _may_be_done(error: SteleError) -> bool:
-    """Whether a write whose attempt ended so may have been done by it."""
+    """Whether an attempt that ended with `error` may have written."""
     return error.code in _MAYBE_DONE and not isinstance(error, NotSent)
 
 
 def _last_word(error: SteleError, maybe_done: bool, waited_s: float) -> SteleError:
     if isinstance(error, Closed):
-        told = "this client was closed before there was an answer"
+        told = "this client was closed before an answer came"
         if maybe_done:
             return Retryable(f"{told}; the write may have been done", code=Code.UNKNOWN_OUTCOME)
         return Closed(f"{told}; nothing was done")
     if maybe_done:
         return Retryable(
             f"no answer within {waited_s:.1f} s, and the write may have been done: {error.args[0]}; "
-            "read before writing it anew",
+            "read before writing it again",
             code=Code.UNKNOWN_OUTCOME,
         )
-    # That the table itself is gone the masters alone can tell.
+    # Only the masters know whether the table itself is gone.
     if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in _REFRESH:
         return Retryable(
-            f"no leader found within {waited_s:.1f} s: {error.args[0]}; nothing was done",
+            f"found no leader within {waited_s:.1f} s: {error.args[0]}; nothing was done",
             code=Code.NO_QUORUM,
         )
     return error

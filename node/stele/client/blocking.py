@@ -1,6 +1,8 @@
-"""The plain client: the asynchronous one on a thread with an event loop of its own. For scripts, notebooks and Spark.
+"""The blocking client: runs the asynchronous one in a thread with its own event loop. For scripts, notebooks
+and Spark.
 
-Invariant: every call waits for its coroutine and raises what it raises; no result is lost when the client is closed.
+Invariant: every call waits for its coroutine and raises what it raises. No result is lost when the client is
+closed.
 """
 
 from __future__ import annotations
@@ -30,15 +32,18 @@ from stele.rpc.threads import main_thread_ended
 T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 30.0
 _LAST_WORDS_S = 3.0
-_INSIDE = "a call of the blocking client from its own thread, as within on_rows, would wait for itself; make it from another one"
+_INSIDE = (
+    "a call of the blocking client from its own thread, such as in on_rows, would wait for itself; "
+    "call it from another thread"
+)
 
 
 class Client:
-    """`with Client(["10.0.0.1:7051"]) as client:`. May be used from several threads.
+    """A client of one cluster: `with Client(["10.0.0.1:7051"]) as client:`. Several threads may share it.
 
-    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by default.
-    `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if none of their names
-    resolves.
+    `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by
+    default. `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if
+    no name resolves.
 
     Example:
         >>> with stele.connect(masters) as other:
@@ -54,10 +59,10 @@ class Client:
     ) -> None:
         forks.ensure_own()
         self._loop = asyncio.new_event_loop()
-        # Entered again by whom it holds: the garbage collector may end a scan wherever memory is taken, in here too.
+        # Reentrant: the garbage collector may end a scan at any memory allocation, also in here.
         self._lock = threading.RLock()
         self._closing = False
-        self._over = self._loop.create_future()  # of its thread alone
+        self._over = self._loop.create_future()  # only for the client's thread
         self._thread = threading.Thread(
             target=_serve, args=(self._loop, self._over), name="stele-client", daemon=True
         )
@@ -69,11 +74,12 @@ class Client:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine of the asynchronous client on the client's loop, and wait for it. An interrupt cancels it.
+        """Run a coroutine of the asynchronous client in the client's loop, and wait for it. An interrupt
+        cancels it.
 
         Raises:
-            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; once the interpreter ends; in a
-                process forked from the client's.
+            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; when the
+                interpreter ends; in a process forked from the client's.
             Closed: after `close`.
 
         Example:
@@ -91,12 +97,14 @@ class Client:
             if call is None:
                 coroutine.close()
             else:
-                call.abandon()  # interrupted, as by Ctrl-C: nobody would learn what becomes of it
+                call.abandon()  # interrupted, for example by Ctrl-C: nobody waits for the result
             raise
 
     def end(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run what ends something, and wait for it unless this is the client's own thread, where the garbage collector may
-        ask for it. Once the client was closed all has ended, and with the interpreter, which may ask as well."""
+        """Run a coroutine that ends something, and wait for it, except in the client's own thread.
+
+        The garbage collector may call this there, or while the interpreter ends. After `close` it does
+        nothing."""
         if sys.is_finalizing() or forks.forked():
             coroutine.close()
             return
@@ -116,18 +124,20 @@ class Client:
         return threading.current_thread() is self._thread
 
     def _submit(self, call: ThreadCall[Any]) -> None:
-        if sys.is_finalizing():  # the client's thread runs no more
+        if sys.is_finalizing():  # the client's thread no longer runs
             raise main_thread_ended()
-        forks.ensure_own()  # nor does it in a child
+        forks.ensure_own()  # nor in a forked child
         with self._lock:
             if self._closing:
                 raise Closed()
             call.submit()
 
     def close(self) -> None:
-        """Write what sessions hold, then end all connections and the thread. What other threads wait for ends as well;
-        whatever is called from now on raises Closed. Raises Rejected on the client's own thread, and RowErrors if rows of
-        a session were not written and its `flush` has not told of them; the client is closed then.
+        """Write what sessions hold, then close all connections and end the thread. Calls of other threads end
+        too.
+
+        Later calls raise Closed. Raises Rejected on the client's own thread. Raises RowErrors if rows of a
+        session were not written and its `flush` has not reported them; the client is closed then.
 
         Example:
             >>> other = stele.connect(masters)
@@ -135,7 +145,7 @@ class Client:
         """
         if self._inside:
             raise Rejected(_INSIDE)
-        if sys.is_finalizing() or forks.forked():  # its thread has ended, or is the parent's
+        if sys.is_finalizing() or forks.forked():  # its thread has ended, or belongs to the parent
             return
         first = False
         try:
@@ -161,7 +171,8 @@ class Client:
             self.close()
 
     def now(self) -> HybridTime:
-        """A snapshot token (hybrid time): at or above all that this client has seen written, and not below the wall clock.
+        """A snapshot token (hybrid time) at or above all writes that this client has seen, and not below the
+        wall clock.
 
         Example:
             >>> before = client.now()
@@ -172,10 +183,10 @@ class Client:
         return self.asynchronous.now()
 
     def observe(self, timestamp: int) -> None:
-        """Take note of another client's token, so that later scans here see what that client had seen.
+        """Record another client's token, so that later scans here see what that client had seen.
 
         Raises:
-            Rejected: it is no token, or a minute ahead of this machine's clock, or more.
+            Rejected: it is not a token, or is a minute or more ahead of this machine's clock.
 
         Example:
             >>> with stele.connect(masters) as other:
@@ -195,10 +206,11 @@ class Client:
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> Table:
-        """Create a table; with `wait`, until every tablet has a leader, at most `timeout_s` seconds.
+        """Create a table. With `wait`, return once every tablet has a leader, after at most `timeout_s`
+        seconds.
 
         Raises:
-            Rejected: ALREADY_PRESENT if there is one of this name; INVALID_ARGUMENT with every fault.
+            Rejected: ALREADY_PRESENT: the name is used. INVALID_ARGUMENT: lists all faults.
             Retryable: no master leads, or the tablets have no leaders in time.
 
         Example:
@@ -217,12 +229,14 @@ class Client:
         return Table(self, self.run(coroutine))
 
     def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
-        """Delete a table or key space with all its rows, for good. Once this has returned, no write to it that begins later
-        is acknowledged, whoever sends it.
+        """Delete a table or key space with all its rows, for good.
+
+        Once this has returned, no later write to it is acknowledged, whoever sends it.
 
         Raises:
-            Rejected: NOT_FOUND if there is none of this name.
-            Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes that did not answer within `timeout_s` may still take rows.
+            Rejected: NOT_FOUND: there is none of this name.
+            Retryable: UNKNOWN_OUTCOME: it is deleted, but nodes that did not answer within `timeout_s` may
+                still accept rows.
 
         Example:
             >>> space = client.create_keyspace("scratch")
@@ -250,7 +264,7 @@ class Client:
         return self.run(self.asynchronous.describe(name))
 
     def open_table(self, name: str) -> Table:
-        """A table to write and read. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a key space.
+        """Open a table to write and read. Raises Rejected: NOT_FOUND; INVALID_ARGUMENT for a key space.
 
         Example:
             >>> client.open_table("readings").get((date(2024, 5, 1), "roof"))
@@ -259,8 +273,10 @@ class Client:
         return Table(self, self.run(self.asynchronous.open_table(name)))
 
     def open_planned(self, plan: WritePlan) -> Table:
-        """The table of a plan that another process made with `table.asynchronous.plan_write()`. Asks nobody. Raises Rejected
-        WRONG_CLUSTER.
+        """Open the table of a plan that another process made with `table.asynchronous.plan_write()`. Asks no
+        server.
+
+        Raises Rejected WRONG_CLUSTER.
 
         Example:
             >>> plan = table.asynchronous.plan_write()
@@ -276,7 +292,7 @@ class Client:
     def create_keyspace(
         self, name: str, *, replication_factor: int = 3, wait: bool = True, timeout_s: float = 60.0
     ) -> KeySpace:
-        """Create a key space. Raises as `create_table`.
+        """Create a key space. Raises what `create_table` raises.
 
         Example:
             >>> space = client.create_keyspace("settings")
@@ -288,7 +304,7 @@ class Client:
         return KeySpace(self, self.run(coroutine))
 
     def keyspace(self, name: str) -> KeySpace:
-        """An open key space. Raises Rejected NOT_FOUND, or INVALID_ARGUMENT if it is a table.
+        """Open a key space. Raises Rejected: NOT_FOUND; INVALID_ARGUMENT for a table.
 
         Example:
             >>> space = client.create_keyspace("settings")
@@ -301,7 +317,7 @@ class Client:
         try:
             await self.asynchronous.close()
         finally:
-            self._end()  # whoever waited for it may have been interrupted, and once more before it could end the loop
+            self._end()  # the caller may have been interrupted twice, before it could end the loop
 
     def _end(self) -> None:
         if not self._over.done():
@@ -314,23 +330,26 @@ class Client:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, over: asyncio.Future[None]) -> None:
-    """The client's thread. What ends with the loop does so here: whoever closes the client may be interrupted."""
+    """The client's thread. It closes the loop itself, because a thread that closes the client may be
+    interrupted."""
     _run(loop, over)
     _run(loop, loop.create_task(_end_tasks()))
     loop.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Until it is done. SystemExit, as `on_rows` may raise it, asyncio gives to whoever waits for its task, and lets it out of
-    the loop as well, which others need."""
+    """Run the loop until `future` is done.
+
+    asyncio passes a SystemExit, which `on_rows` may raise, to the task's waiter, and also out of the loop.
+    Other callers still need the loop, so it is run again."""
     while not future.done():
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_until_complete(future)
 
 
 async def _end_tasks() -> None:
-    """Let end what other threads still wait for, and what that begins: without connections most of it does at once. What
-    goes on, as a watch does, is cancelled."""
+    """Let calls of other threads end. Without connections most end at once; the rest, such as a watch, is
+    cancelled."""
     while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
         _, rest = await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
         for task in rest:

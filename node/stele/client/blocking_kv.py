@@ -1,4 +1,4 @@
-"""A key space of the blocking client. Each method runs its asynchronous twin and waits."""
+"""A key space of the blocking client. Each method runs the asynchronous method of the same name and waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class KeySpace:
-    """A key space. Keys and values are bytes; str is taken as UTF-8.
+    """A key space. Keys and values are bytes; a str is encoded as UTF-8.
 
     Example:
         >>> space = client.create_keyspace("settings")
@@ -25,7 +25,8 @@ class KeySpace:
         self._keyspace = keyspace
 
     def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key, whatever was there. str is taken as UTF-8. Raises Retryable if no leader answered in time.
+        """Set a key, whether or not it exists. A str is encoded as UTF-8. Raises Retryable if no leader
+        answered in time.
 
         Example:
             >>> space.replace("colour", "blue")
@@ -34,7 +35,7 @@ class KeySpace:
         self._client.run(self._keyspace.replace(key, value))
 
     def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key that must not be there. Raises Rejected ALREADY_PRESENT, and as `replace`.
+        """Set a key that must not exist. Raises Rejected ALREADY_PRESENT; also what `replace` raises.
 
         Example:
             >>> space.insert("owner", "me")
@@ -44,7 +45,7 @@ class KeySpace:
         self._client.run(self._keyspace.insert(key, value))
 
     def read(self, key: bytes | str) -> bytes | None:
-        """The value of a key as of now (linearizable), None if it is not there. Raises as `replace`.
+        """The present value of a key (linearizable); None if it does not exist. Raises what `replace` raises.
 
         Example:
             >>> space.read("nothing") is None
@@ -53,7 +54,7 @@ class KeySpace:
         return self._client.run(self._keyspace.read(key))
 
     def delete(self, key: bytes | str) -> None:
-        """Remove a key, present or not. Raises as `replace`.
+        """Remove a key, whether or not it exists. Raises what `replace` raises.
 
         Example:
             >>> space.delete("nothing")
@@ -61,7 +62,7 @@ class KeySpace:
         self._client.run(self._keyspace.delete(key))
 
     def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
-        """Keys that begin with `prefix` and their values, in order. Raises as `replace`.
+        """Keys that begin with `prefix`, with their values, in order. Raises what `replace` raises.
 
         Example:
             >>> space.replace("colour", "blue")
@@ -71,7 +72,7 @@ class KeySpace:
         return self._client.run(self._keyspace.list(prefix))
 
     def elect(self, name: str, candidate: str) -> str:
-        """Stand for `name`: become its holder if nobody is. Returns who holds it now. Raises as `replace`.
+        """Become the holder of `name` if nobody is. Returns the present holder. Raises what `replace` raises.
 
         Example:
             >>> space.elect("primary", "worker-1"), space.elect("primary", "worker-2")
@@ -80,7 +81,7 @@ class KeySpace:
         return self._client.run(self._keyspace.elect(name, candidate))
 
     def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
-        """Wait until the value of a key is another than `known`; returns it. Looks twice a second.
+        """Wait until the value of a key differs from `known`, and return it. Looks twice a second.
 
         Example:
             >>> space.replace("colour", "blue")

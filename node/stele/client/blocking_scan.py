@@ -1,4 +1,4 @@
-"""A scan of the blocking client. Each method runs its asynchronous twin and waits."""
+"""A scan of the blocking client. Each method runs the asynchronous method of the same name and waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Scanner:
-    """A scan ready to be read, once or again.
+    """A scan, ready to be read any number of times.
 
     Example:
         >>> scan = table.scan(["name", "value"], ordered=True)
@@ -30,15 +30,17 @@ class Scanner:
         self.asynchronous = scanner
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Record batches as they come, a bounded number in memory; in key order if the scan is ordered. Raises
-        SteleError if no replica of a tablet can serve it.
+        """Record batches as they arrive, with a bounded number in memory; in key order if the scan is
+        ordered.
+
+        Raises SteleError if no replica of a tablet can serve it.
 
         Example:
             >>> sum(batch.num_rows for batch in table.scan().batches())
             2
         """
         source = self.asynchronous.batches()
-        turn = asyncio.Lock()  # a read that was interrupted may end a moment after it was left
+        turn = asyncio.Lock()  # an interrupted read may end a moment later
         try:
             while True:
                 try:
@@ -49,13 +51,14 @@ class Scanner:
             self._client.end(_close(source, turn))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
+        """Row after row, as dicts with the values that `get` returns. Raises what `batches` raises."""
         for batch in self.batches():
             yield from python_rows(batch)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """A stream of the record batches for other programs' libraries, as DuckDB, Polars and pandas read them: each call reads
-        anew, at the same snapshot."""
+        """The record batches as an Arrow stream, for other libraries such as DuckDB, Polars and pandas.
+
+        Each call reads again, at the same snapshot."""
         schema = self.asynchronous.plan.arrow_schema
         return pa.RecordBatchReader.from_batches(schema, self.batches()).__arrow_c_stream__(requested_schema)
 
@@ -63,7 +66,7 @@ class Scanner:
         return html.of_scan(self.asynchronous.plan)
 
     def to_table(self) -> pa.Table:
-        """All rows as one Arrow table. Raises as `batches`.
+        """All rows as one Arrow table. Raises what `batches` raises.
 
         Example:
             >>> table.scan(["name"], ordered=True).to_table()["name"].to_pylist()
@@ -72,7 +75,7 @@ class Scanner:
         return self._client.run(self.asynchronous.to_table())
 
     def to_pandas(self) -> Any:
-        """All rows as a pandas frame. Raises as `batches`, and ImportError without pandas.
+        """All rows as a pandas frame. Raises what `batches` raises, and ImportError without pandas.
 
         Example:
             >>> float(table.scan().to_pandas()["value"].max())
@@ -81,7 +84,7 @@ class Scanner:
         return as_pandas(self.to_table())
 
     def count(self) -> int:
-        """How many rows there are; reads one narrow column. Raises as `batches`.
+        """The number of rows. Reads one narrow column. Raises what `batches` raises.
 
         Example:
             >>> table.scan(predicates=("name", "=", "roof")).count()

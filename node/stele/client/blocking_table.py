@@ -1,6 +1,7 @@
-"""A table and a session of the blocking client. Each method runs its asynchronous twin and waits.
+"""A table and a session of the blocking client. Each method runs the asynchronous method of the same name and
+waits.
 
-Invariant: nothing here keeps state of its own but which client it belongs to; a call raises what its twin raises.
+Invariant: the only state here is the client. A call raises what the asynchronous method raises.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from stele.client.arrow_input import batches_of
 from stele.client.blocking_scan import Scanner
-from stele.client.bulk import batches_of
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
 from stele.client.session import AsyncSession
@@ -43,7 +44,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Its name.
+        """The table's name.
 
         Example:
             >>> table.name
@@ -53,7 +54,7 @@ class Table:
 
     @property
     def schema(self) -> Schema:
-        """Its schema.
+        """The table's schema.
 
         Example:
             >>> [(column.name, column.type) for column in table.schema.columns]
@@ -63,7 +64,7 @@ class Table:
 
     @property
     def partitioning(self) -> tuple[Partitioning, ...]:
-        """How the table is split, as `create_table` takes it. Empty: one tablet.
+        """How the table is split, in the form that `create_table` takes. Empty: one tablet.
 
         Example:
             >>> table.partitioning
@@ -73,7 +74,7 @@ class Table:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of all columns.
+        """The Arrow schema of all columns.
 
         Example:
             >>> table.arrow_schema.names
@@ -85,14 +86,14 @@ class Table:
         return self.asynchronous._repr_html_()
 
     def put(self, row: Mapping[str, Any]) -> int:
-        """Upsert one row, columns by name; the hybrid time it was written at.
+        """Upsert one row, columns by name. Returns the hybrid time of the write.
 
-        A datetime without a time zone is taken as UTC, here and wherever else a value of a timestamp column is given.
+        A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
         Raises:
-            Rejected: the row itself is at fault.
-            Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
-            Closed: the client was closed, as with every other call; nothing was done.
+            Rejected: the row is wrong.
+            Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
+            Closed: the client was closed; nothing was written. Every other call may raise it too.
 
         Example:
             >>> written_at = table.put({"day": date(2024, 5, 2), "name": "roof", "value": 20.0})
@@ -104,7 +105,8 @@ class Table:
     upsert = put
 
     def insert(self, row: Mapping[str, Any]) -> int:
-        """Insert one row; its hybrid time. Raises as `put`; Rejected ALREADY_PRESENT if its key is there.
+        """Insert one row. Returns its hybrid time. Raises what `put` raises; Rejected ALREADY_PRESENT if its
+        key exists.
 
         Example:
             >>> try:
@@ -116,7 +118,9 @@ class Table:
         return self._client.run(self.asynchronous.insert(row))
 
     def update(self, row: Mapping[str, Any]) -> int:
-        """Change the columns given, of the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND.
+        """Change the given columns of the row with this key. Returns its hybrid time.
+
+        Raises what `put` raises; Rejected NOT_FOUND if the key does not exist.
 
         Example:
             >>> written_at = table.update({"day": date(2024, 5, 1), "name": "roof", "value": None})
@@ -126,7 +130,9 @@ class Table:
         return self._client.run(self.asynchronous.update(row))
 
     def delete(self, row: Mapping[str, Any]) -> int:
-        """Delete the row with this key; its hybrid time. Raises as `put`; Rejected NOT_FOUND if it is not there.
+        """Delete the row with this key. Returns its hybrid time.
+
+        Raises what `put` raises; Rejected NOT_FOUND if the key does not exist.
 
         Example:
             >>> written_at = table.delete({"day": date(2024, 5, 1), "name": "roof"})
@@ -136,11 +142,12 @@ class Table:
         return self._client.run(self.asynchronous.delete(row))
 
     def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The row with this key as of now (linearizable), None if there is none.
+        """The present row with this key (linearizable); None if there is none.
 
-        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
-        datetime without a time zone is UTC. What comes back has UTC as its time zone; a date or time outside of the
-        years 1 to 9999, which Python has no value for, comes as its number of days or microseconds since 1970.
+        `key`: a mapping of the key columns, their values in order, or a bare value if there is one key
+        column. A datetime without a time zone is UTC, and results have UTC. Python has no dates outside the
+        years 1 to 9999; such a date or time is returned as its number of days or microseconds since 1970.
+
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
 
         Example:
@@ -158,13 +165,14 @@ class Table:
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
     ) -> WriteResult:
-        """Write Arrow data in blocks; returns once all are acknowledged. `timeout_s` is for each block; `on_rows` is told,
-        on the client's thread, how many rows were acknowledged.
+        """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block.
+
+        `on_rows` is called in the client's thread with the number of rows acknowledged.
 
         Raises:
-            RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
-            Rejected: columns that do not fit the table; nothing is written, but for batches that an iterator gave before.
-            SteleError: a block as a whole was not written; other blocks may be.
+            RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
+            Rejected: columns do not fit the table. Nothing is written, except earlier batches of an iterator.
+            SteleError: a whole block was not written; other blocks may be.
 
         Example:
             >>> rows = pa.table({"day": [date(2024, 5, 3)] * 2, "name": ["roof", "cellar"], "value": [19.0, 12.5]})
@@ -174,7 +182,9 @@ class Table:
         writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
         try:
             writer.check(data)
-            for batch in batches_of(data):  # in this thread: they may come from another call of this client
+            for batch in batches_of(
+                data
+            ):  # in this thread, because they may come from another call of this client
                 self._client.run(writer.feed(batch))
             result = self._client.run(writer.finish())
         except BaseException:
@@ -193,12 +203,15 @@ class Table:
         ordered: bool = False,
         snapshot: int | datetime | None = None,
     ) -> Scanner:
-        """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
+        """A scan of all tablets at one snapshot. Read it with `batches`, `to_table`, `to_pandas` or `count`.
 
-        `predicates`: (column, operator, value), or text like "delay > 30 AND origin IN ('JFK')"; one or several, all must
-        be true. `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name.
-        `snapshot`: a hybrid time or a datetime, by default now; so is 0, the timestamp of a write that sent nothing. A datetime without a
-        time zone, in a predicate, in such a text or in a bound, is UTC. Raises Rejected for an unknown column or a value that does not fit.
+        `predicates`: (column, operator, value), or text such as "delay > 30 AND origin IN ('JFK')". One or
+        several; all must be true. `lower` (inclusive) and `upper` (exclusive): values of the first key
+        columns, in order or by name.
+
+        `snapshot`: a hybrid time or a datetime; default: now. 0, the timestamp of a write that sent nothing,
+        means now too. A datetime or time without a zone is UTC, also in predicates and bounds. Raises
+        Rejected for an unknown column or a value that does not fit.
 
         Example:
             >>> table.scan(["name", "value"], [("value", ">", 20)]).to_table().to_pylist()
@@ -212,8 +225,8 @@ class Table:
         return Scanner(self._client, scanner)
 
     def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> Session:
-        """A session for one caller that writes many rows in order; they leave every `flush_interval_s` seconds, or once
-        `buffer_bytes` wait.
+        """A session for one caller that writes many rows in order. Rows leave every `flush_interval_s`
+        seconds, or when `buffer_bytes` wait.
 
         Example:
             >>> with table.new_session() as session:
@@ -229,7 +242,7 @@ class Table:
 
 
 class Session:
-    """One caller's rows, written in the background in the order given. Leaving it flushes.
+    """One caller's rows, written in the background in the given order. Leaving the `with` block flushes.
 
     Example:
         >>> with table.new_session(flush_interval_s=0.5) as session:
@@ -241,7 +254,7 @@ class Session:
         self._session = session
 
     def insert(self, row: Mapping[str, Any]) -> None:
-        """A whole row whose key must not be present; written later. A fault of its own is raised by `flush`.
+        """Queue a whole row whose key must not exist. `flush` raises the error of a wrong row.
 
         Example:
             >>> with table.new_session() as session:
@@ -250,7 +263,7 @@ class Session:
         self.apply(RowOp.INSERT, row)
 
     def upsert(self, row: Mapping[str, Any]) -> None:
-        """A whole row, replaced if its key is present; as `insert`.
+        """Queue a whole row that replaces a row with its key. See `insert`.
 
         Example:
             >>> with table.new_session() as session:
@@ -259,7 +272,7 @@ class Session:
         self.apply(RowOp.UPSERT, row)
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """Some columns of a row whose key must be present; as `insert`.
+        """Queue some columns of a row whose key must exist. See `insert`.
 
         Example:
             >>> with table.new_session() as session:
@@ -268,7 +281,7 @@ class Session:
         self.apply(RowOp.UPDATE, row)
 
     def delete(self, row: Mapping[str, Any]) -> None:
-        """The key of a row to remove, which must be present; as `insert`.
+        """Queue the removal of the row with this key, which must exist. See `insert`.
 
         Example:
             >>> with table.new_session() as session:
@@ -277,8 +290,10 @@ class Session:
         self.apply(RowOp.DELETE, row)
 
     def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
-        """Take in one row of any operation; waits while the buffer is full. Raises SteleError if an earlier flush failed:
-        this row was not taken in then, and `flush` tells which of the others were not written.
+        """Queue one row of any operation. Waits while the buffer is full.
+
+        Raises SteleError if an earlier flush failed. Then this row was not queued, and `flush` says which of
+        the others were not written.
 
         Example:
             >>> with table.new_session() as session:
@@ -289,8 +304,9 @@ class Session:
         self._client.run(self._session.apply(op, row))
 
     def flush(self) -> WriteResult:
-        """Write what waits; what was written since the last flush. Raises RowErrors if rows were refused since then, or
-        not acknowledged; the others are written.
+        """Write what is queued. Returns what was written since the last flush.
+
+        Raises RowErrors if rows were refused or not acknowledged since then; the others are written.
 
         Example:
             >>> with table.new_session() as session:

@@ -1,9 +1,10 @@
-"""What a node that is THROTTLED does to its callers: retries to it leave by turns, not each by itself. Owned by a NodeStream.
+"""When a node answers THROTTLED, retries to it take turns instead of each leaving by itself. Owned by a
+NodeStream.
 
-The node says how long it takes until there is room; so long nothing is sent again. Then requests leave in the order in which
-they were refused, WINDOW_BYTES at once, until one more is refused or none waits.
+The node says how long it takes until there is room; nothing is sent again before that. Then requests leave in
+the order they were refused, WINDOW_BYTES at once, until one more is refused or none waits.
 
-Invariant: requests that are sent again to one node are not more than WINDOW_BYTES at once, or one.
+Invariant: retries to one node that are sent at once have at most WINDOW_BYTES, or are a single request.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 1.0
 
 
 class Brake:
-    """Of one node. `on`: it refused requests, and not all of them have been taken since."""
+    """The brake of one node. `on`: it refused requests, and has not accepted all of them since."""
 
     def __init__(self) -> None:
         self.on = False
@@ -31,7 +32,7 @@ class Brake:
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(self, error: SteleError) -> None:
-        """The node was THROTTLED. Of answers that come while it is let alone only the longest hint counts."""
+        """The node answered THROTTLED. Of answers during the wait, only the longest hint counts."""
         now_s = asyncio.get_running_loop().time()
         hint_s = error.retry_after_ms / 1_000
         if now_s >= self._until_s:
@@ -44,7 +45,8 @@ class Brake:
         self.on = True
 
     async def begin(self, size: int) -> None:
-        """Wait for the turn of a request of so many bytes; `end` it. Cancelled, it has none."""
+        """Wait for the turn of a request of `size` bytes. Call `end` for it later, unless this was
+        cancelled."""
         if self._room_for(size) and not self._waiting:
             self._enter(size)
             return
@@ -60,8 +62,10 @@ class Brake:
             raise
 
     def end(self, size: int, code: Code | None) -> None:
-        """A request that began ended with this; None: nobody waits for it any more. Where the node neither took it nor was
-        THROTTLED, it may be gone: nobody waits for turns there."""
+        """A request that began has ended with `code`; None: its caller left.
+
+        If the node neither accepted it nor was THROTTLED, the node may be gone, so nobody waits for turns
+        there."""
         self._leave(size)
         if code is not Code.THROTTLED:
             self._pause_s = max(self._pause_s / 2, PAUSE_FIRST_S)

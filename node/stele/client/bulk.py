@@ -1,7 +1,9 @@
-"""Writes Arrow data: assigned to tablets by column, cut into blocks, a bounded number of bytes under way.
+"""Writes Arrow data: assigns rows to tablets by column, cuts them into blocks, and bounds the bytes in
+flight.
 
-Used by `Table.write_arrow` and by sessions. Blocks of one tablet are sent one after another, so that of two rows with
-the same key the later one wins. Invariant: every input row is counted once, as written or as an error.
+Used by `Table.write_arrow` and by sessions. Blocks of one tablet are sent one after another, so that of two
+rows with the same key the later one wins. Invariant: every input row is counted once, as written or as an
+error.
 """
 
 from __future__ import annotations
@@ -9,23 +11,20 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stele.client.cast_values import cast_each, is_text
-from stele.client.casts import python_value
+from stele.client.arrow_input import batches_of, fit
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
-from stele.model.block import DELETES, INSERTS, Block, RowError, RowOp, encode_block
-from stele.model.column import Column, shown
+from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import PartitionSchema, assign, runs
+from stele.model.partition import PartitionSchema, assign, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -34,9 +33,9 @@ from stele.rpc.threads import in_thread
 BLOCK_ROWS = 8_192
 BLOCK_BYTES_MAX = 4 << 20
 CHUNK_ROWS = 65_536
-"""So many rows are assigned to tablets at once: enough to fill a block of each of eight."""
-_LEFT = Retryable(
-    "the write was left before there was an answer, and may have been done; read before writing it anew",
+"""Rows that are assigned to tablets at once: enough to fill a block for each of eight tablets."""
+_ABANDONED = Retryable(
+    "the write was abandoned before an answer came, and may have been done; read before writing it again",
     code=Code.UNKNOWN_OUTCOME,
 )
 
@@ -44,80 +43,9 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 """Rows of one tablet, and their positions in the whole input."""
 
 
-Refused = dict[int, dict[int, str]]
-"""By column id and row: why a value is no value of its column."""
-
-
-def fit(
-    batch: pa.RecordBatch, table: str, schema: Schema, op: RowOp, *, begun: bool = False
-) -> tuple[pa.RecordBatch, tuple[int, ...], Refused]:
-    """`batch` with exactly the columns that a block of `op` carries, cast to the types of `table`; their ids; and which values
-    do not fit, where it has null. `begun`: rows of the same write came before these.
-
-    Raises:
-        Rejected: with every fault: unknown columns, missing ones, types that are never made from one another; and text in
-            which no value fits, unless the write has begun: it is of another kind.
-    """
-    faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
-    wanted = schema.key_columns if op in DELETES else schema.columns
-    arrays, ids = [], []
-    refused: Refused = {}
-    for column in wanted:
-        position = batch.schema.get_field_index(column.name)
-        if position < 0:
-            required = column in schema.key_columns or (
-                op in INSERTS and not column.nullable and column.default is None
-            )
-            if required:
-                faults.append(f"column {column.name} is missing")
-            continue
-        array = batch.column(position)
-        if array.type != column.arrow:
-            try:
-                found, reasons = cast_each(array, column.arrow)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-                faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({exc})")
-                continue
-            if reasons:
-                words = {row: _why_refused(column, array[row], why) for row, why in reasons.items()}
-                if not begun and _says_text(array.type) and found.null_count == len(found):
-                    first = next(iter(words.values()))
-                    faults.append(f"column {column.name}: {array.type} does not fit {column.type} ({first})")
-                    continue
-                refused[int(column.id)] = words
-            array = found
-        arrays.append(array)
-        ids.append(int(column.id))
-    if faults:
-        expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
-        raise Rejected(f"table {table}: the rows do not fit: {'; '.join(faults)}; expected {expected}")
-    return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), refused
-
-
-def _says_text(type_: pa.DataType) -> bool:
-    return is_text(type_.value_type if pa.types.is_dictionary(type_) else type_)
-
-
-def _why_refused(column: Column, scalar: pa.Scalar, why: str) -> str:
-    """Of a number in the words of a session. A session reads no text, and takes no midnight for a date."""
-    value = python_value(scalar)
-    told = column.fault(value) if isinstance(value, (int, float, Decimal)) else ""
-    return told or f"column {column.name}: {shown(value)} is no {column.type} ({why})"
-
-
-def _named(name: str) -> str:
-    """An unknown column's name, with what to do where it is an index that pandas brought along."""
-    remedy = (
-        " (pandas' index; give pyarrow.Table.from_pandas(frame, preserve_index=False))"
-        if name.startswith("__index_level_")
-        else ""
-    )
-    return f"{name!r}{remedy}"
-
-
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows of the caller's as they are sent: those of each tablet, and why others are not."""
+    """Some of the caller's rows as they are sent: those of each tablet, and the errors of the others."""
 
     column_ids: tuple[int, ...]
     row_bytes: int
@@ -126,7 +54,7 @@ class _Chunk:
 
 
 class BulkWriter:
-    """Takes batches, sends blocks. `feed` pushes back once `bytes_max` wait or are under way."""
+    """Takes batches and sends blocks. `feed` waits while `bytes_max` are queued or in flight."""
 
     def __init__(
         self,
@@ -149,14 +77,16 @@ class BulkWriter:
         self._bytes_max = bytes_max
         self._on_rows = on_rows
         self._fed_rows = 0
-        self._rows_waiting = 0  # taken in, and not yet answered
+        self._rows_waiting = 0  # accepted but not answered yet
         self._row_bytes = 1
         self._block_rows = BLOCK_ROWS
         self._pending: dict[int, deque[Piece]] = {}
         self._pending_rows: dict[int, int] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._under_way: dict[int, npt.NDArray[np.int64]] = {}  # positions of the block that is not answered
-        self._ended_by: dict[int, BaseException] = {}  # what became of that block, if it was not cancelled
+        self._under_way: dict[int, npt.NDArray[np.int64]] = {}  # by tablet: positions of its unanswered block
+        self._ended_by: dict[
+            int, BaseException
+        ] = {}  # by tablet: the error of that block, if it was not cancelled
         self._room = asyncio.Event()
         self._failure: BaseException | None = None
         self._final = False
@@ -164,11 +94,11 @@ class BulkWriter:
         self._column_ids: tuple[int, ...] = ()
 
     async def feed(self, batch: pa.RecordBatch) -> None:
-        """Take in a batch; returns when there is room for the next one.
+        """Accept a batch. Returns when there is room for the next one.
 
         Raises:
             Rejected: columns that do not fit.
-            SteleError: what became of an earlier block.
+            SteleError: the error of an earlier block.
         """
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
@@ -184,13 +114,14 @@ class BulkWriter:
             await self._wait_for_room()
 
     def check(self, data: object) -> None:
-        """Refuse before anything is sent what can be refused by then: in a list or tuple of batches each one's columns.
+        """Check, before anything is sent, what can be checked: for a list or tuple of batches, the columns of
+        each.
 
         Raises:
-            Rejected: columns that do not fit, or that differ from batch to batch; what is no batch.
+            Rejected: columns that do not fit, or that differ between batches; something that is not a batch.
         """
         if not isinstance(data, (list, tuple)):
-            return  # the batches of all else but an iterator have one schema
+            return  # other data have one schema; an iterator cannot be checked
         ids: tuple[int, ...] = ()
         for batch in batches_of(data):
             _, found, _ = fit(batch.slice(0, 0), self.result.table, self._schema, self._op)
@@ -198,10 +129,10 @@ class BulkWriter:
             ids = found
 
     async def finish(self) -> WriteResult:
-        """Send what is left and wait for every answer.
+        """Send the rest and wait for all answers.
 
         Raises:
-            SteleError: what became of a block as a whole; rows of other blocks may be written.
+            SteleError: the error of a whole block; rows of other blocks may be written.
         """
         self._final = True
         for ordinal in list(self._pending):
@@ -214,17 +145,18 @@ class BulkWriter:
         return self.result
 
     async def abandon(self) -> None:
-        """Stop sending. Blocks under way may be written."""
+        """Stop sending. Blocks in flight may be written."""
         self._abandoned = True
         for task in list(self._tasks.values()):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def unsettled(self, rows: int) -> Iterator[tuple[npt.NDArray[np.int64], BaseException | None]]:
-        """After `abandon`: which of so many rows, all that were to be fed, are neither written nor refused, by their
-        positions; and what became of their block, None if they were not sent."""
+        """After `abandon`: which of the first `rows` rows are neither written nor refused, with the reason.
+
+        Yields (positions, the error of their block); the error is None for rows that were not sent."""
         for ordinal, positions in self._under_way.items():
-            yield positions, self._ended_by.get(ordinal, _LEFT)
+            yield positions, self._ended_by.get(ordinal, _ABANDONED)
         for pieces in self._pending.values():
             for _, positions in pieces:
                 yield positions, None
@@ -234,13 +166,13 @@ class BulkWriter:
         if before and now != before:
             was, is_ = (", ".join(self._schema.to_arrow(ids).names) for ids in (before, now))
             raise Rejected(
-                f"table {self.result.table}: the columns of one write were {was}, then {is_}; expected the same "
-                "in each batch"
+                f"table {self.result.table}: the columns of one write were {was}, then {is_}; "
+                "all batches must have the same columns"
             )
 
     def _prepared(self, chunk: pa.RecordBatch) -> _Chunk:
-        """The next rows, in a thread: it changes nothing here. Left out, with an error each, are those that hold null where
-        the table forbids it, or what is no value of its column."""
+        """Prepare the next rows, in a thread; changes no state. Rows with a forbidden null, or with a value
+        that does not fit, are left out, with an error each."""
         begun = bool(self._column_ids)
         batch, ids, refused = fit(chunk, self.result.table, self._schema, self._op, begun=begun)
         self._check_same(self._column_ids, ids)
@@ -258,7 +190,7 @@ class BulkWriter:
     def _placed(
         self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
     ) -> list[RowError]:
-        """Errors of rows of `batch`, which stand at these positions of the input."""
+        """Errors of rows of `batch`, with their positions in the input."""
         return [
             replace(error, row=int(positions[error.row])) for error in with_keys(errors, batch, self._schema)
         ]
@@ -316,15 +248,16 @@ class BulkWriter:
                 self._on_rows(written)
 
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
-        """A block that was too large, which is told before anything is proposed: from now on they have half its rows."""
+        """A block was too large, which is known before a proposal. From now on blocks have half its rows."""
         self._block_rows = min(self._block_rows, len(positions) // 2)
         self._pending[ordinal].appendleft((rows, positions))
         self._pending_rows[ordinal] += len(positions)
         del self._under_way[ordinal]
 
     def _take_block(self, ordinal: int) -> Piece:
-        """Up to `_block_rows` and BLOCK_BYTES_MAX of what waits for a tablet, one row at least; nothing if that would be a
-        small block with more to come."""
+        """Up to `_block_rows` rows and BLOCK_BYTES_MAX of what waits for a tablet; at least one row.
+
+        Empty if the block would be small and more rows will come."""
         pending = self._pending[ordinal]
         total = self._pending_rows[ordinal]
         if not total or (total < self._block_rows and not self._final and not self._full):
@@ -351,7 +284,7 @@ class BulkWriter:
     async def _wait_for_room(self) -> None:
         while self._full and self._failure is None:
             if not self._tasks:
-                # All that waits would be small blocks: the largest leaves as it is.
+                # Only small blocks could be sent: send the largest as it is.
                 self._start(max(self._pending_rows, key=lambda n: self._pending_rows[n]))
             self._room.clear()
             await self._room.wait()
@@ -360,14 +293,14 @@ class BulkWriter:
     def _raise(self) -> None:
         failure = self._failure
         if isinstance(failure, SteleError):
-            # One of its own: what is raised holds this frame, and that this writer with all that waits.
+            # Raise a copy: the error holds this frame, which holds this writer and all its rows.
             raise copy(failure)
         if failure is not None:
             raise failure
 
 
 def _fitting(rows: pa.RecordBatch, room: int) -> int:
-    """How many of the first rows take at most `room` bytes."""
+    """The number of first rows that take at most `room` bytes."""
     if rows.nbytes <= room:
         return int(rows.num_rows)
     return bisect.bisect_right(range(rows.num_rows + 1), room, key=lambda n: rows.slice(0, n).nbytes) - 1
@@ -379,43 +312,14 @@ def _pieces(
     schema: Schema,
     partitioning: PartitionSchema,
 ) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]:
-    """The rows of each tablet, gathered into memory of their own: those of a tablet that gets few may wait long for a full
-    block, and must not hold the whole chunk meanwhile."""
+    """The rows of each tablet, copied into memory of their own. Rows of a tablet that gets few may wait long
+    for a full block, and must not hold the whole chunk meanwhile."""
     if not batch.num_rows:
         return []
     if partitioning.tablets == 1:
         return [(0, batch, positions)]
-    order, found = runs(assign(batch, schema, partitioning))
+    order, found = rows_by_tablet(assign(batch, schema, partitioning))
     return [
         (ordinal, batch.take(pa.array(order[start:end])), positions[order[start:end]])
         for ordinal, start, end in found
     ]
-
-
-def batches_of(
-    data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
-    """Record batches of whatever Arrow data a caller has.
-
-    Raises:
-        Rejected: something that is not Arrow data.
-    """
-    if isinstance(data, pa.Table):
-        yield from data.to_batches()
-        return
-    # A pandas frame and a mapping can be iterated over too, and give names.
-    several = isinstance(data, Iterable) and not isinstance(data, (pa.RecordBatch, str, bytes, Mapping))
-    for batch in data if several and not hasattr(data, "to_dict") else [data]:
-        if not isinstance(batch, pa.RecordBatch):
-            raise Rejected(_no_arrow_data(batch))
-        yield batch
-
-
-def _no_arrow_data(given: object) -> str:
-    kind = type(given)
-    expected = "expected a pyarrow Table, RecordBatch, RecordBatchReader or several RecordBatches"
-    if kind.__module__.partition(".")[0] == "pandas":
-        expected = "give pyarrow.Table.from_pandas(frame)"
-    elif isinstance(given, Mapping):
-        expected = "give pyarrow.Table.from_pylist([row, ...]) of rows, pyarrow.table({...}) of columns"
-    return f"write_arrow: {kind.__name__} is no Arrow data; {expected}"

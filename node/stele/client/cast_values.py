@@ -1,7 +1,8 @@
-"""Casts an array to a column's type and says which of its values do not fit. Called by bulk.py; sends nothing.
+"""Casts an array to a column's type and says which of its values do not fit. Called by bulk.py; sends
+nothing.
 
-Arrow does not say where a cast failed. So common faults are looked for in all values at once; the few others are found by
-halving the array. Invariant: the same values fit as if each were cast alone.
+Arrow does not say where a cast failed. So common faults are found in all values at once, and the few others
+by bisecting the array. Invariant: the same values fit as if each were cast alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ _NUMBER_TEXT = r"(?i)^\s*[+-]?([0-9.]+(e[+-]?[0-9]+)?|inf(inity)?|nan.*)\s*$"
 _TIME_TEXT = r"^\s*[+-]?[0-9]+-?[0-9]"
 _BOOL_TEXT = r"(?i)^\s*(true|false|[01])\s*$"
 _ROUNDED = 1e23
-"""The first power of ten that is no double, but one a little below it."""
+"""The first power of ten beyond the doubles, and slightly less."""
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int, str]]:
-    """`array` as the `wanted` type of a column, null where a value would become another one; and why, by position.
+    """`array` as the column type `wanted`, with null for each value that would change; and the reasons, by
+    position.
 
     Raises:
-        pa.ArrowInvalid, pa.ArrowNotImplementedError: one type is never made from the other, whatever the values.
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: no value of this type can be cast to that one.
     """
     try:
         return cast(array, wanted), {}
@@ -46,7 +48,7 @@ def cast_each(array: pa.Array, wanted: pa.DataType) -> tuple[pa.Array, dict[int,
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Whether its values are text."""
+    """Whether the values of this type are text."""
     return bool(
         pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
     )
@@ -70,7 +72,7 @@ def _halves(array: pa.Array, wanted: pa.DataType, first: int, refused: dict[int,
 
 
 def _by_text(array: pa.Array, wanted: pa.DataType, refused: dict[int, str]) -> pa.Array:
-    """The same text fits everywhere or nowhere."""
+    """Cast each distinct text once: it fits everywhere or nowhere."""
     encoded = array.cast(pa.large_string()).dictionary_encode()
     why: dict[int, str] = {}
     texts = _by_halves(encoded.dictionary, wanted, why)
@@ -81,7 +83,7 @@ def _by_text(array: pa.Array, wanted: pa.DataType, refused: dict[int, str]) -> p
 
 
 def _certain(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Array, str]]:
-    """Masks of values that certainly do not fit, and why. What they leave out may not fit either."""
+    """Masks of values that certainly do not fit, and why. Other values may not fit either."""
     given, types = array.type, pa.types
     if is_text(given):
         yield from _no_such_text(array, wanted)
@@ -103,12 +105,13 @@ def _certain(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Array, s
 
 
 def _bounds_of(wanted: pa.DataType) -> tuple[int, int] | None:
-    """The least and greatest integer that fit a type of numbers, from integers."""
+    """The least and greatest integer that fit a numeric type."""
     if pa.types.is_integer(wanted):
         info = np.iinfo(wanted.to_pandas_dtype())
         return int(info.min), int(info.max)
     if pa.types.is_float32(wanted) or pa.types.is_float64(wanted):
-        most = 1 << (24 if pa.types.is_float32(wanted) else 53)  # beyond, some are no such number
+        # Beyond this, not every integer has an exact value.
+        most = 1 << (24 if pa.types.is_float32(wanted) else 53)
         return -most, most
     if pa.types.is_decimal(wanted):
         most = 10 ** (wanted.precision - wanted.scale) - 1
@@ -134,7 +137,7 @@ def _of_floats(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Array,
             pc.less(array, pa.scalar(float(int(info.max) + 1), array.type)),
         )
         yield pc.invert(inside), "it is out of range"
-        yield pc.not_equal(pc.trunc(array), array), "it is not whole"
+        yield pc.not_equal(pc.trunc(array), array), "it is not a whole number"
     elif pa.types.is_decimal(wanted):
         most = 10.0 ** (wanted.precision - wanted.scale)
         size = pc.abs(pc.cast(array, pa.float64()))
@@ -174,4 +177,4 @@ def _no_such_text(array: pa.Array, wanted: pa.DataType) -> Iterator[tuple[pa.Arr
         form = _BOOL_TEXT
     else:
         return
-    yield pc.invert(pc.match_substring_regex(array.cast(pa.large_string()), form)), "it does not read as one"
+    yield pc.invert(pc.match_substring_regex(array.cast(pa.large_string()), form)), "it has another form"

@@ -1,6 +1,7 @@
-"""Arrow's casts, without those that lose something and do not say so. Called by cast_values.py and bulk.py; sends nothing.
+"""Arrow's casts, without those that silently lose information. Called by cast_values.py and bulk.py; sends
+nothing.
 
-Invariant: what is cast means the same as before, but for the precision of `float` and `double`.
+Invariant: a cast keeps the meaning of a value, except for the precision of `float` and `double`.
 """
 
 from __future__ import annotations
@@ -11,31 +12,32 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
-"""What a cast raises."""
+"""The exceptions of a cast."""
 _ALL_INTEGERS = pa.decimal128(20, 0)
-"""Holds those of any integer type."""
+"""A decimal type that holds every integer."""
 
 
 def cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """`array` as the `wanted` type of a column.
+    """`array` as the column type `wanted`.
 
     Raises:
-        pa.ArrowInvalid: a value would become another one.
-        pa.ArrowNotImplementedError: one type is never made from the other.
+        pa.ArrowInvalid: a value would change.
+        pa.ArrowNotImplementedError: no value of this type can be cast to that one.
     """
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     given = array.type
     if pa.types.is_boolean(wanted) and (_is_real(given) or pa.types.is_integer(given)):
-        raise pa.ArrowNotImplementedError("a number is no bool")
+        raise pa.ArrowNotImplementedError("a number is not a bool")
     if pa.types.is_date(wanted) and pa.types.is_timestamp(given):
         return _dates(array, wanted)
     if pa.types.is_decimal(wanted) and pa.types.is_integer(given):
-        # Arrow asks whether the largest integer of the type would fit; of a decimal it asks each value.
+        # For integers, Arrow asks whether the type's largest value would fit; for decimals it checks each
+        # value.
         array = pc.cast(array, _ALL_INTEGERS)
     found = pc.cast(array, wanted)
     if pa.types.is_decimal(wanted) and pa.types.is_floating(given):
-        # By way of text: from a decimal Arrow makes a neighbour of the nearest number.
+        # By way of text: from a decimal, Arrow may give a neighbour of the nearest number.
         _check(array, pc.equal(pc.cast(pc.cast(found, pa.string()), given), array), "it has more digits")
     if pa.types.is_floating(wanted):
         _check(array, pc.invert(turned_infinite(array, found)), "it is too large")
@@ -47,7 +49,7 @@ def _is_real(type_: pa.DataType) -> bool:
 
 
 def _dates(array: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The days of moments that are midnight, each in its own time zone."""
+    """The days of timestamps that are midnight, each in its own time zone."""
     local = local_time(array)
     found = pc.cast(local, wanted)
     _check(array, pc.equal(pc.cast(found, local.type), local), "it has a time of day")
@@ -55,17 +57,17 @@ def _dates(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def local_time(array: pa.Array) -> pa.Array:
-    """Timestamps as clocks show them in their time zone."""
+    """Timestamps as local times of their time zone."""
     return array if array.type.tz is None else pc.local_timestamp(array)
 
 
 def turned_infinite(array: pa.Array, found: pa.Array) -> pa.Array:
-    """Which numbers, or texts of such, became infinite in `found`."""
+    """Which numbers, or texts of numbers, became infinite in `found`."""
     infinite = pc.is_inf(found)
     if pa.types.is_floating(array.type):
         return pc.and_(infinite, pc.is_finite(array))
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        return pc.and_(infinite, pc.match_substring_regex(array, "[0-9]"))  # and no word for infinity
+        return pc.and_(infinite, pc.match_substring_regex(array, "[0-9]"))  # and is not a word for infinity
     return infinite
 
 
@@ -75,12 +77,12 @@ def _check(array: pa.Array, same: pa.Array, why: str) -> None:
 
 
 def python_value(scalar: pa.Scalar) -> Any:
-    """Arrow's value as Python's; its number, or its bytes, where Python has none for it."""
+    """A scalar as a Python value; its number, or its bytes, if Python has none for it."""
     if isinstance(scalar, pa.DictionaryScalar):
         scalar = scalar.value
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
         return scalar.as_buffer().to_pybytes()
-    except (OverflowError, ValueError, KeyError):  # a time, or one in a zone that this machine does not know
+    except (OverflowError, ValueError, KeyError):  # a time out of range, or in an unknown time zone
         return scalar.value

@@ -20,13 +20,14 @@ def connect(
     No message is sent before the first call that needs one.
 
     Args:
-        masters: Addresses of some masters, "HOST:PORT,HOST:PORT" or a list of HOST:PORT. One that answers is enough.
-        timeout_s: How many seconds a write or read may take, unless the call says otherwise.
-        first_contact_s: How many seconds to look for a master before any has ever answered. If none of the names resolves, a
-            fifth of it.
+        masters: Addresses of some masters, "HOST:PORT,HOST:PORT" or a list of HOST:PORT. One that answers is
+        enough. timeout_s: How many seconds a write or read may take, unless the call says otherwise.
+        first_contact_s: How many seconds to look for a master before any has ever answered. If no name
+        resolves, a fifth
+            of it.
 
     Raises:
-        Rejected: An address is no HOST:PORT, or a number is no time.
+        Rejected: An address is not HOST:PORT, or a number is not a time.
 
     Example:
         >>> with stele.connect(masters) as other:
@@ -42,10 +43,11 @@ def connect_async(
     timeout_s: float = TIMEOUT_S,
     first_contact_s: float = FIRST_CONTACT_S,
 ) -> AsyncClient:
-    """The client for a program with an event loop. Call it within the loop, in an `async with`. Arguments as `connect`.
+    """The client for a program with an event loop. Call it within the loop, in an `async with`. Arguments as
+    for `connect`.
 
     Raises:
-        Rejected: An address is no HOST:PORT, or a number is no time.
+        Rejected: An address is not HOST:PORT, or a number is not a time.
 
     Example:
         >>> import asyncio

@@ -1,7 +1,8 @@
-"""Is the cluster as it should be? A pure reading of the masters' view, for `stele ksck`, the demo and the tests.
+"""Whether the cluster is healthy, from the masters' view. For `stele ksck`, the demo and the tests. Pure;
+asks nobody.
 
-Asks nobody. Invariant: `healthy` is true only if every table can lose a node and still be written, as far as its
-replication factor promises.
+Invariant: `healthy` is true only if every table can lose a node and still be written, as far as its
+replication factor allows.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 SILENT_MS = 5_000
-"""A node whose last heartbeat is older is called silent."""
+"""A node whose last heartbeat is older than this is called silent."""
 
 
 @dataclass(slots=True)
 class TabletHealth:
-    """One tablet: "healthy", "under-replicated" (a majority is left), "unavailable", or "creating"."""
+    """One tablet: "healthy", "under-replicated" (a majority is left), "unavailable" or "creating"."""
 
     tablet_id: str
     table_id: str
@@ -32,20 +33,22 @@ class TabletHealth:
     voters_healthy: int
     reasons: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
-    """The nodes of its configuration."""
+    """The nodes in its configuration."""
 
     @property
     def led(self) -> bool:
-        """Whether it can be read and written: a leader that is heard, and a majority."""
+        """Whether it can be read and written: it has a leader that is heard, and a majority."""
         return self.state in ("healthy", "under-replicated")
 
 
 @dataclass(slots=True)
 class NodeHealth:
-    """One node or master: "alive", "silent", "retired", or "new": on record, and never heard by any leader master, so that
-    no tablet counts on it. `name`: its pod's, "" without an operator. `disk_free_bytes`: None where it did not tell;
-    `disk_low`: it refuses writes for want of space. `clock_ahead_ms`: how far its wall clock is ahead of what most clocks
-    of the cluster say, by its own last word; None: unknown."""
+    """One node or master: "alive", "silent", "retired", or "new": on record but never heard, so no tablet
+    counts on it.
+
+    `name`: its pod's; "" without an operator. `disk_free_bytes`: None if it did not report it. `disk_low`: it
+    refuses writes for lack of space. `clock_ahead_ms`: how far its wall clock is ahead of most clocks of the
+    cluster, by its last report; None if unknown."""
 
     node_id: str
     name: str
@@ -64,7 +67,7 @@ class NodeHealth:
 
     @property
     def clock_fault(self) -> str:
-        """What is wrong with its wall clock; "" if nothing is known to be."""
+        """What is wrong with its wall clock; "" if no fault is known."""
         ahead_ms = self.clock_ahead_ms or 0
         if self.state != "alive" or abs(ahead_ms) * 1_000 <= CLOCK_OFF_MAX_US:
             return ""
@@ -73,7 +76,7 @@ class NodeHealth:
 
     @property
     def label(self) -> str:
-        """What people know it by: its name, else its short id; with its address."""
+        """Its name for people: name or short id, with its address."""
         where = f" ({self.address})" if self.address else ""
         return f"{self.name or self.node_id[:8]}{where}"
 
@@ -88,7 +91,7 @@ class NodeHealth:
 
 @dataclass(slots=True)
 class ClusterHealth:
-    """What `examine` found."""
+    """The result of `examine`."""
 
     cluster_id: str
     leader_master: str
@@ -99,40 +102,40 @@ class ClusterHealth:
 
     @property
     def healthy(self) -> bool:
-        """Whether every tablet is healthy, and the leader master has had the time to hear from everyone."""
+        """Whether every tablet is healthy, and the leader master had time to hear from every node."""
         return self.settled and all(t.state == "healthy" for t in self.tablets)
 
     @property
     def silent(self) -> list[NodeHealth]:
-        """Nodes and masters that are on record, not retired, and not heard."""
+        """Nodes and masters on record that are neither retired nor heard."""
         return [node for node in self.nodes if node.state == "silent"]
 
     @property
     def new(self) -> list[NodeHealth]:
-        """Nodes and masters that are on record and have never started. No fault of a tablet: none counts on them."""
+        """Nodes and masters on record that have never started. No tablet counts on them."""
         return [node for node in self.nodes if node.state == "new"]
 
     @property
     def low_on_disk(self) -> list[NodeHealth]:
-        """Nodes and masters that refuse writes for want of space."""
+        """Nodes and masters that refuse writes for lack of space."""
         return [node for node in self.nodes if node.state == "alive" and node.disk_low]
 
     @property
     def wrong_clocks(self) -> list[NodeHealth]:
-        """Nodes and masters whose clock is wrong: they lead where nobody else can, and make no timestamps."""
+        """Nodes and masters whose clock is wrong: they lead only if no other can, and make no timestamps."""
         return [node for node in self.nodes if node.clock_fault]
 
     def ready(self, table_id: str) -> int:
-        """How many tablets of this table can be read and written."""
+        """The number of this table's tablets that can be read and written."""
         return sum(t.led for t in self.tablets if t.table_id == table_id)
 
     def count(self, state: str) -> int:
-        """How many tablets are in this state."""
+        """The number of tablets in this state."""
         return sum(t.state == state for t in self.tablets)
 
 
 def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
-    """What the view says, tablet by tablet. Replicas on silent nodes count as lost."""
+    """Examine the view tablet by tablet. Replicas on silent nodes count as lost."""
     nodes = [_node(pb) for pb in view.nodes]
     known = {node.node_id: node for node in nodes}
     return ClusterHealth(
@@ -194,7 +197,7 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
             healthy += 1
             with_data += peer.member_type == common_pb2.VOTER
             if peer.member_type == common_pb2.WITNESS:
-                reasons.append(f"{where} is a witness, its rows are being copied")
+                reasons.append(f"{where} is a witness whose rows are being copied")
     leader = id_from_pb(pb.leader_node)
     wanted = pb.replication_factor or len(voters)
     if pb.state in ("PREPARING", "CREATING"):
@@ -215,7 +218,7 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
 
 
 def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> dict[int, str]:
-    """Why members of a tablet's configuration cannot be counted on, by replica_id; `known`: the nodes by their ids."""
+    """Why members of a tablet's configuration cannot be counted on, by replica_id. `known`: nodes by id."""
     reports = {(r.node_id, r.status.replica_id): r for r in pb.replicas}
     leaderless: dict[int, str] = {}
     by_leader: dict[int, str] = {}
@@ -235,12 +238,12 @@ def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) 
 
 
 def _by_leader(peer: common_pb2.PeerHealthPB, age_ms: int) -> str:
-    """What is wrong with a peer by its leader's report, which came `age_ms` ago."""
+    """What is wrong with a peer according to its leader's report, which is `age_ms` old."""
     if peer.needs_copy:
-        return "is behind what its leader's log still has, it waits for a copy"
+        return "lacks entries that its leader's log no longer has, and waits for a copy"
     if peer.unreached:
         silent_s = (peer.last_heard_ms + age_ms) / 1_000
-        return f"is out of its leader's reach: it has not answered for {silent_s:.0f} s, though its node is heard"
+        return f"cannot be reached by its leader: no answer for {silent_s:.0f} s, although its node is alive"
     return ""
 
 
@@ -248,7 +251,7 @@ def _fault(node: NodeHealth | None, report: master_pb2.ReplicaReportPB | None) -
     if node is None or node.state != "alive":
         return "is on a silent node"
     if report is None:
-        return "was not reported yet"
+        return "has not been reported yet"
     status = report.status
     if status.state == common_pb2.FAILED:
         return f"FAILED: {status.error}"
@@ -264,7 +267,7 @@ def _leaderless(report: master_pb2.ReplicaReportPB) -> bool:
 
 
 def state_name(status: common_pb2.ReplicaStatusPB) -> str:
-    """A replica's state in one word; a number for one that only a newer version has."""
+    """A replica's state as a word; a number if only a newer version knows it."""
     names = common_pb2.ReplicaStatePB.items()
     return next((name for name, number in names if number == status.state), str(status.state))
 

@@ -1,6 +1,6 @@
-"""What notebooks show of tables, scans and results. Pure; asks nobody.
+"""How notebooks show tables, scans and results. Pure; asks nobody.
 
-Invariant: names, values and messages are text: whatever stands in them, they bring no markup.
+Invariant: names, values and messages are escaped, so they cannot add markup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROWS_SHOWN = 10
 
 
 def of_table(info: TableInfo) -> str:
-    """Columns and partitioning of a table."""
+    """A table's columns and partitioning."""
     schema = info.schema
     columns = schema.columns if schema is not None else ()
     key = {int(i) for i in schema.key_column_ids} if schema is not None else set()
@@ -34,14 +34,14 @@ def of_table(info: TableInfo) -> str:
 
 
 def of_scan(plan: ScanPlan) -> str:
-    """What a scan would read."""
+    """The tablets that a scan would read."""
     moment = utc(physical_us(plan.snapshot))
     title = f"scan of {_many(len(plan.tablets), 'tablet')} at {moment}"
     return _page(title, ("column", "type"), ((f.name, str(f.type)) for f in plan.arrow_schema))
 
 
 def of_result(table: str, written: int, errors: Sequence[RowError]) -> str:
-    """What became of the rows of a write, with the first that were refused."""
+    """The result of a write, with the first refused rows."""
     title = f"table {table}: {_many(written, 'row')} written"
     if not errors:
         return _page(title, (), ())

@@ -1,6 +1,7 @@
-"""Keys of a scan: the bytes of its bounds, and rows of several tablets put in key order. Pure; used by scan.py and table.py.
+"""Keys of a scan: the encoded bounds, and rows of several tablets in key order. Pure; used by scan.py and
+table.py.
 
-Invariant: sorting makes no array above what Arrow holds, however large the table is.
+Invariant: sorting makes no array larger than Arrow allows, however large the table is.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 
 _TAKE_BYTES_MAX = 512 << 20
-"""More of a column is put in order in parts: Arrow joins a column to take rows from it, and an array holds 2 GiB."""
+"""Larger columns are sorted in parts: Arrow joins a column to take rows from it, and an array holds at most 2
+GiB."""
 
 
 def in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
-    names = table.schema.names  # one that is asked for twice stands there twice
+    names = table.schema.names  # a column that was asked for twice is there twice
     keyed = pa.table({column.name: table.column(names.index(column.name)) for column in schema.key_columns})
     order = pc.sort_indices(keyed, sort_keys=[(name, "ascending") for name in keyed.schema.names])
     if all(column.nbytes <= _TAKE_BYTES_MAX for column in table.columns):
@@ -32,7 +34,7 @@ def in_key_order(table: pa.Table, schema: Schema) -> pa.Table:
 
 
 def _taken_in_parts(table: pa.Table, order: npt.NDArray[np.uint64]) -> Iterator[pa.RecordBatch]:
-    """Rows of a table in this order, as batches of bounded size; no column of the table is joined."""
+    """A table's rows in this order, as batches of bounded size. Joins no column of the table."""
     lengths = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
@@ -58,8 +60,9 @@ def _taken_in_parts(table: pa.Table, order: npt.NDArray[np.uint64]) -> Iterator[
 
 
 def key_bound(bound: Any, schema: Schema, what: str) -> bytes:
-    """Encoded bytes of a bound of a key range: values of the first key columns, in their order or by name; of the first
-    one alone, also bare.
+    """Encoded bytes of a bound of a key range: values of the first key columns, in order or by name.
+
+    A value of only the first key column may be bare.
 
     Raises:
         Rejected: names that are not the first key columns, or values that do not fit.
@@ -76,7 +79,9 @@ def key_bound(bound: Any, schema: Schema, what: str) -> bytes:
     else:
         values = list(bound) if isinstance(bound, (tuple, list)) else [bound]
     if not 0 < len(values) <= len(columns):
-        raise Rejected(f"{what} {shown(bound)}: {len(values)} values; expected those of {', '.join(names)}")
+        raise Rejected(
+            f"{what} is {shown(bound)}, with {len(values)} values; expected values of {', '.join(names)}"
+        )
     for column, value in zip(columns, values):
         why = column.fault(value) if value is not None else f"column {column.name} is None"
         if why:
@@ -84,5 +89,5 @@ def key_bound(bound: Any, schema: Schema, what: str) -> bytes:
     types = [column.arrow for column in columns[: len(values)]]
     if len(values) == len(columns):
         return keys.encode_tuple(values, types)
-    # A string that more columns follow is encoded with its end marked: let one follow, and cut it off again.
+    # A string before other columns is encoded with an end marker: let a column follow, and cut it off again.
     return keys.encode_tuple([*values, 0], [*types, pa.int8()])[:-1]

@@ -1,6 +1,6 @@
 """A key space: small values by key, replicated like any tablet. Used through `AsyncClient.keyspace(name)`.
 
-Invariant: an operation is done whole or not at all, and once.
+Invariant: an operation is done whole or not at all, and only once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Pairs = list[tuple[bytes, bytes]]
 
 
 class AsyncKeySpace:
-    """An open key space. Keys and values are bytes; str is taken as UTF-8.
+    """An open key space. Keys and values are bytes; a str is encoded as UTF-8.
 
     Example:
         >>> async def read(client):
@@ -36,32 +36,32 @@ class AsyncKeySpace:
         self._timeout_s = timeout_s
 
     async def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key, whatever was there."""
+        """Set a key, whether or not it exists."""
         await self._ask(tserver_pb2.KV_REPLACE, key, value)
 
     async def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key that must not be there.
+        """Set a key that must not exist.
 
         Raises:
-            Rejected: ALREADY_PRESENT, also while another's insert of it is not committed yet.
+            Rejected: ALREADY_PRESENT; also while another insert of the key is not committed yet.
         """
         await self._ask(tserver_pb2.KV_INSERT, key, value)
 
     async def read(self, key: bytes | str) -> bytes | None:
-        """The value of a key as of now (linearizable), None if it is not there."""
+        """The present value of a key (linearizable); None if it does not exist."""
         pairs = await self._ask(tserver_pb2.KV_READ, key)
         return pairs[0][1] if pairs else None
 
     async def delete(self, key: bytes | str) -> None:
-        """Remove a key, present or not."""
+        """Remove a key, whether or not it exists."""
         await self._ask(tserver_pb2.KV_DELETE, key)
 
     async def list(self, prefix: bytes | str = b"") -> Pairs:
-        """Keys that begin with `prefix` and their values, in order."""
+        """Keys that begin with `prefix`, with their values, in order."""
         return await self._ask(tserver_pb2.KV_LIST, prefix)
 
     async def elect(self, name: str, candidate: str) -> str:
-        """Stand for `name`: become its holder if nobody is. Returns who holds it now."""
+        """Become the holder of `name` if nobody is. Returns the present holder."""
         while True:
             try:
                 await self.insert(name, candidate)
@@ -70,14 +70,14 @@ class AsyncKeySpace:
                 if exc.code is not Code.ALREADY_PRESENT:
                     raise
             holder = await self.read(name)
-            if holder is not None:  # else it was given up between the two: nobody holds it, so stand again
+            if holder is not None:  # otherwise it became free in between: try again
                 return holder.decode("utf-8", "replace")
 
     async def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
-        """Wait until the value of a key is another than `known`; returns it.
+        """Wait until the value of a key differs from `known`, and return it.
 
         Raises:
-            Rejected: NOT_FOUND if the key space was deleted; CLOSED if the client was.
+            Rejected: NOT_FOUND: the key space was deleted. CLOSED: the client was closed.
         """
         before = None if known is None else arguments.raw(known, "known")
         while True:
@@ -101,14 +101,15 @@ class AsyncKeySpace:
         try:
             answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
         except Rejected as exc:
-            # Nodes say it in bytes: their words are part of what they replicate, and must stay.
+            # Nodes show the key as bytes. Their words are replicated state, so they cannot change; show it as
+            # text here.
             exc.args = (str(exc.args[0]).replace(repr(request.key), _shown_key(request.key)), *exc.args[1:])
             raise
         return [(pair.key, pair.value) for pair in answer.pairs]
 
 
 def _shown_key(key: bytes) -> str:
-    """A key as people wrote it: text where it is some."""
+    """A key as people wrote it: as text if possible."""
     try:
         text = key.decode()
     except UnicodeDecodeError:

@@ -1,11 +1,11 @@
-"""Who leads a tablet by now, asked of its other replicas while the one that should lead is silent. One per TabletClient.
+"""Finds the present leader of a tablet by asking its other replicas, while the presumed leader is silent.
 
-A leader that is cut off or stopped refuses nothing, and its connection stands until its pings go unanswered. The others
-have long elected another by then.
+One per TabletClient. A leader that is cut off or stopped refuses nothing, and its connection stays open until
+pings fail. The others have long elected a new leader by then.
 
-Invariants: requests are given up for the leader of the newest term that any replica told of, the silent one included, and
-never because that one is slow; there is one search at a time for a tablet and a few for a client, and a longer rest after
-each while the answers stay late.
+Invariants: requests are abandoned only for the leader of the newest term that any replica reported, the
+silent one included; never because a leader is slow. A tablet has one search at a time, a client a few. While
+answers stay late, the pause after each search grows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from stele.rpc.proto import consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
 SLOW_S = 0.4
-"""How long a request may go unanswered before the others are asked."""
+"""How long a request may wait for an answer before the other replicas are asked."""
 _REST_FIRST_S, _REST_MAX_S = 0.2, 1.6
 _SEARCH_TIMEOUT_S = 1.0
 _GRACE_S = 0.1
-"""How long the others may still tell of a newer term, once one has named a leader."""
+"""How long to wait for a newer term after a replica has named a leader."""
 _CALL_TIMEOUT_S = 30.0
-"""Of one call: longer than the search that made it, because a call that times out costs others its connection."""
+"""The bound of one call. It is longer than the search, because a call that times out costs others its
+connection."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A request that waits. Its number at the stream stands in it."""
+    """A waiting request. It contains its number at the stream."""
 
     since: float
     target: ReplicaPlace
@@ -43,7 +44,7 @@ class _Attempt:
 
 
 class LeaderSearch:
-    """Watches the requests of one tablet that wait for an answer."""
+    """Watches a tablet's requests that wait for an answer."""
 
     def __init__(self, place: TabletPlace, locations: Locations, streams: Streams) -> None:
         self._place = place
@@ -52,13 +53,13 @@ class LeaderSearch:
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[int, _Attempt] = {}  # oldest first
         self._next = 0
-        self._term = 0  # the newest one that a replica has told of
+        self._term = 0  # the newest term that a replica has reported
         self._rest_s = _REST_FIRST_S
         self._timer: asyncio.TimerHandle | None = None
         self._search: asyncio.Task[None] | None = None
 
     def begin(self, target: ReplicaPlace, stream: NodeStream, request: tserver_pb2.ClientRequest) -> int:
-        """A request is about to be sent. `end` the number that this gives when it waits no longer."""
+        """A request is about to be sent. Returns a number to pass to `end` when it no longer waits."""
         self._next += 1
         self._attempts[self._next] = _Attempt(self._loop.time(), target, stream, request)
         if self._timer is None and self._search is None:
@@ -66,11 +67,11 @@ class LeaderSearch:
         return self._next
 
     def end(self, number: int) -> None:
-        """It was answered, or failed."""
+        """The request was answered, or failed."""
         del self._attempts[number]
 
     def _look(self) -> None:
-        """Search if the oldest request waits for long; come back as long as one waits."""
+        """Search if the oldest request has waited long. Runs again as long as a request waits."""
         self._timer = None
         if not self._attempts:
             return
@@ -97,18 +98,19 @@ class LeaderSearch:
             return
         self._term = term
         if not place.led_by(leader):
-            self._locations.refresh_soon()  # a replica that has come since; the next search can ask it
+            self._locations.refresh_soon()  # there may be new replicas, which the next search can ask
             return
         late = self._loop.time() - SLOW_S
         for attempt in list(self._attempts.values()):
             if attempt.target.node_id != leader and attempt.since <= late:
-                why = f"does not answer, and {leader} leads by now"
+                why = f"does not answer, and {leader} leads now"
                 attempt.stream.give_up(attempt.request.request_id, why)
 
 
 async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
-    """(term, node id of its leader): the newest that any replica tells of within a second, or within the grace after a
-    leader was named; "" if none leads in it."""
+    """(term, node id of its leader) of the newest term that any replica reports; "" if it has no leader.
+
+    Waits a second, or until the grace period after a leader was named."""
     asking = {asyncio.ensure_future(_named_by(pool, replica, place.tablet_id)) for replica in place.replicas}
     loop = asyncio.get_running_loop()
     until = loop.time() + _SEARCH_TIMEOUT_S
@@ -133,7 +135,7 @@ async def find_leader(pool: ChannelPool, place: TabletPlace) -> tuple[int, str]:
 
 
 async def _named_by(pool: ChannelPool, replica: ReplicaPlace, tablet_id: str) -> tuple[int, str]:
-    """(term, node id of its leader or "") as this replica has it; zero if it does not say."""
+    """(term, node id of its leader or "") according to this replica; zero if it does not answer."""
     request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
     try:
         answer = await pool.unary(

@@ -1,7 +1,7 @@
-"""Where the tablets of a table are, and who is thought to lead them. Owned by an open table.
+"""Where a table's tablets are, and which replica is presumed to lead each. Owned by an open table.
 
-Invariant: what stands here is a hint. A wrong one costs a round trip, never a wrong answer, because nodes check tablet
-and leadership themselves.
+Invariant: everything here is a hint. A wrong one costs a round trip, never a wrong answer, because nodes
+check tablet and leadership themselves.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2
 
 REFRESH_INTERVAL_S = 0.2
-"""However many ask, the masters are asked no more often than this, per open table."""
+"""The least time between two questions to the masters, per open table."""
 _SPREAD_S = 0.1
-"""All clients of a node that died turn to the masters in the same moment."""
+"""A random delay: all clients of a dead node turn to the masters at the same moment."""
 _REFRESH_TIMEOUT_S = 5.0
 MOVED = frozenset((Code.UNAVAILABLE, Code.TIMED_OUT))
-"""What a node answers that is well and listens elsewhere now, while the other replicas go on naming it."""
+"""Codes of a healthy node that has moved, while the other replicas still name it as leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """One replica of a tablet: its node and where that node listens."""
+    """One replica of a tablet: its node and that node's addresses."""
 
     node_id: str
     address: str
@@ -42,7 +42,8 @@ class ReplicaPlace:
 
 @dataclass(slots=True)
 class TabletPlace:
-    """The tablet of one part of a table. `leader` indexes `replicas`: the presumed leader, else where to ask next."""
+    """The tablet of one partition. `leader` is an index of `replicas`: the presumed leader, else the next one
+    to ask."""
 
     tablet_id: str
     ordinal: int
@@ -51,18 +52,19 @@ class TabletPlace:
     leader: int = 0
 
     def target(self, beside: int = 0) -> ReplicaPlace:
-        """Whom to ask. `beside`: so many behind the presumed leader, for whoever may be served by others too.
+        """The replica to ask. `beside`: how many places after the presumed leader, if other replicas may
+        serve too.
 
         Raises:
-            Retryable: NOT_READY if the tablet has no replicas yet.
+            Retryable: NOT_READY: the tablet has no replicas yet.
         """
-        replicas = self.replicas  # scans ask from threads of their own
+        replicas = self.replicas  # read once: scans call this from other threads
         if not replicas:
             raise Retryable(f"tablet {self.tablet_id} has no replicas yet", code=Code.NOT_READY)
         return replicas[(self.leader + beside) % len(replicas)]
 
     def led_by(self, node_id: str) -> bool:
-        """Take up a hint who leads. False if that node is not known to have a replica."""
+        """Accept a hint about the leader. False if that node has no known replica."""
         for position, replica in enumerate(self.replicas):
             if replica.node_id == node_id:
                 self.leader = position
@@ -70,20 +72,21 @@ class TabletPlace:
         return False
 
     def ask_next(self, failed: ReplicaPlace) -> None:
-        """`failed` is not the one, or is gone: ask another next, unless somebody was found meanwhile."""
+        """`failed` does not lead, or is gone: ask another replica next, unless a leader was found
+        meanwhile."""
         replicas = self.replicas
         if replicas and replicas[self.leader % len(replicas)] == failed:
             self.leader = (self.leader + 1) % len(replicas)
 
     def update(self, fresh: TabletPlace) -> None:
-        """Take up what the masters say of this part's tablet now.
+        """Replace this by what the masters say now.
 
-        It may be another than before: one that nobody leads in time is REPLACED. Its replicas were told to nobody, so
-        nothing was asked of it, and who holds this place goes on with the new one.
-        Whom we meant to ask goes on being asked if it is still there: nodes told us later than the masters know.
+        The tablet may be another one: a tablet that nobody leads in time is REPLACED. Its replicas were never
+        published, so nothing was asked of it. If the presumed leader is still a replica, it stays: nodes'
+        hints are newer than what the masters know.
         """
         previous = self.target().node_id if self.replicas else ""
-        self.tablet_id = fresh.tablet_id  # before the replicas: scans ask from threads of their own
+        self.tablet_id = fresh.tablet_id  # set before the replicas, because scans read from other threads
         self.replicas = fresh.replicas
         self.incarnation = fresh.incarnation
         self.leader = 0
@@ -92,7 +95,8 @@ class TabletPlace:
 
 @dataclass(slots=True)
 class TableInfo:
-    """A table or key space as the masters describe it. `client.describe` and `client.list_tables` give it.
+    """A table or key space as the masters describe it. Returned by `client.describe` and
+    `client.list_tables`.
 
     Attributes:
         table_id: 32 hex digits, never used again.
@@ -100,9 +104,9 @@ class TableInfo:
         state: PREPARING, RUNNING or ALTERING.
         kind: "table" or "keyspace".
         schema: Columns and key; None for a key space.
-        partition_schema: How it is split, by column ids. `partitioning` says it by names.
-        replication_factor: How many voters each tablet is to have.
-        tablets: How many tablets it has.
+        partition_schema: How it is split, by column ids. `partitioning` gives it by names.
+        replication_factor: The number of voters of each tablet.
+        tablets: The number of its tablets.
         tablets_running: How many of them have had a leader.
 
     Example:
@@ -123,7 +127,7 @@ class TableInfo:
 
     @property
     def partitioning(self) -> tuple[Partitioning, ...]:
-        """How the table is split, as `create_table` takes it. Empty: one tablet.
+        """How the table is split, in the form that `create_table` takes. Empty: one tablet.
 
         Example:
             >>> client.describe("readings").partitioning
@@ -134,17 +138,17 @@ class TableInfo:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """A table and where its tablets were, for who writes to it in another process. What Spark ships to its tasks."""
+    """A table and where its tablets were, for a process that writes to it. Spark sends it to its tasks."""
 
     cluster_id: str
     info: TableInfo
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
-    """Which copy of the cluster it is of; None: not known."""
+    """The copy of the cluster that it is in; None: not known."""
 
 
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
-    """A table of a master's answer."""
+    """A table from a master's answer."""
     return TableInfo(
         table_id=id_from_pb(pb.table_id),
         name=pb.name,
@@ -160,34 +164,34 @@ def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Locations:
-    """Tablets of one table, by ordinal."""
+    """The tablets of one table, by ordinal."""
 
     masters: Masters
     table_id: str
     info: TableInfo
     tablets: list[TabletPlace] = field(default_factory=list)
     complete: bool = False
-    """Whether every part of the table has a tablet."""
+    """Whether every partition of the table has a tablet."""
     gone: str = ""
-    """What is to be said of the table once it is there no longer."""
+    """The message for a table that is gone; "" while it exists."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
     _closed: bool = False
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking the masters."""
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
 
     async def refresh(self, *, timeout_s: float = 2 * _REFRESH_TIMEOUT_S) -> None:
-        """Ask the masters again; concurrent callers share one question.
+        """Ask the masters again. Concurrent callers share one question.
 
         Raises:
-            Rejected: NOT_FOUND if the table is gone.
-            Retryable: TIMED_OUT if no answer came within `timeout_s`; the question goes on.
-            SteleError: if no master answers.
+            Rejected: NOT_FOUND: the table is gone.
+            Retryable: TIMED_OUT: no answer came within `timeout_s`; the question goes on.
+            SteleError: no master answers.
             Closed: after `close`.
         """
         asking = self.refresh_soon()
@@ -207,10 +211,11 @@ class Locations:
         return self.complete and self.info.tablets_running >= self.info.partition_schema.tablets
 
     async def wait_led(self, timeout_s: float) -> None:
-        """Until the masters say that every tablet has a leader. They are asked all that time, also if none leads for a while.
+        """Wait until the masters say that every tablet has a leader. Keeps asking, also while no master
+        leads.
 
         Raises:
-            Rejected: NOT_FOUND if the table is gone.
+            Rejected: NOT_FOUND: the table is gone.
             Retryable: NOT_READY after `timeout_s`.
             Closed: after `close`.
         """
@@ -220,7 +225,7 @@ class Locations:
             try:
                 await self.refresh(timeout_s=rest_s)
             except Retryable as exc:
-                # What our own deadline cut off says nothing of the masters.
+                # Our own deadline ended this question, so it says nothing about the masters.
                 unanswered = str(exc.args[0]) if time.monotonic() < deadline else unanswered
             else:
                 unanswered = ""
@@ -235,7 +240,7 @@ class Locations:
         )
 
     def refresh_soon(self) -> asyncio.Task[None]:
-        """Ask the masters again in the background; a failure is news only to who awaits the task."""
+        """Ask the masters again in the background. Only a caller that awaits the task learns of a failure."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -260,24 +265,25 @@ class Locations:
             raise
 
     def end(self) -> None:
-        """This client has deleted the table: nothing more is asked for it, and no answer is taken."""
+        """This client has deleted the table: stop asking for it, and accept no answer."""
         kind = "key space" if self.info.kind == "keyspace" else self.info.kind
         self.gone = f"{kind} {self.info.name} was deleted"
 
     def ensure_there(self) -> None:
-        """Asks nobody: what the masters said last.
+        """Check that the table exists according to the masters' last answer. Asks nobody.
 
         Raises:
-            Rejected: NOT_FOUND if the table was deleted.
+            Rejected: NOT_FOUND: the table was deleted.
         """
         if self.gone:
             raise Rejected(self.gone, code=Code.NOT_FOUND)
 
     def take(self, answer: master_pb2.GetTableLocationsResponse) -> None:
-        """Take up an answer of the masters. TabletPlace objects stay, so that who holds one sees the change.
+        """Accept an answer of the masters. TabletPlace objects stay the same, so that their users see the
+        change.
 
         Raises:
-            Rejected: NOT_FOUND if the table was removed.
+            Rejected: NOT_FOUND: the table was removed.
         """
         self.info = table_info_from_pb(answer.table)
         if self.info.state == "REMOVED":
@@ -300,23 +306,24 @@ class Locations:
         self.complete = len(self.tablets) == self.info.partition_schema.tablets
 
     def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
-        """The tablets of these ordinals.
+        """The tablets with these ordinals.
 
         Raises:
-            Rejected: NOT_FOUND if the table was deleted.
-            Retryable: NOT_READY if one is being created still.
+            Rejected: NOT_FOUND: the table was deleted.
+            Retryable: NOT_READY: one is still being created.
         """
         self.ensure_there()
         if not self.complete:
             raise Retryable(
-                f"table {self.info.name}: {len(self.tablets)} of {self.info.partition_schema.tablets} tablets exist yet",
+                f"table {self.info.name}: only {len(self.tablets)} of {self.info.partition_schema.tablets} "
+                "tablets exist so far",
                 code=Code.NOT_READY,
             )
         return [self.tablets[n] for n in ordinals]
 
 
 def _place(pb: master_pb2.TabletLocationsPB, ordinal: int) -> TabletPlace:
-    # Learners and witnesses hold no rows to serve; voters alone are asked.
+    # Learners and witnesses have no rows to serve, so only voters are asked.
     voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER]
     voters.sort(key=lambda r: (r.role != common_pb2.LEADER, not r.alive))
     return TabletPlace(

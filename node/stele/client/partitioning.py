@@ -1,6 +1,6 @@
-"""`stele.hash` and `stele.range`, and what a caller may hand to `create_table` as a partitioning. Pure; asks nobody.
+"""`stele.hash` and `stele.range`, and checks of the partitioning that `create_table` gets. Pure; asks nobody.
 
-These functions are named as users write them, so this file has no use for the builtins of the same names.
+The two functions have the names that users write, so this file does not use the builtins of those names.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from stele.client.arguments import refusal, whole
+from stele.client.arguments import refusal, whole_number
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.partition import PartitionSchema
@@ -16,7 +16,8 @@ from stele.model.partitioning import HashPartitioning, Partitioning, RangePartit
 from stele.model.schema import Schema
 
 Partitionings: TypeAlias = Partitioning | Sequence[Partitioning] | PartitionSchema | None
-"""What `create_table` takes: one, several, or None for a table of one tablet. The command line hands over a PartitionSchema."""
+"""What `create_table` accepts: one, several, or None for one tablet. The command line passes a
+PartitionSchema."""
 
 _EXPECTED = "stele.hash(...), stele.range(...), or a list of these"
 _KINDS = (HashPartitioning, RangePartitioning)
@@ -32,7 +33,7 @@ def hash(*columns: str, buckets: int, seed: int = 0) -> HashPartitioning:
         seed: A 32-bit number. Tables with different seeds place the same row differently.
 
     Raises:
-        Rejected: A column is no text, none is given, or a number is out of its bounds.
+        Rejected: A column is not text, there is no column, or a number is out of bounds.
 
     Example:
         >>> schema = stele.Schema.make([("day", "date"), ("name", "string")], key=["day", "name"])
@@ -42,8 +43,8 @@ def hash(*columns: str, buckets: int, seed: int = 0) -> HashPartitioning:
     """
     return HashPartitioning(
         _names("hash", columns),
-        whole(buckets, "buckets", least=2),
-        whole(seed, "seed", least=0, most=_SEED_MAX),
+        whole_number(buckets, "buckets", least=2),
+        whole_number(seed, "seed", least=0, most=_SEED_MAX),
     )
 
 
@@ -55,7 +56,7 @@ def range(*columns: str, split_at: Iterable[Any]) -> RangePartitioning:
         split_at: Ascending values; each is the first of its range. With several columns each is a tuple.
 
     Raises:
-        Rejected: A column is no text, none is given, or `split_at` is no list.
+        Rejected: A column is not text, there is no column, or `split_at` is not a list.
 
     Example:
         >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
@@ -76,10 +77,10 @@ def _names(kind: str, columns: Sequence[Any]) -> tuple[str, ...]:
 
 
 def partition_schema(given: Any, schema: Schema) -> PartitionSchema:
-    """The partitioning that a caller gave, by column ids.
+    """The caller's partitioning, by column ids.
 
     Raises:
-        Rejected: it is none, or with every fault of it.
+        Rejected: it is not a partitioning, or has faults; lists all of them.
     """
     if isinstance(given, PartitionSchema):
         if faults := given.faults(schema):

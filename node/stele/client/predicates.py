@@ -1,7 +1,7 @@
-"""Predicates as people write them, as those of a scan. Pure; used by `Table.scan`.
+"""Turns predicates as users write them into those of a scan. Pure; used by `Table.scan`.
 
-One of them or several: (column, operator, value), (column, "is_null"), or text as where.py reads it. Invariant: what
-comes out fits the schema; a str is never taken apart.
+Users give one or several: (column, operator, value), (column, "is_null"), or text as in where.py. Invariant:
+a returned predicate fits the schema; a str is never iterated over.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _EXPECTED = "expected (column, operator, value), or text like 'id > 1'"
 
 
 def parse_predicates(given: Predicates, schema: Schema) -> Iterator[Predicate]:
-    """All that must be true, one by one.
+    """All predicates, which all must be true, one by one.
 
     Raises:
-        Rejected: an unknown column or operator, a value that does not fit, or what is no predicate at all.
+        Rejected: an unknown column or operator, a value that does not fit, or something that is not a
+            predicate.
     """
     if given is None:
         return
@@ -42,7 +43,8 @@ def parse_predicates(given: Predicates, schema: Schema) -> Iterator[Predicate]:
 
 
 def _is_comparison(given: Sequence[Any], schema: Schema) -> bool:
-    """Whether this is meant as one comparison: it begins with the name of a column, or its second part is an operator."""
+    """Whether this is a single comparison: it begins with a column name, or its second part is an
+    operator."""
     if not given or not isinstance(given[0], str):
         return False
     return given[0] in schema.by_name or (len(given) > 1 and _is_operator(given[1]))
@@ -59,7 +61,8 @@ def _comparison(given: Any, schema: Schema) -> Predicate:
     column = schema.by_name.get(name) if isinstance(name, str) else None
     if column is None:
         raise Rejected(
-            f"predicate {shown(given)}: no column {shown(name)}; expected one of {', '.join(schema.by_name)}"
+            f"predicate {shown(given)}: the table has no column {shown(name)}; "
+            f"expected one of {', '.join(schema.by_name)}"
         )
     if len(given) == 2 and _is_operator(op) and op not in NULL_TESTS:
         raise Rejected(f"predicate {shown(given)}: {op!r} needs a value; {_EXPECTED}")

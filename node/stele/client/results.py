@@ -1,6 +1,6 @@
-"""What a write comes back with, and how a refused row is named.
+"""The result of a write, and how a refused row is named.
 
-Invariant: a row is either written or listed with a reason; none is lost between the two.
+Invariant: every row is either written or listed with a reason.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SHOWN = 5
 
 
 def row_error_from_pb(pb: tserver_pb2.RowErrorPB) -> RowError:
-    """Why a row was not written."""
+    """The error of a row, from its message."""
     return RowError(pb.row, code_of(pb.code), with_number(pb.code, pb.message))
 
 
 def key_text(row: Mapping[str, Any], schema: Schema) -> str:
-    """The key of a row as messages show it, like `id=3` or `a=1, b='x'`; "" if it does not give all of its key."""
+    """A row's key as messages show it, such as `id=3` or `a=1, b='x'`; "" if the row lacks a key column."""
     names = [column.name for column in schema.key_columns]
     if any(row.get(name) is None for name in names):
         return ""
@@ -44,7 +44,7 @@ def _value(value: Any) -> str:
 
 
 def with_keys(errors: Sequence[RowError], batch: pa.RecordBatch, schema: Schema) -> list[RowError]:
-    """The errors of rows of `batch`, each with the key of its row in front of its message."""
+    """The errors of rows of `batch`, each with its row's key before the message."""
     if not errors:
         return []
     names = [column.name for column in schema.key_columns]
@@ -53,17 +53,18 @@ def with_keys(errors: Sequence[RowError], batch: pa.RecordBatch, schema: Schema)
 
 
 def with_key(error: RowError, row: Mapping[str, Any], schema: Schema) -> RowError:
-    """An error with the key of its row in front of its message."""
+    """An error with its row's key before the message."""
     key = key_text(row, schema)
     return replace(error, message=f"{key}: {error.message}") if key else error
 
 
 @dataclass(slots=True)
 class WriteResult:
-    """`rows_written` were acknowledged; `row_errors` say why others were not, by their position in the input.
+    """`rows_written` were acknowledged. `row_errors` say why others were not; their positions are those in
+    the input.
 
-    `timestamp` is the highest hybrid time of the batches: a scan at or above it sees all of them. 0 if nothing was sent,
-    which a scan takes as now.
+    `timestamp`: the highest hybrid time of the batches; a scan at or above it sees all of them. 0 if nothing
+    was sent; a scan takes 0 as now.
 
     Example:
         >>> result = table.write_arrow(table.scan().to_table(), "insert", raise_row_errors=False)
@@ -81,10 +82,10 @@ class WriteResult:
         return html.of_result(self.table, self.rows_written, self.row_errors)
 
     def raise_for_errors(self) -> WriteResult:
-        """Itself, if no row failed.
+        """Return self if no row failed.
 
         Raises:
-            RowErrors: if some did. The others are written.
+            RowErrors: some rows failed; the others are written.
         """
         if self.row_errors:
             raise RowErrors(self)
@@ -92,9 +93,9 @@ class WriteResult:
 
 
 class RowErrors(Rejected):
-    """Some rows were refused, each for its own reason; `result` has them all. The other rows are written.
+    """Some rows were refused, each for its own reason; `result` lists them all. The other rows are written.
 
-    Those of a session may also have had no answer: their codes are a `Retryable`'s.
+    Rows of a session may also lack an answer; their codes are those of a `Retryable`.
 
     Example:
         >>> try:
@@ -111,12 +112,12 @@ class RowErrors(Rejected):
         unanswered = any(isinstance(error_for(e.code, ""), Retryable) for e in errors)
         super().__init__(
             f"table {result.table}: {len(errors)} of {len(errors) + result.rows_written} rows were "
-            f"{'not acknowledged' if unanswered else 'refused'}, the others are written: {told}{more}",
+            f"{'not acknowledged' if unanswered else 'refused'}; the others are written: {told}{more}",
             code=errors[0].code if len({e.code for e in errors}) == 1 else Code.INVALID_ARGUMENT,
         )
         self.result = result
 
     @property
     def errors(self) -> Sequence[RowError]:
-        """Why each of them was."""
+        """The error of each such row."""
         return self.result.row_errors

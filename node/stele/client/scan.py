@@ -1,7 +1,8 @@
-"""Scans: rows of a table at one snapshot, from several tablets at once, as batches, a table or a frame.
+"""Scans: a table's rows at one snapshot, from several tablets at once, as batches, an Arrow table or a pandas
+frame.
 
-Made by an open table. Each tablet is read in a thread (tablet_scan.py). Invariant: all tablets are read at one snapshot, and a
-bounded number of batches is in memory.
+Made by an open table. Each tablet is read in a thread (tablet_scan.py). Invariant: all tablets are read at
+one snapshot, and a bounded number of batches is in memory.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from stele.model.rows import python_rows
 from stele.rpc.threads import ReaderThreads, in_thread, main_thread_ended
 
 _QUEUE_BATCHES = 8
-_LOOK_S = 0.5  # how often a thread that waits for room looks whether anybody is left to make it
+_LOOK_S = 0.5  # how often a thread that waits for room checks whether the reader is still there
 
 
 class AsyncScanner:
-    """A scan ready to be read, once or again: by batches, as an Arrow table, or as a pandas frame.
+    """A scan, ready to be read any number of times: by batches, as an Arrow table, or as a pandas frame.
 
     Example:
         >>> async def names(table):
@@ -47,7 +48,7 @@ class AsyncScanner:
         self._timeout_s = timeout_s
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Row after row, columns by name, with the values that `get` gives. Raises as `batches`."""
+        """Row after row, as dicts with the values that `get` returns. Raises what `batches` raises."""
         async with contextlib.aclosing(self.batches()) as batches:
             async for batch in batches:
                 for row in python_rows(batch):
@@ -57,18 +58,20 @@ class AsyncScanner:
         return html.of_scan(self.plan)
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Record batches as they come, from several tablets at once, with a bounded number in memory.
+        """Record batches as they arrive, from several tablets at once, with a bounded number in memory.
 
-        In key order if the scan is ordered (then tablets of a hashed table are merged in memory first).
+        In key order if the scan is ordered. A hash-partitioned table's tablets are then first merged in
+        memory.
 
         Raises:
-            SteleError: if no replica of a tablet can serve it.
+            SteleError: no replica of a tablet can serve it.
         """
         if self._ordered and len(self.plan.tablets) > 1:
             for batch in (await self.to_table()).to_batches():
                 yield batch
             return
-        # Batches are handed on as they come, so a scan that breaks must be able to resume: key order.
+        # Batches are passed on as they arrive, so a broken scan must be able to resume, which needs key
+        # order.
         plan = replace(self.plan, spec=replace(self.plan.spec, ordered=True))
         queue: asyncio.Queue[pa.RecordBatch | BaseException | None] = asyncio.Queue()
         room, places = Semaphore(_QUEUE_BATCHES), asyncio.Semaphore(PARALLEL_TABLETS)
@@ -78,12 +81,13 @@ class AsyncScanner:
         def stop() -> None:
             for scan in scans:
                 scan.stop()
-                room.release()  # its thread looks whether it may stop
+                room.release()  # let its thread check whether to stop
 
         def hand(scan: TabletScan, batch: pa.RecordBatch | None) -> bool:
-            """In a reading thread: give the reader of the batches another; False if it will take no more.
+            """Called in a reading thread: pass a batch to the reader. False if the reader wants no more.
 
-            The thread waits for no coroutine: a loop that ends, with a scan that nobody closed, runs no more of them.
+            The thread must not wait for a coroutine: a loop that ends with an unclosed scan runs no more of
+            them.
             """
             while not scan.stopped and not loop.is_closed():
                 if room.acquire(timeout=_LOOK_S):
@@ -103,9 +107,9 @@ class AsyncScanner:
                 async with places:
                     if not scan.stopped:
                         await self._pool.run(pump, scan, threads)
-                if scan.stopped:  # not by the reader, who would not wait any more
+                if scan.stopped:  # not stopped by the reader, which would not wait any more
                     end = main_thread_ended()
-            except Exception as exc:  # noqa: BLE001 - told to whoever reads the batches
+            except Exception as exc:  # noqa: BLE001 - raised to the reader of the batches
                 end = exc
             queue.put_nowait(end)
 
@@ -131,7 +135,7 @@ class AsyncScanner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def to_table(self) -> pa.Table:
-        """All rows as one Arrow table. Raises as `batches` does."""
+        """All rows as one Arrow table. Raises what `batches` raises."""
         merge = self._ordered and len(self.plan.tablets) > 1
         plan = with_key_columns(self.plan) if merge else self.plan
         places = asyncio.Semaphore(PARALLEL_TABLETS)
@@ -159,12 +163,12 @@ class AsyncScanner:
         """All rows as a pandas frame.
 
         Raises:
-            Rejected: a date outside of the years 1 to 9999, which Python has no value for; `to_table` gives it.
+            Rejected: Python has no value for a date outside the years 1 to 9999; use `to_table`.
         """
         return await in_thread(as_pandas, await self.to_table())
 
     async def count(self) -> int:
-        """How many rows there are; reads one narrow column."""
+        """The number of rows. Reads one narrow column."""
         first = self.plan.schema.key_column_ids[0]
         spec = replace(self.plan.spec, column_ids=(int(first),))
         narrow = AsyncScanner(
@@ -177,7 +181,7 @@ class AsyncScanner:
         return int((await narrow.to_table()).num_rows)
 
     def _scans(self, plan: ScanPlan) -> list[TabletScan]:
-        """One for each tablet of `plan`; threads read them."""
+        """A TabletScan for each tablet of `plan`. Threads read them."""
         loop = asyncio.get_running_loop()
 
         def locate() -> None:
@@ -189,14 +193,14 @@ class AsyncScanner:
 
 
 def as_pandas(table: pa.Table) -> Any:
-    """A frame of a table's rows. Raises Rejected as `AsyncScanner.to_pandas`."""
+    """A pandas frame of a table's rows. Raises Rejected; see `AsyncScanner.to_pandas`."""
     try:
         return table.to_pandas()
     except ValueError as exc:
         names = ", ".join(field.name for field in table.schema if pa.types.is_date(field.type))
         raise Rejected(
-            f"columns {names}: Python has no value for a date of one of them ({exc}); "
-            "to_table().to_pandas(date_as_object=False) gives it"
+            f"columns {names}: Python has no value for one of their dates ({exc}); "
+            "use to_table().to_pandas(date_as_object=False)"
         ) from exc
 
 

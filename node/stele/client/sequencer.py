@@ -1,6 +1,7 @@
-"""Numbers of the writes to one tablet, by which its replicas know one that comes again. Used by tablet.py and attempts.py.
+"""Numbers the writes to one tablet, so that its replicas recognize a retry. Used by tablet.py and
+attempts.py.
 
-Invariant: two writes under one client id never have one number.
+Invariant: two writes under one client id never have the same number.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import time
 from dataclasses import dataclass, field
 
 CLIENT_ID_IDLE_S = 300.0
-"""Nodes forget a client id after 15 idle minutes (stele.tablet.exactly_once); ours is new long before."""
+"""A client id is replaced after this time. Nodes forget an id after 15 idle minutes
+(stele.tablet.exactly_once)."""
 
 
 @dataclass(slots=True)
@@ -20,15 +22,16 @@ class Sequencer:
     client_id: bytes = b""
     made_us: int = 0
     known: bool = False
-    """Whether the tablet has taken a write under this client id."""
+    """Whether the tablet has accepted a write under this client id."""
     forgotten: bool = False
-    """Whether the tablet has said that it knows this client id no longer: new writes take another `Sequencer`."""
+    """Whether the tablet has said that it forgot this client id. New writes then use another `Sequencer`."""
     _next: int = 1
     _unfinished: dict[int, None] = field(default_factory=dict)
     _used_at: float = 0.0
 
     def begin(self) -> tuple[bytes, int, int]:
-        """(client id, its making in µs since 1970, sequence) of a new write. `finish` it under the same id."""
+        """(client id, when it was made in µs since 1970, sequence) for a new write. Call `finish` under the
+        same id."""
         now = time.monotonic()
         if not self._unfinished and (not self.client_id or now - self._used_at > CLIENT_ID_IDLE_S):
             self.client_id, self.made_us, self._next = os.urandom(16), time.time_ns() // 1_000, 1

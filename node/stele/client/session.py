@@ -1,8 +1,8 @@
 """A session: one caller's rows, written in the background, in the order in which they were given.
 
-Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls, no more than
-`buffer_bytes` of rows and one wait in memory, a call that raises has not taken its row in, and of each row that was taken
-in and not written `flush` tells, or the client when it is closed.
+Made by `Table.new_session`. Invariant: rows with the same key are applied in the order of the calls. At most
+`buffer_bytes` of rows, and one more, wait in memory. A call that raises has not queued its row. `flush`, or
+the client when it is closed, reports each queued row that was not written.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _Made = tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowEr
 
 
 class AsyncSession:
-    """Use as `async with table.new_session() as session:`; leaving it flushes. `unsettled`: the client's sessions that hold
-    rows, or have not told yet of some that were not written.
+    """Use as `async with table.new_session() as session:`; leaving it flushes.
 
-    `flush_interval_s`: rows wait at most so long; 0: until the buffer is full or `flush` is called. A datetime without a
-    time zone is UTC.
+    `flush_interval_s`: the longest time that rows wait; 0: until the buffer is full or `flush` is called. A
+    datetime without a time zone is UTC. `unsettled`: the client's sessions that hold rows, or have unreported
+    failures.
 
     Example:
         >>> async def write(table):
@@ -65,13 +65,13 @@ class AsyncSession:
         self._buffer_bytes = buffer_bytes
         self._rows: list[tuple[RowOp, Mapping[str, Any]]] = []
         self._bytes = 0
-        self._leaving_rows = self._leaving_bytes = 0  # of the flush under way
-        self._full = False  # no room for another row
-        self._turn = asyncio.Lock()  # of callers that wait for room, in the order in which they came
-        self._queued = 0  # so many of them
-        self._given = 0  # rows before those that wait, since the session was made
-        self._ended = 0  # of these, those of flushes that have ended
-        self._told = 0  # and those that were told of by `flush`: from there on it counts
+        self._leaving_rows = self._leaving_bytes = 0  # of the running flush
+        self._full = False  # whether the buffer is full
+        self._turn = asyncio.Lock()  # serves callers that wait for room in their order
+        self._queued = 0  # the number of those callers
+        self._given = 0  # rows given to flushes since the session was made
+        self._ended = 0  # of these, rows of flushes that have ended
+        self._told = 0  # and rows that `flush` has reported; its positions count from here
         self._result = WriteResult(table)
         self._failure: Exception | None = None
         self._lock = asyncio.Lock()
@@ -79,31 +79,32 @@ class AsyncSession:
         self._flushes: set[asyncio.Task[None]] = set()
 
     async def insert(self, row: Mapping[str, Any]) -> None:
-        """A whole row whose key must not be present."""
+        """Queue a whole row whose key must not exist."""
         await self.apply(RowOp.INSERT, row)
 
     async def insert_ignore(self, row: Mapping[str, Any]) -> None:
-        """A whole row, left alone if its key is present."""
+        """Queue a whole row that is ignored if its key exists."""
         await self.apply(RowOp.INSERT_IGNORE, row)
 
     async def upsert(self, row: Mapping[str, Any]) -> None:
-        """A whole row, replaced if its key is present."""
+        """Queue a whole row that replaces a row with its key."""
         await self.apply(RowOp.UPSERT, row)
 
     async def update(self, row: Mapping[str, Any]) -> None:
-        """Some columns of a row whose key must be present."""
+        """Queue some columns of a row whose key must exist."""
         await self.apply(RowOp.UPDATE, row)
 
     async def delete(self, row: Mapping[str, Any]) -> None:
-        """The key of a row to remove, which must be present."""
+        """Queue the removal of the row with this key, which must exist."""
         await self.apply(RowOp.DELETE, row)
 
     async def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
-        """Take in one row; waits while the buffer is full.
+        """Queue one row. Waits while the buffer is full.
 
-        Raises, and has not taken the row in:
-            SteleError: a flush in the background failed; once for each. Which rows were not written `flush` tells.
-            Rejected: it is no mapping.
+        Raises, without queueing the row:
+            SteleError: a background flush failed; raised once per failure. `flush` says which rows were not
+                written.
+            Rejected: the row is not a mapping.
             Closed: the client was closed.
         """
         self._ensure_open()
@@ -115,7 +116,8 @@ class AsyncSession:
             self._take(operation, row)
 
     async def _take_in_turn(self, op: RowOp, row: Mapping[str, Any]) -> None:
-        """Once there is room. Nothing is awaited after it was taken in: whoever is cancelled has not given it."""
+        """Queue a row once there is room. Awaits nothing afterwards, so a cancelled call has not queued its
+        row."""
         self._queued += 1
         try:
             async with self._turn:
@@ -128,14 +130,14 @@ class AsyncSession:
 
     def _take(self, op: RowOp, row: Mapping[str, Any]) -> None:
         self._raise()
-        taken = dict(row)  # the caller may use its own again
+        taken = dict(row)  # a copy, because the caller may change its own
         values_bytes = sum(len(value) for value in taken.values() if isinstance(value, (str, bytes)))
         self._rows.append((op, taken))
         self._bytes += _ROW_BYTES_GUESS + values_bytes
         self._unsettled.add(self)
         if self._measure():
             self._cancel_timer()
-            self._begin_flush()  # what went wrong the next call tells: this row was taken in
+            self._begin_flush()  # this row is queued, so the next call raises any error
         elif self._interval_s > 0 and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._on_timer)
 
@@ -147,16 +149,16 @@ class AsyncSession:
         return self._full
 
     async def flush(self) -> WriteResult:
-        """Write what waits. Returns what was written since the last flush.
+        """Write what is queued. Returns what was written since the last flush.
 
         Raises:
-            RowErrors: if rows were refused since then, or not acknowledged; positions count the rows since then. The
-                others are written.
+            RowErrors: rows were refused or not acknowledged since then. Positions count the rows since then.
+                The others are written.
         """
         await self._flush()
         failure, self._failure = self._failure, None
         result, self._result = self._result, WriteResult(self._table)
-        told, self._told = self._told, self._ended  # another flush may have begun
+        told, self._told = self._told, self._ended  # set now, because another flush may begin
         self._settle()
         if result.row_errors:
             errors = (replace(error, row=error.row - told) for error in result.row_errors)
@@ -183,13 +185,13 @@ class AsyncSession:
         self._begin_flush()
 
     async def _flush(self) -> None:
-        """Write what waits. Whoever is cancelled meanwhile ends the waiting alone: rows that have left cannot be called
-        back, and those behind them must not be lost."""
+        """Write what is queued. Cancelling this only ends the waiting: sent rows cannot be called back, and
+        the rows behind them must not be lost."""
         self._cancel_timer()
         await asyncio.shield(self._begin_flush())
 
     def _begin_flush(self) -> asyncio.Task[None]:
-        """It does not raise: what went wrong is told by whichever call comes next."""
+        """Start a flush. Does not raise: the next call raises the error."""
         flush = asyncio.get_running_loop().create_task(self._write_waiting())
         self._flushes.add(flush)
         flush.add_done_callback(self._flushes.discard)
@@ -198,7 +200,7 @@ class AsyncSession:
     async def _write_waiting(self) -> None:
         try:
             await self._write_runs()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, the caller must hear of it
+        except Exception as exc:  # noqa: BLE001 - the next call must raise any error
             self._failure = self._failure or exc
         finally:
             self._settle()
@@ -220,7 +222,7 @@ class AsyncSession:
                     op, given = run[0][0], [row for _, row in run]
                     try:
                         made = batch_from_rows(given, self._schema, op)
-                    except Exception as exc:  # noqa: BLE001 - one of them cannot be read: which one, their halves show
+                    except Exception as exc:  # noqa: BLE001 - one row cannot be read; bisection shows which
                         half = len(run) // 2
                         if half:
                             runs.extendleft((run[half:], run[:half]))
@@ -241,8 +243,9 @@ class AsyncSession:
                 self._measure()
 
     async def _write_run(self, rows: list[Mapping[str, Any]], op: RowOp, first: int, made: _Made) -> None:
-        """Rows of one operation and shape, which may leave together. `first`: the place of the first one. `made`: of them by
-        `batch_from_rows`."""
+        """Write rows of one operation and shape, which may leave together.
+
+        `first`: the position of the first one. `made`: the result of `batch_from_rows` for them."""
         batch, _, kept, errors = made
         self._result.row_errors.extend(
             replace(with_key(e, rows[e.row], self._schema), row=first + e.row) for e in errors
@@ -254,7 +257,7 @@ class AsyncSession:
             await writer.feed(batch)
             await writer.finish()
         except BaseException as exc:
-            await writer.abandon()  # what it still sends must not come behind later rows
+            await writer.abandon()  # it must send nothing more, or later rows could be overtaken
             for positions, error in writer.unsettled(batch.num_rows):
                 places = kept[positions]
                 why = _told(error) if error is not None else _not_sent(exc)
@@ -286,7 +289,7 @@ class AsyncSession:
             code, message = _told(failure)
             raise error_for(
                 code,
-                f"this row was not taken in, since a flush of rows before it failed; flush() tells which: {message}",
+                f"this row was not queued, because a flush of earlier rows failed; flush() says which: {message}",
             ) from failure
 
 
@@ -295,16 +298,17 @@ def _told(error: BaseException) -> tuple[Code, str]:
 
 
 def _not_sent(failure: BaseException) -> tuple[Code, str]:
-    """What is told of rows that another's failure held back: of these the outcome is known."""
+    """The (code, message) for rows that another row's failure held back. Their outcome is known: not
+    written."""
     code, _ = _told(failure)
     known = Code.NO_QUORUM if code in (Code.UNKNOWN_OUTCOME, Code.TOO_OLD) else code
-    return known, f"not sent, since rows before it failed with {code.name}; nothing was done"
+    return known, f"not sent, because earlier rows failed with {code.name}; nothing was done"
 
 
 def _runs(
     rows: list[tuple[RowOp, Mapping[str, Any]]],
 ) -> list[list[tuple[RowOp, Mapping[str, Any]]]]:
-    """Neighbouring rows that one block can carry: one operation, and for updates the same columns."""
+    """Neighbouring rows that one block can carry: of one operation, and for updates of the same columns."""
     runs: list[list[tuple[RowOp, Mapping[str, Any]]]] = []
     shape: object = None
     for op, row in rows:

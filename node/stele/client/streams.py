@@ -1,7 +1,7 @@
-"""The client's half of its streams: one to each node, requests matched with answers by number.
+"""The client's half of its streams: one to each node. A number matches each request with its answer.
 
-Used by the writers and readers of tablets. Invariant: every request ends exactly once: with an answer, with `NotSent`
-(it certainly never left this process), or with UNAVAILABLE or TIMED_OUT (the node may have it).
+Used by the writers and readers of tablets. Invariant: every request ends exactly once: with an answer, with
+`NotSent` (it certainly never left this process), or with UNAVAILABLE or TIMED_OUT (the node may have it).
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 _DIAL_TIMEOUT_S = 1.5
 _REST_S = 0.05
 _SEARCHES_MAX = 16
-"""Searches for leaders that may be under way at once (see stele.client.leader_search)."""
+"""The most searches for leaders at once (see stele.client.leader_search)."""
 
 _EARLY_S = 0.001
-"""Clocks of loops count milliseconds: a timer may come so much before its time."""
+"""Loops count milliseconds, so a timer may fire this much early."""
 
 Response = tserver_pb2.ClientResponse
 Ended = Callable[[Response | SteleError], None]
 _Asked = tuple[Ended, float, float]
-"""Whom to tell, until when it waits by the loop's clock, and how long that was."""
+"""(callback, deadline by the loop's clock, length of the wait)."""
 
 
 class NotSent(Retryable):
-    """There is no connection to this node: the request never left, so it was certainly not done."""
+    """There is no connection to this node. The request never left, so it was certainly not done."""
 
 
 class GivenUp(Retryable):
-    """Whoever asked waits for this answer no longer: TIMED_OUT, for the node may do what it was sent."""
+    """The caller no longer waits for this answer: TIMED_OUT, because the node may do the request."""
 
 
 class Streams:
     """Streams by node id and address. One per client.
 
-    A client that is being closed begins nothing (`closing`) while what is under way goes on; then nothing does (`closed`).
+    While the client is being closed (`closing`), nothing new begins, but requests in progress go on. After
+    that (`closed`) nothing does.
     """
 
     def __init__(self, pool: ChannelPool) -> None:
@@ -60,7 +61,7 @@ class Streams:
         self._background: set[asyncio.Task[None]] = set()
 
     def ensure_open(self) -> None:
-        """Called by all that a user may begin.
+        """Called by everything that a user may begin.
 
         Raises:
             Closed: the client was closed, or is being closed.
@@ -69,7 +70,7 @@ class Streams:
             raise Closed()
 
     def to(self, node_id: str, address: str) -> NodeStream:
-        """The stream to a node, dialled at the first request.
+        """The stream to a node. It is dialled with the first request.
 
         Raises:
             Closed: after `close`.
@@ -84,14 +85,14 @@ class Streams:
         return stream
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something that ends with the client at the latest."""
+        """Run something in the background until the client ends at the latest."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
     async def close(self) -> None:
-        """End all streams, for good; what waits for an answer gets UNAVAILABLE."""
+        """End all streams for good. Waiting requests get UNAVAILABLE."""
         self.closing = self.closed = True
         for task in self._background:
             task.cancel()
@@ -101,7 +102,7 @@ class Streams:
 
 
 class NodeStream:
-    """One node. Dials when something is asked, again when something is asked after it broke."""
+    """The stream to one node. Dials with the first request, and again with the first one after it broke."""
 
     def __init__(self, pool: ChannelPool, node_id: str, address: str) -> None:
         self._pool = pool
@@ -116,17 +117,18 @@ class NodeStream:
         self._flushing = False
         self.closed = False
         self.cut = False
-        """Its task was cancelled, as by a loop that ends: it begins nothing, but dials again later where the loop goes on."""
+        """Its task was cancelled, for example by a loop that ends. It dials again only if the loop goes
+        on."""
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._look_at = math.inf  # when the timer comes
+        self._look_at = math.inf  # when the timer fires
 
     def start(self, request: tserver_pb2.ClientRequest, timeout_s: float, ended: Ended) -> int:
-        """Send a request under a new number, which is filled in and given back.
+        """Send a request under a new number, which is set in the request and returned.
 
-        `ended` is told once, later than this returns, unless the request is abandoned before: the answer, what the node
-        refused it with, UNAVAILABLE if the stream broke, TIMED_OUT after `timeout_s`; NotSent if it never left; GivenUp if
-        `give_up` was called. It must not raise.
+        `ended` is called once, after this returned, unless `abandon` is called before. It gets the answer,
+        the node's error, UNAVAILABLE if the stream broke, TIMED_OUT after `timeout_s`, NotSent if the request
+        never left, or GivenUp after `give_up`. It must not raise.
 
         Raises:
             Closed: `close` was called.
@@ -139,7 +141,10 @@ class NodeStream:
         request.request_id = request_id
         raw = request.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
-            raise Rejected(f"a request of {len(raw)} bytes; at most {MESSAGE_BYTES_MAX}", code=Code.TOO_LARGE)
+            raise Rejected(
+                f"the request has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed",
+                code=Code.TOO_LARGE,
+            )
         until = self._loop.time() + timeout_s
         self._waiting[request_id] = (ended, until, timeout_s)
         self._queue.append((request_id, raw))
@@ -154,14 +159,14 @@ class NodeStream:
         return request_id
 
     async def ask(self, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> Response:
-        """`start` a request and wait for its answer; raises what `ended` is told."""
+        """Send a request and wait for its answer. Raises the errors that `ended` of `start` gets."""
         future: asyncio.Future[Response | SteleError] = self._loop.create_future()
         request_id = self.start(request, timeout_s, partial(settle, future))
         try:
             end = await future
         finally:
             self.abandon(request_id)
-            del future  # it may hold an error, whose traceback holds this frame and the request
+            del future  # it may hold an error whose traceback holds this frame and the request
         if not isinstance(end, SteleError):
             return end
         try:
@@ -170,7 +175,7 @@ class NodeStream:
             del end
 
     async def close(self) -> None:
-        """End the stream; nothing can be asked any more."""
+        """End the stream. Nothing can be asked any more."""
         self.closed = True
         if self._task is not None:
             self._task.cancel()
@@ -180,22 +185,22 @@ class NodeStream:
             self._timer.cancel()
 
     def abandon(self, request_id: int) -> None:
-        """Nobody waits for this any more, if it waits still: what is queued is not sent."""
+        """Forget a request whose caller left. If it is still queued, it is not sent."""
         self._waiting.pop(request_id, None)
 
     def give_up(self, request_id: int, why: str) -> None:
-        """End a request that waits, if it still does: GivenUp, or NotSent if it never left."""
+        """End a waiting request: with GivenUp, or with NotSent if it never left."""
         self._end(request_id, GivenUp(f"{self._address} {why}", code=Code.TIMED_OUT))
 
     def _look_by(self, until: float) -> None:
-        """One timer for all that waits, at the first time that one of them has waited enough."""
+        """Set the one timer for all waiting requests, to the earliest deadline."""
         if self._timer is not None:
             self._timer.cancel()
         self._look_at = until
         self._timer = self._loop.call_later(until - self._loop.time(), self._look)
 
     def _look(self) -> None:
-        """End what has waited enough."""
+        """End the requests whose deadline has passed."""
         self._timer, self._look_at = None, math.inf
         now = self._loop.time() + _EARLY_S
         late = [(number, after_s) for number, (_, until, after_s) in self._waiting.items() if until <= now]
@@ -208,19 +213,19 @@ class NodeStream:
 
     def _end(self, request_id: int, error: Retryable) -> None:
         unsent = bool(self._queue) and request_id >= self._queue[0][0]
-        asked = self._waiting.pop(request_id, None)  # what is queued and waits no longer is not sent
+        asked = self._waiting.pop(request_id, None)  # a queued request that no longer waits is not sent
         if asked is not None:
             asked[0](NotSent(str(error.args[0])) if unsent else error)
 
     async def _run(self) -> None:
-        """One connection, from dialling to its end; then whoever waits is told."""
+        """One connection, from dialling to its end. Then the waiting requests are failed."""
         error: SteleError = Retryable(f"{self._address}: the client was closed")
         try:
             await self._session()
         except SteleError as exc:
             let_go(exc)
             error = exc
-        except asyncio.CancelledError:  # by `close`, or with all tasks of the loop
+        except asyncio.CancelledError:  # by `close`, or because the loop ends
             if not self.closed:
                 self.cut = True
                 self._loop.call_later(_REST_S, self._mend)
@@ -228,7 +233,7 @@ class NodeStream:
         finally:
             self._fail(error)
             del error
-        # Whoever asks again at once would only meet the same refusal.
+        # A request sent again at once would only meet the same refusal.
         await asyncio.sleep(_REST_S * (0.5 + random.random()))
         self._run_again()
 
@@ -259,11 +264,11 @@ class NodeStream:
             self._connection = None
             connection.close()
             await connection.closed()
-        # Whatever ended it: what was sent may have been done.
+        # Whatever ended the stream, sent requests may have been done.
         raise Retryable(f"{self._address} ended the stream{f': {why}' if why else ''}") from why
 
     async def _dial(self) -> FramedConnection:
-        """Introduce ourselves over gRPC, then connect where the node says."""
+        """Introduce this client over gRPC, then connect to the port that the node names."""
         request = common_pb2.OpenStreamRequest(hello=self._pool.identity.hello(self._node_id))
         answer = await self._pool.unary(
             self._address, TabletServerServiceStub, "OpenClientStream", request, timeout_s=_DIAL_TIMEOUT_S
@@ -274,7 +279,7 @@ class NodeStream:
         for raw in frames:
             response = Response.FromString(raw)
             for each in response.many.responses if response.WhichOneof("body") == "many" else (response,):
-                # What is no answer ends the stream: until then its request waits with the others.
+                # Bytes that are not an answer end the stream; until then their request waits with the others.
                 end = error_from_pb(each.error) if each.HasField("error") else each
                 asked = self._waiting.pop(each.request_id, None)
                 if asked is not None:
@@ -304,6 +309,6 @@ class NodeStream:
 
 
 def settle(future: asyncio.Future[Any], end: object) -> None:
-    """Give a future its result, unless it has ended: whoever waited was cancelled."""
+    """Set a future's result, unless it has ended because the caller was cancelled."""
     if not future.done():
         future.set_result(end)

@@ -1,6 +1,7 @@
 """An open table: write rows, read rows. Made by `AsyncClient.open_table`.
 
-Owns its locations and one client per tablet. Invariant: every row goes to the tablet that the partitioning names.
+Owns its locations and one client per tablet. Invariant: every row goes to the tablet that the partitioning
+names.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from stele.client import arguments, html
+from stele.client.arrow_input import batches_of
 from stele.client.batcher import Batcher
-from stele.client.bulk import BulkWriter, batches_of
+from stele.client.bulk import BulkWriter
 from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.predicates import Predicates, parse_predicates
@@ -40,11 +42,11 @@ Bound = Mapping[str, Any] | Sequence[Any] | Any
 Key = Row | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
-_ROWS_MAX = (1 << 63) - 1  # Arrow counts no further
+_ROWS_MAX = (1 << 63) - 1  # Arrow cannot count further
 
 
 class AsyncTable:
-    """A table. `timeout_s` is how long one row, block or read may take before it is given up.
+    """A table. `timeout_s`: how long one row, block or read may take.
 
     Example:
         >>> async def write(table):
@@ -91,45 +93,47 @@ class AsyncTable:
 
     @property
     def partitioning(self) -> tuple[Partitioning, ...]:
-        """How the table is split, as `create_table` takes it. Empty: one tablet."""
+        """How the table is split, in the form that `create_table` takes. Empty: one tablet."""
         return self.info.partitioning
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Arrow schema of all columns."""
+        """The Arrow schema of all columns."""
         return self.schema.to_arrow()
 
     def _repr_html_(self) -> str:
         return html.of_table(self.info)
 
     async def put(self, row: Row) -> int:
-        """Upsert one row, columns by name; the hybrid time it was written at. Concurrent callers share messages.
+        """Upsert one row, columns by name. Returns the hybrid time of the write. Concurrent callers share
+        messages.
 
-        A datetime without a time zone is taken as UTC, here and wherever else a value of a timestamp column is given.
+        A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
 
         Raises:
-            Rejected: the row itself is at fault.
-            Retryable: NO_QUORUM and the like: not done. UNKNOWN_OUTCOME: it may have been done.
-            Closed: the client was closed, as with every other call; nothing was done.
+            Rejected: the row is wrong.
+            Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
+            Closed: the client was closed; nothing was written. Every other call may raise it too.
         """
         return await self._write(RowOp.UPSERT, row)
 
     upsert = put
 
     async def insert(self, row: Row) -> int:
-        """Insert one row. Raises as `put`; ALREADY_PRESENT if its key is there."""
+        """Insert one row. Raises what `put` raises; ALREADY_PRESENT if its key exists."""
         return await self._write(RowOp.INSERT, row)
 
     async def update(self, row: Row) -> int:
-        """Change the columns given, of the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
+        """Change the given columns of the row with this key. Raises what `put` raises; NOT_FOUND if there is
+        none."""
         return await self._write(RowOp.UPDATE, row)
 
     async def delete(self, row: Row) -> int:
-        """Delete the row with this key. Raises as `put`; NOT_FOUND if it is not there."""
+        """Delete the row with this key. Raises what `put` raises; NOT_FOUND if there is none."""
         return await self._write(RowOp.DELETE, row)
 
     async def apply(self, op: RowOp | str, row: Row) -> int:
-        """Any row operation, the _ignore ones too. Raises as `put`."""
+        """Write one row with any operation, also the _ignore ones. Raises what `put` raises."""
         return await self._write(arguments.row_op(op), row)
 
     def new_session(
@@ -149,7 +153,7 @@ class AsyncTable:
             self._ensure_usable,
             self._unsettled,
             flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
-            buffer_bytes=arguments.whole(buffer_bytes, "buffer_bytes", least=1),
+            buffer_bytes=arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
         )
 
     async def write_arrow(
@@ -162,14 +166,15 @@ class AsyncTable:
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
     ) -> WriteResult:
-        """Write Arrow data in blocks, one after another per tablet, tablets at once.
+        """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
-        `timeout_s` is for each block; `on_rows` is told how many rows were acknowledged, as it happens.
+        `timeout_s` is for each block. `on_rows` is called with the number of rows acknowledged, as it
+        happens.
 
         Raises:
-            RowErrors: rows were refused (the others are written), unless `raise_row_errors` is False.
-            Rejected: columns that do not fit the table; nothing is written, but for batches that an iterator gave before.
-            SteleError: a block as a whole was not written; other blocks may be.
+            RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
+            Rejected: columns do not fit the table. Nothing is written, except earlier batches of an iterator.
+            SteleError: a whole block was not written; other blocks may be.
         """
         writer = self.arrow_writer(op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows)
         try:
@@ -190,21 +195,21 @@ class AsyncTable:
         buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
     ) -> BulkWriter:
-        """What `write_arrow` writes with, for whoever takes the batches from somewhere else than the event loop."""
+        """The writer behind `write_arrow`, for batches that do not come from the event loop."""
         self._streams.ensure_open()
         return self._bulk_writer(
             arguments.row_op(op),
             arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
-            arguments.whole(buffer_bytes, "buffer_bytes", least=1),
+            arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
             on_rows,
         )
 
     async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The row with this key as of now (linearizable), None if there is none.
+        """The present row with this key (linearizable); None if there is none.
 
-        `key`: a mapping of the key columns, their values in order, or the value alone where there is one key column; a
-        datetime without a time zone is UTC. What comes back has UTC as its time zone; a date or time outside of the
-        years 1 to 9999, which Python has no value for, comes as its number of days or microseconds since 1970.
+        `key`: a mapping of the key columns, their values in order, or a bare value if there is one key
+        column. A datetime without a time zone is UTC, and results have UTC. Python has no dates outside the
+        years 1 to 9999; such a date or time is returned as its number of days or microseconds since 1970.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.
@@ -213,7 +218,7 @@ class AsyncTable:
         self._streams.ensure_open()
         batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
-            raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
+            raise Rejected(f"table {self.name}: the key {shown(key)} is wrong: {errors[0].message}")
         (ordinal,) = assign(batch, self.schema, self.partition_schema).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
@@ -229,7 +234,7 @@ class AsyncTable:
                 batch.validate(full=True)
         except (pa.ArrowException, OSError) as exc:
             raise Corrupt(
-                f"table {self.name}: a node answered a read with no Arrow stream of rows: {exc}"
+                f"table {self.name}: a node's answer to a read is not an Arrow stream of rows: {exc}"
             ) from exc
         return next((row for batch in found for row in python_rows(batch)), None)
 
@@ -245,17 +250,19 @@ class AsyncTable:
         snapshot: int | datetime | None = None,
         timeout_s: float | None = None,
     ) -> AsyncScanner:
-        """A scan of all tablets at one snapshot; read it with `batches`, `to_table`, `to_pandas` or `count`.
+        """A scan of all tablets at one snapshot. Read it with `batches`, `to_table`, `to_pandas` or `count`.
 
-        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text:
-        "delay > 30 AND origin IN ('JFK')". One of them or several; all must be true.
-        `lower` (inclusive) and `upper` (exclusive): values of the first key columns, in order or by name. `snapshot`: a
-        hybrid time or a datetime, by default now, and never below what this client has seen written; so is 0, the timestamp of a write that
-        sent nothing. A datetime without a time zone, in a predicate, in such a text or in a bound, is UTC.
+        `predicates`: ("delay", ">", 30), ("origin", "in", ["JFK"]), ("tailnum", "is_null"), or text such as
+        "delay > 30 AND origin IN ('JFK')". One or several; all must be true. `lower` (inclusive) and `upper`
+        (exclusive): values of the first key columns, in order or by name.
+
+        `snapshot`: a hybrid time or a datetime; default: now, and never below what this client has seen
+        written. 0, the timestamp of a write that sent nothing, means now too. A datetime or time without a
+        zone is UTC, also in predicates and bounds.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.
-            Retryable: NOT_READY while the table is being created.
+            Retryable: NOT_READY: the table is being created.
         """
         return AsyncScanner(
             self._flight,
@@ -278,13 +285,13 @@ class AsyncTable:
         ordered: bool = False,
         snapshot: int | datetime | None = None,
     ) -> ScanPlan:
-        """What `scan` would read, tablet by tablet, for whoever reads tablets in processes of their own (Spark)."""
+        """The tablets that `scan` would read, for a program that reads them in other processes (Spark)."""
         self._streams.ensure_open()
         lower_key = key_bound(lower, self.schema, "lower")
         upper_key = key_bound(upper, self.schema, "upper")
-        rows_max = None if limit is None else min(arguments.whole(limit, "limit", least=0), _ROWS_MAX)
+        rows_max = None if limit is None else min(arguments.whole_number(limit, "limit", least=0), _ROWS_MAX)
         if upper is not None and not upper_key:
-            rows_max = 0  # an empty string, the lowest key of all: b"" would be no bound
+            rows_max = 0  # the bound is an empty string, the lowest key of all; b"" would mean no bound
         spec = ScanSpec(
             column_ids=self._column_ids(columns),
             predicates=tuple(parse_predicates(predicates, self.schema)),
@@ -298,35 +305,35 @@ class AsyncTable:
             self._identity.cluster_id,
             self.schema,
             spec,
-            # A ticket that says 0 is read at the latest of its tablet, which is another one for each.
+            # With 0 in its ticket, each tablet would be read at its own latest time.
             arguments.snapshot(snapshot) or self._observed.now(),
             tuple(self.locations.by_ordinal(ordinals)),
             self._identity.fork_id,
         )
 
     def plan_write(self) -> WritePlan:
-        """What `AsyncClient.open_planned` opens, in another process, as this table.
+        """A plan with which `AsyncClient.open_planned` opens this table in another process.
 
         Raises:
-            Retryable: NOT_READY while the table is being created.
+            Retryable: NOT_READY: the table is being created.
         """
         tablets = self.locations.by_ordinal(range(self.partition_schema.tablets))
         return WritePlan(self._identity.cluster_id, self.info, tuple(tablets), self._identity.fork_id)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
-        """Until every tablet has a leader.
+        """Wait until every tablet has a leader.
 
         Raises:
-            Retryable: NOT_READY after `timeout_s`, also if the masters give no answer.
+            Retryable: NOT_READY after `timeout_s`, also if no master answers.
         """
         await self.locations.wait_led(timeout_s)
 
     async def close(self) -> None:
-        """Wait for single rows under way, as far as somebody waits for them."""
+        """Wait for single rows in flight that somebody still waits for."""
         await self._batcher.close()
 
     def _ensure_usable(self) -> None:
-        """Raises Closed once the client was closed; Rejected NOT_FOUND once the table is known to be deleted."""
+        """Raises Closed if the client was closed; Rejected NOT_FOUND if the table is known to be deleted."""
         self._streams.ensure_open()
         self.locations.ensure_there()
 
@@ -365,7 +372,8 @@ class AsyncTable:
         unknown = [name for name in names if name not in self.schema.by_name]
         if unknown or not names:
             raise Rejected(
-                f"columns {shown(columns)}: expected some of table {self.name}: {', '.join(self.schema.by_name)}"
+                f"columns {shown(columns)}: "
+                f"expected columns of table {self.name}: {', '.join(self.schema.by_name)}"
             )
         return tuple(int(self.schema.by_name[name].id) for name in names)
 

@@ -1,6 +1,7 @@
-"""Requests to one tablet: numbers writes, so that they are applied once. One TabletClient per tablet and client.
+"""Requests to one tablet. Numbers its writes, so that each is applied once. One TabletClient per tablet and
+client.
 
-Invariant: a write has one client id, sequence and digest, however often it is sent (see attempts.py).
+Invariant: a write keeps its client id, sequence and digest, however often it is sent (see attempts.py).
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from stele.rpc.proto import tserver_pb2
 _T = TypeVar("_T")
 
 FAR_US = 60_000_000
-"""A timestamp further ahead of this machine's clock than this says nothing of the present of other tables."""
+"""A timestamp further ahead of this machine's clock than this is not used for reads of other tables."""
 
 
 def is_far(timestamp: int) -> bool:
-    """Whether a timestamp lies further ahead of this machine's clock than FAR_US."""
+    """Whether a timestamp is more than FAR_US ahead of this machine's clock."""
     return physical_us(timestamp) > time.time_ns() // 1_000 + FAR_US
 
 
 class Observed:
-    """The highest hybrid time any answer carried: what a later read must not be below.
+    """The highest hybrid time that any answer carried. Later reads must not be below it.
 
-    A client has one, and each table one `of` it, which tells it what it saw. But what lies FAR_US ahead of this machine's
-    clock stays with its table: some leader's clock was wrong, and no other table could be read at that time.
+    A client has one, and each table has one linked to it by `of`, which passes on what it saw. A timestamp
+    FAR_US or more ahead of this machine's clock stays with its table: a leader's clock was wrong, and other
+    tables cannot be read then.
     """
 
     __slots__ = ("__weakref__", "_of", "_timestamp")
@@ -47,11 +49,11 @@ class Observed:
 
     @property
     def timestamp(self) -> int:
-        """The highest one, of the whole client too."""
+        """The highest one, also of the client."""
         return self._timestamp if self._of is None else max(self._timestamp, self._of.timestamp)
 
     def saw(self, timestamp: int) -> None:
-        """Take note of a timestamp."""
+        """Record a timestamp."""
         if timestamp > self._timestamp:
             self._timestamp = timestamp
         of = self._of
@@ -59,12 +61,12 @@ class Observed:
             of.saw(timestamp)
 
     def now(self) -> HybridTime:
-        """At or above all of them, and not below the wall clock."""
+        """At or above all recorded timestamps, and not below the wall clock."""
         return HybridTime(max(int(from_physical_us(time.time_ns() // 1_000)), self.timestamp))
 
 
 class TabletClient:
-    """The tablet of one part of an open table."""
+    """The tablet of one partition of an open table."""
 
     def __init__(
         self, place: TabletPlace, locations: Locations, streams: Streams, observed: Observed
@@ -76,16 +78,16 @@ class TabletClient:
         self._latest = Sequencer()
 
     def ensure_open(self) -> None:
-        """Raises Closed once the client was closed, or is being closed."""
+        """Raises Closed if the client was closed, or is being closed."""
         self._streams.ensure_open()
 
     async def write(self, block: bytes, *, timeout_s: float) -> tserver_pb2.WriteResponse:
-        """Write a block, once, whatever happens on the way.
+        """Write a block exactly once, whatever happens on the way.
 
         Raises:
-            Rejected: the block as a whole is refused.
-            Retryable: NO_QUORUM and the like if it was certainly not done; UNKNOWN_OUTCOME if it may have been.
-            Closed: the client was closed before anything was done.
+            Rejected: the whole block is refused.
+            Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
+            Closed: the client was closed before anything was written.
         """
         future: asyncio.Future[tserver_pb2.WriteResponse | BaseException] = (
             asyncio.get_running_loop().create_future()
@@ -98,15 +100,18 @@ class TabletClient:
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
     ) -> Asking:
-        """Like `write`. `ended` is told once, later than this returns: the answer, or what `write` would raise. It must not
-        raise.
+        """As `write`, without waiting. `ended` is called once, after this returned, with the answer or the
+        error of `write`.
+
+        `ended` must not raise.
 
         Raises:
-            Rejected: TOO_LARGE, no leader takes so much; nothing was sent.
+            Rejected: TOO_LARGE: no leader accepts so much; nothing was sent.
         """
         if HEADER.size + len(block) > WRITE_BYTES_MAX:
             raise Rejected(
-                f"write of {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX}: send smaller ones",
+                f"the write has {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX} are allowed; "
+                "send smaller ones",
                 code=Code.TOO_LARGE,
             )
         sequencer = self._sequencer()
@@ -136,13 +141,13 @@ class TabletClient:
             raise
 
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
-        """Point reads. Raises SteleError; a read that got no answer in time is TIMED_OUT or NO_QUORUM."""
+        """Point reads. Raises SteleError; TIMED_OUT or NO_QUORUM if no answer came in time."""
         response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s)
         self._observed.saw(response.read.snapshot)
         return response.read
 
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
-        """A key space operation. Raises as `write` and `read` do."""
+        """A key space operation. Raises what `write` and `read` raise."""
         changes = request.op not in (tserver_pb2.KV_READ, tserver_pb2.KV_LIST)
         if not changes:
             return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
@@ -156,7 +161,7 @@ class TabletClient:
         return answer.kv
 
     def _sequencer(self) -> Sequencer:
-        """What numbers the next write."""
+        """The sequencer for the next write."""
         if self._latest.forgotten:
             self._latest = Sequencer()
         return self._latest
@@ -164,7 +169,7 @@ class TabletClient:
     async def _ask(
         self, request: tserver_pb2.ClientRequest, timeout_s: float, sequencer: Sequencer | None = None
     ) -> Response:
-        """Attempts until an answer, a refusal, or the deadline. `sequencer`: of a write, what numbered it."""
+        """Attempt until an answer, a refusal or the deadline. `sequencer`: the one that numbered a write."""
         future: asyncio.Future[Response | BaseException] = asyncio.get_running_loop().create_future()
         return await _end_of(future, self._start(request, timeout_s, partial(settle, future), sequencer))
 
@@ -175,19 +180,19 @@ class TabletClient:
         ended: Callable[[Response | BaseException], None],
         sequencer: Sequencer | None,
     ) -> Asking:
-        """All that this asks goes by here."""
+        """Start any request to this tablet."""
         return Asking(self._way, request, timeout_s, ended, sequencer)
 
 
 async def _end_of(future: asyncio.Future[_T | BaseException], asking: Asking) -> _T:
-    """What a request ends with, as it is told to `future`."""
+    """The result of a request, which `future` receives."""
     try:
         end = await future
     except asyncio.CancelledError:
         asking.cancel()
         raise
     finally:
-        del future, asking  # the end may be an error, whose traceback holds this frame, and that the block
+        del future, asking  # the end may be an error whose traceback holds this frame, and so the block
     if not isinstance(end, BaseException):
         return end
     try:

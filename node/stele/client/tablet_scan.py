@@ -1,6 +1,7 @@
-"""One tablet of a scan, read over Arrow Flight in a thread, from any replica that serves it. Used by scan.py and Spark.
+"""One tablet of a scan, read over Arrow Flight in a thread, from any replica that serves it. Used by scan.py
+and Spark.
 
-Invariant: whichever replicas a scan took, each row comes out once, at the one snapshot of the plan.
+Invariant: whichever replicas a scan reads, each row is returned once, at the plan's single snapshot.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from stele.rpc.ticket import Ticket
 
 T = TypeVar("T")
 PARALLEL_TABLETS = 4
-"""So many tablets of a scan are read at once."""
+"""The number of tablets of a scan that are read at once."""
 _BACKOFF_S, _BUSY_BACKOFF_MAX_S = 0.05, 1.0
 _BUSY_TIMES = 10
-"""A node that has no place for another scan is well: it is asked for so many times the timeout."""
+"""A node without a place for another scan is healthy, so a scan keeps asking for this many times the
+timeout."""
 _DEFINITE = frozenset(
     (
         Code.INVALID_ARGUMENT,
@@ -43,14 +45,15 @@ _DEFINITE = frozenset(
     )
 )
 _NOT_HERE = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE))
-"""What a replica says that has moved: that the table itself is gone the masters alone can tell."""
+"""Codes of a replica that has moved. Only the masters know whether the table itself is gone."""
 _GONE = MOVED | _NOT_HERE | {Code.WRONG_CLUSTER}
 _WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY))
 
 
 class FlightPool(FlightConnections):
-    """Flight connections of a client, with the threads that its scans are read in, but for those by batches: these wait for
-    their reader, and have threads of their own."""
+    """A client's Flight connections, and the threads that read its scans.
+
+    Scans read by batches have threads of their own, because they wait for their reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,15 +62,15 @@ class FlightPool(FlightConnections):
     async def run(
         self, read: Callable[[TabletScan], T], scan: TabletScan, threads: Executor | None = None
     ) -> T:
-        """`read(scan)` in one of the threads, or of `threads`.
+        """Run `read(scan)` in one of these threads, or of `threads`.
 
         Raises:
-            Closed: after `close`, and if it came before a thread was free.
+            Closed: after `close`, also if it came before a thread was free.
             Rejected: the program's main thread has ended.
         """
         try:
             reading = begin(threads or self._threads, read, scan)
-        except (Rejected, RuntimeError):  # the threads have been told to end
+        except (Rejected, RuntimeError):  # the threads were told to end
             if self.closed:
                 raise Closed() from None
             raise
@@ -75,19 +78,19 @@ class FlightPool(FlightConnections):
             return await reading
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self.closed and (task is None or not task.cancelling()):  # nobody cancelled us
+            if self.closed and (task is None or not task.cancelling()):  # nobody cancelled this task
                 raise Closed() from None
             raise
 
     def close(self) -> None:
-        """Close all, for good. Readers under way fail."""
+        """Close all connections for good. Readers in progress fail."""
         super().close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """A scan of some tablets of a table. What Spark ships to its workers."""
+    """A scan of some tablets of a table. Spark sends it to its workers."""
 
     cluster_id: str
     schema: Schema
@@ -95,31 +98,33 @@ class ScanPlan:
     snapshot: int
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
-    """Which copy of the cluster it is of; None: not known."""
+    """The copy of the cluster that it is in; None: not known."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """Schema of the batches."""
+        """The schema of the batches."""
         return self.schema.to_arrow(self.spec.column_ids or None)
 
 
 class _Patience:
-    """How long a scan goes on since its last batch: `timeout_s`, and as long again from each answer of a node that has no
-    place for it, within _BUSY_TIMES `timeout_s`."""
+    """How long a scan goes on after its last batch: `timeout_s`; longer while nodes answer that they have no
+    place.
+
+    Each such answer gives `timeout_s` more, up to _BUSY_TIMES `timeout_s`."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self.renew()
 
     def renew(self) -> None:
-        """A batch came."""
+        """A batch arrived."""
         self._since = time.monotonic()
         self._busy_backoff_s = _BACKOFF_S
         self.allowed_s = self._timeout_s
         self.busy = False
 
     def ends_with(self, code: Code) -> bool:
-        """Whether it was over when a node answered so."""
+        """Whether time was up when a node answered with this code."""
         waited_s = time.monotonic() - self._since
         if code is Code.THROTTLED:
             self.busy = True
@@ -127,7 +132,7 @@ class _Patience:
         return waited_s > self.allowed_s
 
     def backoff_s(self, code: Code) -> float:
-        """How long to wait after such an answer."""
+        """Seconds to wait after such an answer."""
         if code is not Code.THROTTLED:
             return _BACKOFF_S
         self._busy_backoff_s = min(2 * self._busy_backoff_s, _BUSY_BACKOFF_MAX_S, self._timeout_s / 4)
@@ -137,10 +142,10 @@ class _Patience:
 class TabletScan:
     """One tablet of a scan, read in the calling thread: `for batch in TabletScan(...)`.
 
-    A scan in key order resumes at another replica behind the last row it gave. One without order starts again, and
-    says so by yielding None: throw away what came before. `locate` is called, in the same thread, after a replica gave
-    no answer: it asks the masters where the replicas listen now, and may return before they say. What it raises ends
-    the scan.
+    A scan in key order resumes at another replica behind its last row. A scan without order starts again and
+    yields None: discard what came before. `locate` is called in the same thread after a replica did not
+    answer. It asks the masters for the replicas' addresses, and may return before they answer. An exception
+    from it ends the scan.
     """
 
     def __init__(
@@ -159,7 +164,7 @@ class TabletScan:
         self._stop = Event()
         self._stream: FlightStream | None = None
         self._given = 0
-        self._beside = 0  # replicas are asked in turn while those before them have no place
+        self._beside = 0  # how many replicas to skip, because they have no place
 
     @property
     def stopped(self) -> bool:
@@ -174,8 +179,9 @@ class TabletScan:
             stream.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
-        """Raises SteleError if no replica could serve the rest within `timeout_s` of the last batch; ten times as long while
-        nodes have no place for it."""
+        """Raises SteleError if no replica served the rest within `timeout_s` of the last batch.
+
+        While nodes have no place for the scan, ten times as long."""
         wanted = len(self._plan.arrow_schema)
         spec = (with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
         patience = _Patience(self._timeout_s)
@@ -217,14 +223,15 @@ class TabletScan:
 
     def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
         if code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
-            self._beside += 1  # who else asks the leader, as writers do, goes on doing so
+            self._beside += 1  # only this scan skips it: writers go on with the leader
         else:
             self._tablet.ask_next(asked)
         if code not in _WELL:
             self._pool.drop(asked.flight_address)
 
     def _given_up(self, last: SteleError, said: Mapping[str, str], patience: _Patience) -> SteleError:
-        """What each replica said: the last one asked may be one that is down, beside one that tells what is wrong."""
+        """An error with what each replica said: the last one asked may be down while another explains the
+        failure."""
         reasons = ", ".join(sorted(said.values())) or str(last.args[0])
         code = Code.UNAVAILABLE if last.code in _NOT_HERE else last.code
         return error_for(
@@ -233,12 +240,13 @@ class TabletScan:
         )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:
-        """What is left to read once `batch` has been given."""
+        """The spec for the rows behind `batch`."""
         if not spec.ordered:
             return spec
         last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
         limit = None if spec.limit is None else spec.limit - batch.num_rows
-        # Not `resume_after`: an empty string may be a whole key, and an empty one there means that nothing was read.
+        # Not `resume_after`: an empty string may be a whole key, but an empty `resume_after` means that
+        # nothing was read.
         return replace(spec, lower_key=last + b"\x00", limit=limit)
 
     def _read(self, replica: ReplicaPlace, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
@@ -261,7 +269,7 @@ class TabletScan:
 
 
 def with_key_columns(plan: ScanPlan) -> ScanPlan:
-    """The same scan, with the key columns behind the others where they are not among them."""
+    """The same scan with all key columns; missing ones are added behind the others."""
     wanted = plan.spec.column_ids or plan.schema.column_ids
     extra = tuple(int(c.id) for c in plan.schema.key_columns if c.id not in wanted)
     return replace(plan, spec=replace(plan.spec, column_ids=(*wanted, *extra)))

@@ -1,8 +1,8 @@
 """A call from a caller's thread to the client's loop, and its result. Used by blocking.py.
 
-Ctrl-C raises KeyboardInterrupt wherever the main thread is, also within the standard library. It may leave a `Future` or
-`Condition` locked, which would block the loop. So a call waits for a plain lock. Invariant: an interrupt at any moment leaves
-nothing locked, and an abandoned call is cancelled or never begins.
+Ctrl-C raises KeyboardInterrupt wherever the main thread is, also within the standard library. It may leave a
+`Future` or `Condition` locked, which would block the loop. So a call waits for a plain lock. Invariant: an
+interrupt at any moment leaves nothing locked. An abandoned call is cancelled or never begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class ThreadCall(Generic[T]):
-    """One call of the coroutine that `make` gives. The calling thread calls `submit`, then `wait`, and `abandon` at any time."""
+    """One call of the coroutine from `make`. The calling thread calls `submit`, then `wait`; `abandon` at any
+    time."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], loop: asyncio.AbstractEventLoop) -> None:
         self._make = make
@@ -26,16 +27,17 @@ class ThreadCall(Generic[T]):
         self._submitted = False
         self._abandoned = False
         self._task: asyncio.Task[T] | None = None
-        self._over = threading.Lock()  # held until it is over: C takes and gives it back in one step
+        self._over = threading.Lock()  # held until the end; C code takes and releases it in one step
         self._over.acquire()
 
     def submit(self) -> None:
-        """Hand the call to the loop."""
-        self._submitted = True  # first: interrupted behind it, the loop may have it or not
+        """Pass the call to the loop."""
+        self._submitted = True  # set first: after an interrupt the loop may have the call or not
         self._loop.call_soon_threadsafe(self._begin)
 
     def wait(self) -> T:
-        """The coroutine's result. Raises what it raises, and concurrent.futures.CancelledError if it was cancelled."""
+        """The coroutine's result. Raises what it raises; concurrent.futures.CancelledError if it was
+        cancelled."""
         self._over.acquire()
         assert self._task is not None
         if self._task.cancelled():
@@ -43,12 +45,12 @@ class ThreadCall(Generic[T]):
         return self._task.result()
 
     def abandon(self) -> None:
-        """Cancel the call, since nobody waits for it. Does nothing once it has ended."""
+        """Cancel the call, because nobody waits for it. Does nothing once it has ended."""
         self._abandoned = True
         if not self._submitted:
             self._make().close()
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and has ended all that it had
+        with contextlib.suppress(RuntimeError):  # the loop is closed and has ended all its calls
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _begin(self) -> None:
@@ -64,5 +66,5 @@ class ThreadCall(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+            task.exception()  # read it, because the caller may have gone
         self._over.release()

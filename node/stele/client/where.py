@@ -1,6 +1,7 @@
-"""`carrier = 'UA' AND arr_delay > 30`: comparisons joined by AND, as predicates of a scan (`--where`, `scan`). Pure.
+"""`carrier = 'UA' AND arr_delay > 30`: comparisons joined by AND, as predicates of a scan (`--where`,
+`scan`). Pure.
 
-Invariant: what is understood means what SQL means by it; what is not understood is refused with what to write instead.
+Invariant: what is accepted has its SQL meaning. Everything else is refused, with what to write instead.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _TOKEN = re.compile(
 _COMPARE = {"=": "=", "!=": "!=", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _OPERATORS = "=, !=, <, <=, >, >=, IN, IS NULL or IS NOT NULL"
 
-# What people write out of habit, by the place where it stands, and what to write instead. {c}: the column.
+# What people write out of habit, by its place in a comparison, and what to write instead. {c}: the column.
 _FOR_OPERATOR = {
     "==": "use = instead of ==",
     "=>": "use >= instead of =>",
@@ -47,8 +48,8 @@ _FOR_AND = {
     ";": "leave out the ;",
 }
 _FOR_COLUMN = {
-    "(": "conditions stand without parentheses, joined by AND",
-    "NOT": "there is no NOT; turn the operator round, != for =",
+    "(": "write conditions without parentheses, joined by AND",
+    "NOT": "there is no NOT; use the opposite operator, such as != for =",
 }
 _EXAMPLES = {
     "bool": "true",
@@ -65,21 +66,21 @@ def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
     """(column, operator, value) of each comparison. A time without a zone is UTC.
 
     Raises:
-        Rejected: an unknown column, a value that does not fit its column, or anything else than comparisons, IN,
-            IS NULL and IS NOT NULL joined by AND.
+        Rejected: an unknown column, a value that does not fit its column, or anything but comparisons, IN, IS
+            NULL and IS NOT NULL joined by AND.
     """
     return _Reader(text, schema).conditions()
 
 
 class _Reader:
-    """Reads one text from its beginning to its end."""
+    """Parses one text from its beginning to its end."""
 
     def __init__(self, text: str, schema: Schema) -> None:
         self._text = text
         self._schema = schema
         self._tokens = [(str(m.lastgroup), m.group(str(m.lastgroup))) for m in _TOKEN.finditer(text)]
         if ("other", "'") in self._tokens:
-            raise self._fault("a ' has no end; text stands in '', and a ' within it is written ''")
+            raise self._fault("a ' has no end; put text in '', and write a ' within it as ''")
 
     def conditions(self) -> list[tuple[str, str, Any]]:
         found = [self._comparison()]
@@ -95,7 +96,7 @@ class _Reader:
 
     def _take(self) -> Token:
         if not self._tokens:
-            raise self._fault("ends too early; expected COLUMN OPERATOR VALUE")
+            raise self._fault("it ends too early; expected COLUMN OPERATOR VALUE")
         return self._tokens.pop(0)
 
     def _comparison(self) -> tuple[str, str, Any]:
@@ -120,10 +121,10 @@ class _Reader:
         if name.upper() in _FOR_COLUMN:
             raise self._fault(_FOR_COLUMN[name.upper()])
         if kind == "quoted":
-            raise self._fault(f"{name}: the name of a column stands without quotes")
+            raise self._fault(f"{name}: write the name of a column without quotes")
         if kind != "word":
             raise self._fault(f"{name} where a column is expected; write COLUMN OPERATOR VALUE")
-        raise self._fault(f"no column {name}; expected one of {', '.join(self._schema.by_name)}")
+        raise self._fault(f"there is no column {name}; expected one of {', '.join(self._schema.by_name)}")
 
     def _null_test(self, column: Column) -> str:
         word = self._take()[1].upper()
@@ -149,19 +150,21 @@ class _Reader:
         if kind == "sign" or kind == "other":
             raise self._fault(f"{raw} where a value of {column.name} is expected, like {_example(column)}")
         if kind == "quoted":
-            raise self._fault(f"{raw}: text stands in '', like {_example(column)}")
+            raise self._fault(f"{raw}: put text in '', like {_example(column)}")
         if kind == "word" and raw.upper() == "NULL":
-            raise self._fault(f"null compares with nothing; use {column.name} IS NULL or IS NOT NULL")
+            raise self._fault(
+                f"a comparison with null is never true; use {column.name} IS NULL or IS NOT NULL"
+            )
         if kind == "word" and raw in self._schema.by_name:
             raise self._fault(f"{raw} is a column; {column.name} is compared with a value, not with a column")
         try:
             return _converted(kind, raw, column)
         except texts.Inexact as exc:
-            raise self._fault(f"{raw} is no {column.type} ({exc})") from None
+            raise self._fault(f"{raw} is not {column.a_type} ({exc})") from None
         except (ValueError, ArithmeticError):
-            quotes = "; text stands in ''" if kind == "word" and column.type == "string" else ""
+            quotes = "; put text in ''" if kind == "word" and column.type == "string" else ""
             raise self._fault(
-                f"{raw} is no {column.type}; column {column.name} is compared with one like "
+                f"{raw} is not {column.a_type}; column {column.name} is compared with one like "
                 f"{_example(column)}{quotes}"
             ) from None
 
@@ -171,7 +174,7 @@ def _example(column: Column) -> str:
 
 
 def _converted(kind: str, raw: str, column: Column) -> Any:
-    """The value of a column that a word, number or string stands for. Raises ValueError or ArithmeticError."""
+    """The column's value for a word, number or string. Raises ValueError or ArithmeticError."""
     arrow = column.arrow
     text = raw[1:-1].replace("''", "'") if kind == "string" else raw
     if pa.types.is_string(arrow) and kind == "string":

@@ -1,13 +1,13 @@
 """Packed column blocks: rows as they travel from the client through the log into the store. Opens no files.
 
 Layout, little-endian:
-    u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero,
-    u32 schema version, u32 rows, u16 columns, u16 zero, then u32 per column id, then (flag 1) u8 per row,
-    zero padding to eight bytes, then one Arrow IPC record batch message without its schema. Buffers are read in place. In
-a log they may be compressed (LZ4, ZSTD), as they were once taken; nobody's are now.
+    u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero, u32 schema
+    version, u32 rows, u16 columns, u16 zero, then u32 per column id, then (flag 1) u8 per row, zero padding
+    to eight bytes, then one Arrow IPC record batch message without its schema. Buffers are read in place.
+    Blocks in old logs may be compressed (LZ4, ZSTD); new ones never are.
 
-Invariant: `decode_block` of untrusted bytes yields a batch whose memory is safe to read and no more than the block's,
-or raises.
+Invariant: `decode_block` of untrusted bytes either raises, or yields a batch that is safe to read and takes
+no more memory than the block.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBBBIIHH")
 _PLAIN = struct.Struct("<4sIIHH")
-"""The same bytes, the first four as one."""
+"""The same bytes, with the first four as one number."""
 VERSION = 1
 ROWS_MAX = 1 << 20
 _FLAG_ROW_OPS = 1
 
 
 class RowOp(IntEnum):
-    """What is done with a row. Numbers are on disk and on the wire.
+    """What is done with a row. The numbers are on disk and on the wire.
 
-    insert and upsert write whole rows: a column the block lacks takes its default, else null. update changes only the
-    columns that the block has. insert fails (ALREADY_PRESENT) where the key is present, update and delete
-    (NOT_FOUND) where it is not; the _ignore forms do nothing there instead.
+    insert and upsert write whole rows: a column that the block lacks gets its default, else null. update
+    changes only the columns that the block has. insert fails (ALREADY_PRESENT) if the key is present; update
+    and delete fail (NOT_FOUND) if it is absent. The _ignore forms then do nothing.
     """
 
     INSERT = 1
@@ -82,7 +82,7 @@ class Block:
 
     @property
     def rows(self) -> int:
-        """How many rows the block has."""
+        """The number of rows."""
         return int(self.batch.num_rows)
 
 
@@ -92,14 +92,15 @@ def encode_block(
     batch: pa.RecordBatch,
     schema_version: int,
 ) -> bytes:
-    """Bytes of a block. `ops`: one for all rows, or one byte per row. Columns of `batch` stand as in `column_ids`.
+    """The bytes of a block. `ops`: one for all rows, or one byte per row. `column_ids` name the columns of
+    `batch`.
 
     Raises:
         Rejected: sizes that do not agree, or too many rows.
     """
     rows = batch.num_rows
     if rows > ROWS_MAX:
-        raise Rejected(f"block of {rows} rows; at most {ROWS_MAX}", code=Code.TOO_LARGE)
+        raise Rejected(f"the block has {rows} rows; at most {ROWS_MAX} are allowed", code=Code.TOO_LARGE)
     if batch.num_columns != len(column_ids):
         raise Rejected(f"block: {batch.num_columns} columns for {len(column_ids)} column ids")
     if isinstance(ops, RowOp):
@@ -115,16 +116,16 @@ def encode_block(
 
 
 def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = False) -> Block:
-    """The block in `data`, whose memory it goes on using.
+    """Decode a block without copying: the result uses the memory of `data`.
 
-    `trusted`: the bytes were checked before (they come from our own log), so values are not walked again.
+    `trusted`: the bytes were checked before (they come from our own log), so values are not checked again.
 
     Raises:
-        Rejected: no block, an unknown version (UNSUPPORTED_VERSION), columns the schema does not have
-            (SCHEMA_MISMATCH), or a block that lacks key columns; all faults of the header together.
+        Rejected: not a block, an unknown version (UNSUPPORTED_VERSION), columns that the schema does not have
+            (SCHEMA_MISMATCH), or missing key columns. Reports all faults of the header together.
     """
     if len(data) < HEADER.size:
-        raise Rejected(f"block of {len(data)} bytes; expected at least {HEADER.size}")
+        raise Rejected(f"the block has {len(data)} bytes; expected at least {HEADER.size}")
     version, flags, op, zero, schema_version, rows, columns, zeros = HEADER.unpack_from(data)
     if version != VERSION or flags & ~_FLAG_ROW_OPS or zero or zeros:
         raise Rejected(
@@ -141,7 +142,7 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
         at += rows
     at += -at % 8
     if at > len(data):
-        raise Rejected(f"block of {len(data)} bytes ends within its header of {at}")
+        raise Rejected(f"the block has {len(data)} bytes, fewer than its header of {at}")
     column_ids: tuple[int, ...] = struct.unpack_from(f"<{columns}I", data, HEADER.size)
     _check_header(schema, schema_version, column_ids, op, row_ops, rows)
     arrow = schema.to_arrow(column_ids)
@@ -153,12 +154,12 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
 
 
 def of_schema(data: bytes | memoryview, schema: Schema) -> bool:
-    """Whether a block of this version was made with this version of the schema."""
+    """Whether the block has this version of the format and of the schema."""
     return bool(data[0] == VERSION and HEADER.unpack_from(data)[4] == schema.version)
 
 
 def size_told(data: bytes | memoryview) -> tuple[int, int]:
-    """How many rows and columns a block says it has; 0 where it has no header."""
+    """The numbers of rows and columns in the block's header; 0 if it has no header."""
     if len(data) < HEADER.size:
         return 0, 0
     _, _, _, _, _, rows, columns, _ = HEADER.unpack_from(data)
@@ -166,10 +167,10 @@ def size_told(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def plain_rows(data: bytes | memoryview) -> int:
-    """How many rows a block of upserts says it has, where its leader said that it is plain.
+    """The number of rows in the header of a block of upserts that its leader found plain.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, it is none that this program calls so.
+        Rejected: UNSUPPORTED_VERSION: this program would not call it plain.
     """
     opening, _, rows, _, zeros = _PLAIN.unpack_from(data)
     if opening != _PLAIN_OPENING or zeros:
@@ -182,10 +183,11 @@ def plain_rows(data: bytes | memoryview) -> int:
 
 
 def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
-    """The rows of a block that has all columns of `schema` and one operation for all rows, and was decoded before.
+    """The rows of a block that was decoded before. It has all columns of `schema` and one operation for all
+    rows.
 
     Raises:
-        Rejected: it is not what was checked.
+        Rejected: the bytes are not those that were checked.
     """
     at = HEADER.size + 4 * len(schema.columns)
     at += -at % 8
@@ -193,13 +195,14 @@ def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
 
 
 def _checked_rows(body: pa.Buffer, arrow: pa.Schema) -> pa.RecordBatch:
-    """Rows that were checked when they were taken. A lack of memory is no fault of theirs, and is raised as it is."""
+    """Rows that were checked when they were accepted. A lack of memory is raised unchanged: it is not their
+    fault."""
     try:
         return pa.ipc.read_record_batch(body, arrow)
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, EOFError, ValueError) as exc:
-        raise Rejected(f"block: its rows are no longer the message that was checked: {exc}") from exc
+        raise Rejected(f"block: its rows have changed since they were checked: {exc}") from exc
 
 
 _OPS = frozenset(int(op) for op in RowOp)

@@ -1,10 +1,11 @@
-"""Bounds of what others may send: numbers that only grow, lengths of strings and lists. One table for the whole program.
+"""Bounds of what others may send: numbers that only grow, lengths of strings and lists. One table for the
+program.
 
-Checked at the edge, where messages and calls are decoded. A call that breaks a bound is refused with the field, the
-value's size and the bound. A message between replicas that breaks one is dropped, counted, and told once per peer and
-cause. Neither fails a replica.
+They are checked where messages and calls are decoded. A call that breaks a bound is refused with the field,
+the value's size and the bound. A message between replicas that breaks one is dropped and counted, and logged
+once per peer and cause. Neither fails a replica.
 
-Invariant: no bound is reached by a legitimate node, however long it was away; each line says why. Opens nothing.
+Invariant: no legitimate node reaches a bound, however long it was away; each line says why. Opens nothing.
 """
 
 from __future__ import annotations
@@ -12,106 +13,118 @@ from __future__ import annotations
 # --- numbers that only grow
 
 TERM_JUMP_MAX = 1 << 32
-"""Terms above a replica's own, in one message. An election raises a term by one: ten a second take 13 years to come here.
-A replica that lags by more is led up in steps of so many (`stele.consensus.message_bounds`), so none is locked out."""
+"""How far a message's term may exceed the replica's own. An election raises a term by one; ten a second take
+13 years. A replica that lags more is led up in steps of this size (`stele.consensus.message_bounds`), so none
+is locked out."""
 TERM_MAX = 1 << 62
-"""The highest term anybody may name. Two to the 30th messages, each of the largest jump, would be needed to come here."""
+"""The highest term that a message may have. To reach it takes 2^30 messages, each with the largest allowed
+step."""
 INDEX_MAX = 1 << 62
-"""The highest log index. A million entries a second take 146,000 years."""
+"""The highest log index. At a million entries a second it takes 146,000 years."""
 FENCE_STEP_MAX = 64
-"""Catalog terms, or driver epochs, by which an order may exceed what this node has heard. Heartbeats tell it the newest each
-second, in larger steps; an order that comes before them is taken when it is sent again."""
+"""How far an order's catalog term or driver epoch may exceed what this node has heard. Heartbeats bring the
+newest each second, in larger steps. An order that arrives before them is accepted when it is sent again."""
 EPOCH_MAX = 1 << 62
-"""The highest driver epoch; each take-over of the claim counts one."""
+"""The highest driver epoch. Each take-over of the claim adds one."""
 INCARNATION_JUMP_MAX = 1 << 32
-"""Starts of a node between two words of it. A start each second takes 136 years."""
+"""How often a node may start between two messages from it. At one start a second it takes 136 years."""
 HEARD_ADDRESS_MS = 30_000
-"""How long a node is dialled where a start of it that no master knows says it is; masters hear of a start within a heartbeat."""
+"""How long a node is dialled at the address that a start unknown to the masters gave. They hear of a start
+within a heartbeat."""
 INCARNATION_MAX = 1 << 62
-"""The highest incarnation of a node or a tablet; each start, or recovery, counts one."""
+"""The highest incarnation of a node or a tablet. Each start, or recovery, adds one."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000
-"""By how much an incarnation may exceed the wall clock, in ms. They count starts from the ms of the format, so that a node
-that is formatted anew comes with the present; clocks differ by a day at most."""
+"""By how many ms an incarnation may exceed the wall clock. Incarnations count starts from the ms of the
+format, so that a node that is formatted again begins with the present time. Clocks differ by a day at
+most."""
 REPLICA_ID_MAX = 1 << 53
-"""The highest replica_id. The catalog counts them per tablet from 1; JSON readers hold whole numbers up to here."""
+"""The highest replica_id. The catalog counts them per tablet from 1. JSON readers hold whole numbers up to
+this."""
 UNCOMMITTED_AHEAD_MAX_US = 24 * 3_600_000_000
-"""By how much the time of an entry that is not committed may exceed what most clocks of the cluster say. An honest leader's
-is within seconds, or it hands over; a machine in a wrong time zone is off by 14 hours at most. Committed entries are never
-refused for this, and none is where nobody knows what most clocks say."""
+"""How far the time of an uncommitted entry may exceed what most clocks of the cluster say. An honest leader
+is within seconds, or it hands over; a machine in a wrong time zone is off by 14 hours at most. Committed
+entries are never refused for this. Nothing is refused while it is unknown what most clocks say."""
 CLAIM_TTL_MAX_MS = 30 * 86_400_000
-"""How long a driver's claim lasts unrenewed: a month. Drivers renew theirs each few seconds."""
+"""How long an unrenewed driver's claim may last: a month. Drivers renew theirs every few seconds."""
 SCAN_WAIT_MAX_MS = 86_400_000
-"""How long a scan may wait for its snapshot; longer waits are cut to it. Clients wait for seconds and ask again."""
+"""How long a scan may wait for its snapshot. A longer wait is cut to this. Clients wait for seconds and ask
+again."""
 ROWS_MAX = (1 << 63) - 1
-"""A limit of rows. Arrow counts no further."""
+"""The highest limit of rows. Arrow cannot count further."""
 BATCH_ROWS_MAX = 1 << 20
-"""Rows of a batch that a scan asks for; ours ask for 32,768."""
+"""The most rows of a batch that a scan may ask for. Our clients ask for 32,768."""
 WALL_US_MAX = 1 << 52
-"""A wall clock's time, in µs since 1970: in the year 2112, as hybrid times end there."""
+"""The latest time of a wall clock, in µs since 1970: the year 2112, where hybrid times end."""
 TIME_MAX = (1 << 64) - (1 << 58)
-"""The highest hybrid time of an entry: in the year 2110. What follows it must fit into 64 bits, too."""
+"""The highest hybrid time of an entry: the year 2110. Later times must fit into 64 bits too."""
 
 # --- numbers in text
 
 NUMBER_DIGITS_MAX = 20
-"""Digits of a whole number in text: 2 to the 64th has twenty. Python takes quadratic time for long ones, and refuses 4,301."""
+"""Digits of a whole number in text; 2^64 has twenty. Python takes quadratic time for long numbers, and
+refuses 4,301."""
 
 # --- lengths of strings, in characters
 
 TABLE_NAME_CHARS_MAX = 256
-"""Of tables and key spaces. Clients, operator and masters refuse longer ones alike."""
+"""Names of tables and key spaces. Clients, operator and masters all refuse longer ones."""
 NODE_NAME_CHARS_MAX = 253
-"""What RegisterNode calls a node: a pod's name, which Kubernetes bounds so."""
+"""The name of a node in RegisterNode: a pod's name, which Kubernetes bounds to this."""
 PLACE_CHARS_MAX = 256
-"""Names of machines and zones: Kubernetes allows 253 for a machine and 63 for a zone."""
+"""Names of machines and zones. Kubernetes allows 253 characters for a machine and 63 for a zone."""
 ADDRESS_CHARS_MAX = 512
 """HOST:PORT. DNS bounds a host to 253 characters."""
 VERSION_CHARS_MAX = 128
 """A program's version."""
 WORD_CHARS_MAX = 64
-"""A word of a fixed set (role, kind, state, channel), an identifier in text, a column's type."""
+"""A word of a fixed set (role, kind, state, channel), an identifier as text, or a column's type."""
 COLUMN_NAME_CHARS_MAX = 128
-"""As `stele.model.schema` has always had it."""
+"""The bound that `stele.model.schema` has always had."""
 HOLDER_CHARS_MAX = 512
-"""Who holds the driver claim: a cluster's or host's name, a namespace, a process."""
+"""The holder of the driver claim: a cluster's or host's name, a namespace, a process."""
 TEXT_CHARS_MAX = 4_096
-"""Reasons and error messages, for people. Ours are cut to it by whoever sends them (`cut`)."""
+"""Reasons and error messages for people. Whoever sends one of ours cuts it to this (`cut`)."""
 DEFAULT_BYTES_MAX = 4_096
-"""JSON of a column's default. Each row that lacks the column takes as much memory, from a write that has none of it."""
+"""JSON of a column's default. Each row that lacks the column takes this memory, although the write does not
+have it."""
 KEY_BYTES_MAX = 8_192
-"""An encoded key, or a part of one: what `stele.model.keys` makes at most."""
+"""An encoded key or a part of one: the most that `stele.model.keys` makes."""
 
 STATUS_BYTES_MAX = 65_536
-"""One replica's status in a heartbeat: with three peers some 600 bytes. Every view of the cluster holds them all."""
+"""One replica's status in a heartbeat: about 600 bytes with three peers. Every view of the cluster holds all
+of them."""
 
 # --- lengths of lists
 
 PEERS_MAX = 1_000
-"""Peers of a configuration. No two are on one machine, and replication factors are mostly single digits."""
+"""Peers of a configuration. No two are on one machine, and replication factors mostly have a single digit."""
 PEERS_HEARD_MAX = 4_096
-"""Nodes whose own word a process remembers beside the masters' word; of more, the one that was heard first is forgotten."""
+"""Nodes whose own reports a process remembers beside the masters'. Beyond that, the one heard first is
+forgotten."""
 NODES_HEARD_MAX = 16_384
-"""Nodes that a master remembers until it leads, and knows all that are on record. Clusters have hundreds."""
+"""Unknown nodes that a master remembers until it leads and knows all nodes on record. Clusters have hundreds
+of nodes."""
 NODES_UNFORMED_MAX = 1_000
-"""Nodes on record that never came. An operator registers each just before its pod."""
+"""Nodes on record that have never come. An operator registers each node just before it makes its pod."""
 MASTERS_MAX = 16
 """First masters of a cluster: 1, 3 or 5."""
 COLUMNS_MAX = 1_000
-"""Columns of a table, of a key, of a projection."""
+"""Columns of a table, a key or a projection."""
 PARTITIONS_MAX = 100_000
-"""Parts of a table, and tablets named in one request."""
+"""Partitions of a table, and tablets named in one request."""
 
 COPY_FILES_MAX = 65_536
-"""Files of a tablet that is copied. Merges keep a store at a few files for each half gigabyte."""
+"""Files of a tablet that is copied. Merges keep a store at a few files per half gigabyte."""
 
 
 def cut(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """The text, or its beginning with dots where it is longer."""
+    """The text; if it is longer than `chars_max`, its beginning and dots."""
     return text if len(text) <= chars_max else text[: chars_max - 3] + "..."
 
 
 def digits(text: str) -> int | None:
-    """The whole number that ASCII digits say; None for anything else, and for more than NUMBER_DIGITS_MAX of them."""
+    """The whole number in ASCII digits; None for any other text and for more than NUMBER_DIGITS_MAX
+    digits."""
     if 0 < len(text) <= NUMBER_DIGITS_MAX and text.isascii() and text.isdigit():
         return int(text)
     return None

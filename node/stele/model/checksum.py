@@ -1,9 +1,10 @@
-"""A checksum of rows that does not depend on their order, so that client, replicas and backups can compare. Opens no
-files.
+"""A checksum of rows that does not depend on their order. Clients, replicas and backups compare with it.
+Opens no files.
 
-Per row: 64 bits mixed from each column's id and value (null has a value of its own); the sum over rows, modulo 2^64.
+Per row: 64 bits mixed from each column's id and value (null has a value of its own). The checksum is the sum
+over all rows, modulo 2^64.
 
-Invariant: equal sets of rows have equal checksums, whatever the batches, slices or replicas they came in.
+Invariant: equal sets of rows have equal checksums, whatever batches, slices or replicas they came in.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MASK = (1 << 64) - 1
 
 
 def row_hashes(batch: pa.RecordBatch, schema: Schema) -> U64:
-    """64 bits for each row of a batch that has all columns of the schema (found by name)."""
+    """64 bits for each row of a batch with all columns of the schema (found by name)."""
     total = np.zeros(batch.num_rows, np.uint64)
     for column in schema.columns:
         array = batch.column(batch.schema.get_field_index(column.name))
@@ -34,7 +35,7 @@ def row_hashes(batch: pa.RecordBatch, schema: Schema) -> U64:
 
 
 def checksum(batch: pa.RecordBatch, schema: Schema) -> int:
-    """Sum of the row hashes modulo 2^64; sums of parts add up (modulo 2^64) to that of the whole."""
+    """The sum of the row hashes modulo 2^64. The sums of parts add up to that of the whole."""
     return int(row_hashes(batch, schema).sum(dtype=np.uint64))
 
 
@@ -48,7 +49,7 @@ def _values(array: pa.Array, column: Column) -> U64:
         found = fmix(fmix(raw[::2] + salt) * _STEP + raw[1::2])
     else:
         found = fmix(_bits(array) + salt * _STEP)
-    # What a null's slot holds is chance; it is hashed, too, and then replaced.
+    # A null's slot holds an arbitrary value. It is hashed too, and then replaced.
     return np.where(np.asarray(array.is_null()), fmix(salt + _NULL), found) if array.null_count else found
 
 
@@ -61,7 +62,8 @@ def _bits(array: pa.Array) -> U64:
     if pa.types.is_floating(type_):
         values = np.frombuffer(array.buffers()[1], f"f{width}", array.offset + len(array))[array.offset :]
         zero = values.dtype.type(0)
-        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + zero)  # one NaN, one zero
+        # One form of NaN and of zero.
+        values = np.where(np.isnan(values), values.dtype.type(np.nan), values + zero)
         floats: U64 = values.view(f"u{width}").astype(np.uint64)
         return floats
     raw = np.frombuffer(array.buffers()[1], f"i{width}", array.offset + len(array))[array.offset :]

@@ -1,6 +1,7 @@
-"""Hybrid time: physical microseconds above a logical counter (Kulkarni et al., 2014). Reads no clock of its own.
+"""Hybrid time: physical microseconds above a logical counter (Kulkarni et al., 2014). Reads no clock of its
+own.
 
-Invariant: values that `HybridClock.now` hands out rise strictly.
+Invariant: the values that `HybridClock.now` returns rise strictly.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 CLOCK_OFF_MAX_US = 2_000_000
-"""A node whose wall clock is further than this from what most clocks of its cluster say makes no timestamp. Clocks that NTP
-looks after are some milliseconds apart; what the measurement itself may be wrong by is well below a second."""
+"""A node whose wall clock differs by more than this from most clocks of its cluster makes no timestamps.
+Clocks under NTP differ by milliseconds; the error of the measurement is well below a second."""
 
 
 def agreed(clocks_us: Collection[int]) -> int | None:
-    """What most of these clocks say, read at one moment: their middle one, if more than half are within CLOCK_OFF_MAX_US
-    of it. None: they are at odds, and nobody knows which is right."""
+    """The middle of these clocks, read at one moment, if more than half are within CLOCK_OFF_MAX_US of it.
+
+    None: they disagree, and nobody knows which is right."""
     if not clocks_us:
         return None
     middle = sorted(clocks_us)[(len(clocks_us) - 1) // 2]
@@ -31,7 +33,7 @@ def agreed(clocks_us: Collection[int]) -> int | None:
 
 
 def utc(wall_us: int) -> str:
-    """A wall clock's time for people, in UTC; a bare number for what no calendar has."""
+    """A wall clock's time as text, in UTC; the bare number if no calendar has that time."""
     try:
         moment = datetime.datetime.fromtimestamp(wall_us / 1e6, datetime.UTC)
     except (ValueError, OverflowError, OSError):
@@ -45,10 +47,10 @@ def from_physical_us(physical_us: int, logical: int = 0) -> HybridTime:
 
 
 def from_datetime(moment: datetime.datetime) -> HybridTime:
-    """Hybrid time of a moment; without a time zone it is UTC.
+    """Hybrid time of a datetime. Without a time zone it is UTC.
 
     Raises:
-        ValueError: it is before 1970, or finer than a microsecond, as a time of pandas may be.
+        ValueError: it is before 1970, or finer than a microsecond (as pandas' times may be).
     """
     aware = moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
     if aware < _EPOCH:
@@ -69,7 +71,8 @@ def logical(time: int) -> int:
 
 
 class HybridClock:
-    """Hands out hybrid times. `wall_us` returns microseconds since 1970; it is the owner's, so tests may own time."""
+    """Hands out hybrid times. The owner passes `wall_us`, which returns µs since 1970; tests pass their
+    own."""
 
     __slots__ = ("_wall_us", "last")
 
@@ -79,20 +82,20 @@ class HybridClock:
         """The highest time handed out or observed."""
 
     def now(self) -> HybridTime:
-        """A hybrid time above all that were handed out or observed before."""
+        """A hybrid time above all that were handed out or observed."""
         self.last = self.next_at(self._wall_us())
         return HybridTime(self.last)
 
     def next_at(self, wall_us: int) -> int:
-        """What `now` would hand out at this reading of the wall clock."""
+        """What `now` would return if the wall clock read `wall_us`."""
         wall = wall_us << LOGICAL_BITS
         return wall if wall > self.last else self.last + 1
 
     def observe(self, time: int) -> None:
-        """Never hand out `time` or less from now on."""
+        """Make sure that `now` never returns `time` or less again."""
         if time > self.last:
             self.last = time
 
     def wall_us(self) -> int:
-        """The owner's wall clock, microseconds since 1970."""
+        """The owner's wall clock, in microseconds since 1970."""
         return self._wall_us()

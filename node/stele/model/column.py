@@ -1,7 +1,7 @@
-"""One column of a table: the names of types and what of Arrow's they are, values that fit and why others do not, defaults. Shared
-by client, master and store; opens no files.
+"""One column of a table: type names and their Arrow types, which values fit and why others do not, defaults.
 
-Invariant: a value that does not fit a column is refused, never rounded, cut or parsed until it does; but for the precision of `float`.
+Shared by client, master and store; opens no files. Invariant: a value that does not fit a column is refused.
+It is never rounded, cut or parsed to make it fit, except for the precision of `float`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _SOUND: dict[str, frozenset[type]] = {
     "date": _INTS | {datetime.date},
     "timestamp": _INTS | {datetime.datetime},
 }
-"""Of which Python types no value is one that `_fault_finder`'s would find: they need not look at each."""
+"""Python types whose values `_fault_finder` always accepts, so each value need not be checked."""
 _FLOAT = struct.Struct("<f")
 _NO_VALUE = (pa.ArrowException, TypeError, ValueError, OverflowError, ArithmeticError, AttributeError)
-"""What Arrow raises of a Python value that is none of the type's."""
+"""What Arrow raises for a Python value that does not fit the type."""
 _OTHER_TYPE = (TypeError, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _PYTHON_KINDS = {
     "bool": "a bool",
@@ -67,11 +67,11 @@ _SHOWN_CHARS_MAX = 120
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """The Arrow type of a column type name: bool, int8…int64, float, double, decimal(p,s), string, binary, date,
-    timestamp (microseconds, UTC).
+    """The Arrow type of a column type name: bool, int8…int64, float, double, decimal(p,s), string, binary,
+    date, timestamp (microseconds, UTC).
 
     Raises:
-        Rejected: the name is no type.
+        Rejected: there is no type of that name.
     """
     found = _TYPES.get(name)
     if found is not None:
@@ -88,8 +88,9 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def _fault_finder(arrow: pa.DataType) -> Callable[[object], str] | None:
-    """What says why a value, of Python or numpy, is none of this type, where Arrow would silently make another one of
-    it: 1 of 1.5, the day of a moment. Empty if it may be one."""
+    """A function that says why a Python or numpy value does not fit this type; "" if it may fit.
+
+    It finds values that Arrow would silently change: 1.5 to 1, a datetime to its day."""
     if pa.types.is_date(arrow):
         return _date_fault
     if pa.types.is_timestamp(arrow):
@@ -105,36 +106,36 @@ def _whole_fault(value: object) -> str:
     if type(value) is int or value is None:
         return ""
     if isinstance(value, (np.datetime64, np.timedelta64)):
-        return "it is numpy's; give its item()"  # which for nanoseconds is a bare number
+        return "it is a numpy value; pass its item()"  # which for nanoseconds is a bare number
     if isinstance(value, (bool, np.bool_)):
-        return "a bool is no number"
+        return "a bool is not a number"
     if isinstance(value, (float, np.floating)):
         whole = float(value).is_integer()
     elif isinstance(value, decimal.Decimal):
         whole = value.is_finite() and value == value.to_integral_value()
     else:
         whole = not isinstance(value, fractions.Fraction) or value.denominator == 1
-    return "" if whole else "it is not whole"
+    return "" if whole else "it is not a whole number"
 
 
 def _date_fault(value: object) -> str:
     if isinstance(value, datetime.datetime):
-        return _null_fault(value) or "it is a datetime; give its date()"
+        return _null_fault(value) or "it is a datetime; pass its date()"
     return _whole_fault(value)
 
 
 def _timestamp_fault(value: object) -> str:
-    if getattr(value, "nanosecond", 0):  # of pandas
-        return _null_fault(value) or "it has nanoseconds, a timestamp microseconds"
+    if getattr(value, "nanosecond", 0):  # a pandas Timestamp
+        return _null_fault(value) or "it has nanoseconds, but a timestamp has microseconds"
     return _whole_fault(value)
 
 
 def _null_fault(value: object) -> str:
-    return "it is pandas' word for null; give None" if type(value).__name__ in ("NaTType", "NAType") else ""
+    return "it is pandas' null; pass None" if type(value).__name__ in ("NaTType", "NAType") else ""
 
 
 def _double_fault(value: object) -> str:
-    return "a bool is no number" if isinstance(value, (bool, np.bool_)) else ""
+    return "a bool is not a number" if isinstance(value, (bool, np.bool_)) else ""
 
 
 def _float_fault(value: object) -> str:
@@ -147,8 +148,8 @@ def _float_fault(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in Python's words, cut where it is long; its type alone if it has none, as an int of more
-    digits than Python makes text of."""
+    """A value for a message: its repr, cut if it is long; only its type if the repr fails, as for a huge
+    int."""
     try:
         return _cut(repr(value))
     except Exception:  # noqa: BLE001 - a message about a value must not fail with it
@@ -160,10 +161,11 @@ def _cut(text: str) -> str:
 
 
 def type_name(arrow: pa.DataType) -> str:
-    """The column type name that holds values of an Arrow type (wider ones for unsigned and time units).
+    """The column type name for the values of an Arrow type. Unsigned types and coarser times get a wider
+    type.
 
     Raises:
-        Rejected: no column type holds it.
+        Rejected: no column type can hold it.
     """
     for name, known in _TYPES.items():
         if known == arrow:
@@ -184,14 +186,15 @@ def type_name(arrow: pa.DataType) -> str:
     if arrow in widened:
         return widened[arrow]
     raise Rejected(
-        f"Arrow type {arrow} has no column type; expected one of {', '.join(_TYPES)}, decimal(p,s)"
+        f"no column type holds the Arrow type {arrow}; expected one of {', '.join(_TYPES)}, decimal(p,s)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `default` is JSON text, None for none: dates and timestamps in ISO 8601, decimals as strings,
-    binary in base64.
+    """One column. `default` is JSON text; None if there is no default.
+
+    In the JSON, dates and timestamps are ISO 8601, decimals are strings, binary is base64.
 
     Example:
         >>> column = table.schema.by_name["value"]
@@ -207,7 +210,7 @@ class Column:
 
     @property
     def arrow(self) -> pa.DataType:
-        """Arrow type of the values."""
+        """The Arrow type of the values."""
         return arrow_type(self.type)
 
     @property
@@ -216,11 +219,12 @@ class Column:
         return f"{'an' if self.type.startswith('int') else 'a'} {self.type}"
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        """These Python values, or None, as an Arrow array of the column's type. A datetime without a time zone is UTC.
+        """Python values (None for null) as an Arrow array of the column's type. A datetime without time zone
+        is UTC.
 
         Raises:
-            Rejected: one is no value of the column. None is rounded, cut or parsed so that it fits, but for the
-                precision of `float`.
+            Rejected: a value does not fit the column. None is rounded, cut or parsed to make it fit, except
+                for the precision of `float`.
         """
         arrow = self.arrow
         sound = _SOUND.get(self.type)
@@ -232,13 +236,14 @@ class Column:
                 return pa.array(values, arrow)
             why = ""
         except _NO_VALUE as exc:
-            why = f"column {self.name}: {shown(values)} are no {self.type} ({_cut(str(exc))})"
+            why = f"column {self.name}: {shown(values)} are not {self.type} ({_cut(str(exc))})"
         raise Rejected(next(filter(None, map(self.fault, values)), why))
 
     def fault(self, value: object) -> str:
-        """Why this is no value of the column, as a sentence that names it; empty if it is one, or None."""
+        """Why `value` does not fit the column, as a message that names the column; "" if it fits, or is
+        None."""
         why = self._fault(value)
-        return f"column {self.name}: {shown(value)} is no {self.type} ({why})" if why else ""
+        return f"column {self.name}: {shown(value)} is not {self.a_type} ({why})" if why else ""
 
     def _fault(self, value: object) -> str:
         arrow = self.arrow
@@ -252,7 +257,7 @@ class Column:
         return ""
 
     def _why(self, value: object, exc: Exception) -> str:
-        """What Arrow says of a value, in words of Python: it speaks of C types and of its own."""
+        """Arrow's reason for refusing a value, in Python's terms: Arrow speaks of C types and its own."""
         text = str(exc)
         if isinstance(exc, OverflowError) or "too large" in text:
             return "it is out of range"
@@ -264,29 +269,34 @@ class Column:
         return _cut(text) or type(exc).__name__
 
     def default_scalar(self) -> pa.Scalar:
-        """The value a row takes that does not give one; null where there is no default.
+        """The value of a row that lacks the column: the default, else null.
 
         Raises:
-            Rejected: the default does not fit the type, or is no JSON text.
+            Rejected: the default does not fit the type, or is not JSON text.
         """
         if self.default is None:
             return pa.scalar(None, self.arrow)
         if not isinstance(self.default, str):
-            raise Rejected(f"column {self.name}: default {shown(self.default)}: expected JSON text, like '5'")
+            raise Rejected(
+                f"column {self.name}: the default is {shown(self.default)}; expected JSON text, like '5'"
+            )
         try:
             value = _parsed(parse_json(self.default, parse_float=float), self.arrow)
             why = self._fault(value)
         except (ValueError, TypeError, ArithmeticError) as exc:
             why = str(exc)
         if why:
-            raise Rejected(f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})")
+            raise Rejected(
+                f"column {self.name}: the default {_cut(self.default)} is not {self.a_type} ({why})"
+            )
         return self.array([value])[0]
 
     def default_fault(self) -> str:
-        """Why rows would take another value than the default's text says, as a sentence that names the column; empty if
-        they take that one. The default fits the type.
+        """Why rows would get another value than the default's text says, as a message; "" if they get that
+        value.
 
-        Asked of new tables only: what is stored is read as ever, so that all replicas give the same.
+        The default must fit the type. Asked only for new tables: stored schemas are read as always, so that
+        all replicas agree.
         """
         if self.default is None:
             return ""
@@ -299,16 +309,20 @@ class Column:
             rounded = isinstance(said, decimal.Decimal) and said != self.default_scalar().as_py()
         except texts.Inexact as exc:
             why, rounded = str(exc), False
-        except ArithmeticError:  # an exponent that no Decimal has
+        except ArithmeticError:  # the exponent is too large for a Decimal
             rounded = True
         if rounded:
             form = "as text" if pa.types.is_decimal(self.arrow) else "without a point or exponent"
             why = f"it would be read as {json.loads(self.default)}; write it {form}"
-        return f"column {self.name}: default {_cut(self.default)} is no {self.type} ({why})" if why else ""
+        return (
+            f"column {self.name}: the default {_cut(self.default)} is not {self.a_type} ({why})"
+            if why
+            else ""
+        )
 
 
 def _parsed(value: Any, arrow: pa.DataType) -> Any:
-    """The value that a default's JSON stands for."""
+    """The Python value of a default's parsed JSON."""
     if value is None:
         return None
     if pa.types.is_binary(arrow):

@@ -1,6 +1,6 @@
 """Raft configurations: who the peers of a tablet are. Imports only ids and errors.
 
-Invariant: a configuration is an immutable value; no node and no replica_id stands in it twice.
+Invariant: a configuration is an immutable value. No node and no replica_id is in it twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stele.model.jsons import parse_json
 
 
 class MemberType(IntEnum):
-    """How a peer takes part. Numbers are on disk and on the wire."""
+    """How a peer takes part. The numbers are on disk and on the wire."""
 
     VOTER = 1
     NON_VOTER = 2
@@ -26,8 +26,9 @@ class MemberType(IntEnum):
 class Peer:
     """A member of a configuration.
 
-    `address` is a hint (host:port of the node's gRPC server). `promote` is set on a NON_VOTER that the leader makes a
-    voter once it has caught up (a PRE_FOLLOWER). `witness_start` is the committed OpId from which a WITNESS logs.
+    `address` is a hint (host:port of the node's gRPC server). `promote` is set on a NON_VOTER that the leader
+    will make a voter once it has caught up (a PRE_FOLLOWER). `witness_start` is the committed OpId after
+    which a WITNESS logs.
     """
 
     node_id: NodeId
@@ -65,7 +66,7 @@ class Configuration:
         return None
 
     def names(self, replica_id: int, node_id: str) -> bool:
-        """Whether this replica, on this node, is a peer."""
+        """Whether this replica on this node is a peer."""
         peer = self.peer(replica_id)
         return peer is not None and peer.node_id == node_id
 
@@ -76,15 +77,15 @@ class Configuration:
 
     @property
     def majority(self) -> int:
-        """How many voters make a majority."""
+        """The number of voters that make a majority."""
         return len(self.voters) // 2 + 1
 
 
 def member_type_of(number: int, whose: str) -> MemberType:
-    """The member type of a number from a disk or the wire.
+    """The member type for a number from a disk or the wire.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for one this program does not know.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the number.
     """
     try:
         return MemberType(number)
@@ -96,7 +97,7 @@ _CODEC_VERSION = 1
 
 
 def encode_configuration(config: Configuration) -> bytes:
-    """Bytes of a configuration, as CONFIG and NOOP entries and the consensus metadata hold them.
+    """The bytes of a configuration, for CONFIG and NOOP entries and the consensus metadata.
 
     A version byte, then compact JSON with keys in a fixed order, so equal values have equal bytes.
     """
@@ -120,14 +121,14 @@ def decode_configuration(data: bytes) -> Configuration:
     """The inverse of `encode_configuration`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version or member type this program does not know.
-        Corrupt: for bytes that are no configuration.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the version or a member type.
+        Corrupt: the bytes are not a configuration.
     """
     if not data:
-        raise Corrupt("configuration: empty; expected a version byte and a body")
+        raise Corrupt("configuration: it is empty; expected a version byte and a body")
     if data[0] != _CODEC_VERSION:
         raise Rejected(
-            f"configuration: version {data[0]} is unknown, this program reads {_CODEC_VERSION}; upgrade it",
+            f"configuration: version {data[0]} is unknown; this program reads {_CODEC_VERSION}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
@@ -145,4 +146,4 @@ def decode_configuration(data: bytes) -> Configuration:
         )
         return Configuration(int(opid_index), peers)
     except (ValueError, TypeError) as exc:
-        raise Corrupt(f"configuration: {exc}; expected what encode_configuration wrote") from exc
+        raise Corrupt(f"configuration: {exc}; the bytes are damaged") from exc

@@ -1,6 +1,6 @@
-"""A log entry as the algorithm, the log and the replica share it. Imports only ids and errors.
+"""A log entry, shared by the algorithm, the log and the replica. Imports only ids and errors.
 
-Invariant: an entry is immutable, and `payload` is never decoded below stele.consensus, CONFIG entries excepted.
+Invariant: an entry is immutable. Nothing below stele.consensus decodes `payload`, except in CONFIG entries.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from stele.model.record import record
 
 
 class EntryKind(IntEnum):
-    """What an entry's payload is. Numbers are on disk and on the wire."""
+    """What an entry's payload is. The numbers are on disk and on the wire."""
 
-    NOOP = 1  # first entry of a leader's term; payload: the active configuration, repeated
-    CONFIG = 2  # payload: configuration_codec bytes
-    WRITE = 3  # payload: what the state machine of the tablet applies
+    NOOP = 1  # first entry of a leader's term; payload: the active configuration again
+    CONFIG = 2  # payload: an encoded configuration
+    WRITE = 3  # payload: what the tablet's state machine applies
     CEILING = 4  # payload: u64 little-endian hybrid time below which the leader may assign timestamps
 
 
 ENTRY_COST_BYTES = 184
-"""Of memory, for an entry beside its payload's bytes. Measured by tracemalloc, CPython 3.11: 72 for the object, 32 each for index
-and timestamp (a term is mostly a small number, and shared), 33 for the header of the payload, 8 for its slot in a list, and
-what lists that grow have in reserve."""
+"""Bytes of memory for an entry beside its payload. Measured by tracemalloc, CPython 3.11: 72 for the object,
+32 each for index and timestamp (terms are mostly small, shared numbers), 33 for the payload's header, 8 for a
+slot in a list, plus the reserve of growing lists."""
 _KINDS = {int(kind): kind for kind in EntryKind}
 
 
 def entry_kind_of(number: int, term: int, index: int) -> EntryKind:
-    """The kind of the entry (term, index), from its number on a disk or the wire.
+    """The kind of the entry (term, index), for its number from a disk or the wire.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for one this program does not know.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the number.
     """
     kind = _KINDS.get(number)
     if kind is None:
@@ -42,7 +42,7 @@ def entry_kind_of(number: int, term: int, index: int) -> EntryKind:
 
 @record
 class Entry:
-    """One entry of a replicated log. `timestamp` is a hybrid time, 0 where none was assigned."""
+    """One entry of a replicated log. `timestamp` is a hybrid time; 0 if none was assigned."""
 
     term: int
     index: int
@@ -57,5 +57,5 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """What the entry counts against budgets of memory."""
+        """Bytes that the entry counts in memory budgets."""
         return len(self.payload) + ENTRY_COST_BYTES

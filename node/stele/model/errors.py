@@ -1,10 +1,10 @@
 """Errors that cross package borders. Imported by every package; imports nothing of ours.
 
-Four kinds, told apart by who is wrong: `Retryable` (nobody: try again), `Rejected` (the caller or a peer),
-`Corrupt` (a disk), `InvariantViolation` (we are: stop). Each carries a `Code`, which the rpc layer maps to a gRPC
-status, the command line to an exit code, and the operator to a condition, in one place each.
+Four kinds say who is wrong: `Retryable` (nobody: try again), `Rejected` (the caller or a peer), `Corrupt` (a
+disk), `InvariantViolation` (we are: stop). Each carries a `Code`. In one place each, the rpc layer maps it to
+a gRPC status, the command line to an exit code, and the operator to a condition.
 
-A message says what, where, what was expected, and what to do next.
+A message says what happened, to what, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from enum import Enum, IntEnum
 
 
 class Code(IntEnum):
-    """What went wrong, as it travels on the wire. Numbers are never used again. Printed, it is its name.
+    """What went wrong, as it travels on the wire. Numbers are never used again. It prints as its name.
 
     Example:
         >>> print(stele.Code.NOT_FOUND)
         NOT_FOUND
     """
 
-    __format__ = Enum.__format__  # by __str__, where IntEnum goes by the number
+    __format__ = Enum.__format__  # formats with __str__; IntEnum would print the number
 
     OK = 0
     # Retryable
@@ -54,13 +54,13 @@ class Code(IntEnum):
     TABLET_DELETED = 36
     PERMISSION_DENIED = 37
     CHANGE_IN_PROGRESS = 38
-    VOLUME_OLD = 39  # the caller lost what it told before: it runs on an older copy of its volume
-    CLOSED = 40  # never sent: the caller closed the client that it calls through
-    CLOCK_BEHIND = 41  # the caller's: its client ids are too old, or it misses what it wrote
+    VOLUME_OLD = 39  # the caller runs on an older copy of its volume and lost what it once reported
+    CLOSED = 40  # never sent: the caller closed its client
+    CLOCK_BEHIND = 41  # the caller's clock is late, so its client ids are too old
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51
-    # We are wrong
+    # InvariantViolation
     INTERNAL = 60
 
     def __str__(self) -> str:
@@ -68,20 +68,23 @@ class Code(IntEnum):
 
 
 class Advice(Enum):
-    """What to do next where the words for it depend on who is told: these are for callers of the Python client, and
-    the command line has its own (stele.cli.errors). {name}: what the error is about."""
+    """What to do next, if the words depend on who reads them. These are for users of the Python client.
 
-    LIST_TABLES = "list_tables() shows those there are"
-    CREATE_KEYSPACE = "make it with create_keyspace({name!r})"
+    The command line has its own words (stele.cli.errors). {name}: what the error is about."""
+
+    LIST_TABLES = "list_tables() shows the existing ones"
+    CREATE_KEYSPACE = "create it with create_keyspace({name!r})"
     OPEN_TABLE = "open it with open_table({name!r})"
     OPEN_KEYSPACE = "open it with keyspace({name!r})"
-    CHECK_MASTERS = "check the masters given"
-    NAME_MASTERS = "give the HOST:PORT of some of them"
+    CHECK_MASTERS = "check the addresses of the masters"
+    NAME_MASTERS = "pass the HOST:PORT of some of them"
 
 
 class SteleError(Exception):
-    """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice, which stays in the
-    process that gives it: it does not travel. `retry_after_ms`: no sooner can the same request succeed; 0: not known.
+    """Base of all errors that Stele raises on purpose. `args[0]` is the message without the advice.
+
+    The advice does not travel between processes. `retry_after_ms`: earlier retries cannot succeed; 0: not
+    known.
 
     Example:
         >>> try:
@@ -114,7 +117,7 @@ class SteleError(Exception):
 
 
 class Retryable(SteleError):
-    """Nobody is wrong; the same request may succeed later or elsewhere.
+    """Nobody is wrong. The same request may succeed later or elsewhere.
 
     Example:
         >>> row = {"day": date(2024, 5, 7), "name": "roof", "value": 15.0}
@@ -140,7 +143,7 @@ class NotLeader(Retryable):
 
 
 class Rejected(SteleError):
-    """The caller or a peer is wrong; the same request will fail again.
+    """The caller or a peer is wrong. The same request will fail again.
 
     Example:
         >>> try:
@@ -154,8 +157,10 @@ class Rejected(SteleError):
 
 
 class StartRefused(Rejected):
-    """A master refuses a start of a node: STALE_INCARNATION, or VOLUME_OLD. `master` is its node id, one of `masters` that there
-    are (0: it does not know), `newest` the newest incarnation of that node that it knows."""
+    """A master refuses a node's start: STALE_INCARNATION or VOLUME_OLD. `master` is the master's node id.
+
+    `masters`: how many masters there are; 0 if it does not know. `newest`: the node's newest incarnation it
+    knows."""
 
     def __init__(
         self, message: str, *, code: Code, master: str = "", masters: int = 0, newest: int = 0
@@ -167,7 +172,7 @@ class StartRefused(Rejected):
 
 
 class Closed(Rejected):
-    """The client was closed, by its own program: no call through it succeeds any more.
+    """The program closed this client. No call through it will succeed any more.
 
     Example:
         >>> other = stele.connect(masters)
@@ -181,12 +186,12 @@ class Closed(Rejected):
 
     default_code = Code.CLOSED
 
-    def __init__(self, message: str = "this client was closed; make another") -> None:
+    def __init__(self, message: str = "this client was closed; create another one") -> None:
         super().__init__(message)
 
 
 class Corrupt(SteleError):
-    """Bytes on a disk, or received, are not what was written.
+    """Bytes on a disk, or received, differ from what was written.
 
     Example:
         >>> issubclass(stele.Corrupt, stele.SteleError)
@@ -197,7 +202,7 @@ class Corrupt(SteleError):
 
 
 class InvariantViolation(SteleError):
-    """Stele itself is wrong; the process or replica must stop rather than go on.
+    """Stele itself is wrong. The process or replica must stop.
 
     Example:
         >>> issubclass(stele.InvariantViolation, stele.SteleError)
@@ -213,18 +218,18 @@ _CORRUPT_BELOW = Code.INTERNAL
 
 
 def of_later_program(error: Exception) -> bool:
-    """Whether a file or message is whole, but of a version that only a later program knows."""
+    """Whether a file or message is whole, but has a version that only a later program knows."""
     return isinstance(error, SteleError) and error.code is Code.UNSUPPORTED_VERSION
 
 
 def unknown_here(what: str, number: object) -> SteleError:
-    """A Rejected (UNSUPPORTED_VERSION) for a number or name, in bytes that are whole, for which only a later program has a
-    meaning."""
+    """A Rejected (UNSUPPORTED_VERSION) for a number or name that only a later program knows. The bytes are
+    whole."""
     return Rejected(f"{what} {number} is unknown to this program; upgrade it", code=Code.UNSUPPORTED_VERSION)
 
 
 def no_outcome(deadline_ms: int) -> SteleError:
-    """For a write that was submitted, whose caller waits no longer."""
+    """The error for a write that was submitted, if its caller stops waiting."""
     return Retryable(
         f"no outcome within {deadline_ms} ms; send it again with the same client id and sequence",
         code=Code.UNKNOWN_OUTCOME,
@@ -232,7 +237,7 @@ def no_outcome(deadline_ms: int) -> SteleError:
 
 
 def error_for(code: Code, message: str) -> SteleError:
-    """The exception that stands for a code received from the wire."""
+    """The exception for a code received from the wire."""
     if code is Code.NOT_LEADER:
         return NotLeader(message)
     if code < _RETRYABLE_BELOW:
@@ -245,10 +250,11 @@ def error_for(code: Code, message: str) -> SteleError:
 
 
 def let_go(error: BaseException) -> None:
-    """Drop the tracebacks of an error that is answered, or handed on to somebody else.
+    """Drop the tracebacks of an error that is answered or passed on.
 
-    Their frames hold what was worked on, blocks too, and a frame or the future that it waited for often holds the error:
-    a circle that only the collector ends, which a node lets run seldom.
+    A traceback's frames hold what was worked on, such as blocks. A frame, or a future that it waited for,
+    often holds the error in turn. Only the garbage collector would free such a cycle, and a node runs it
+    seldom.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

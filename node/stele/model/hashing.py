@@ -1,5 +1,5 @@
-"""Stele hash v1: 64 bits over byte strings, vectorised. Decides which tablet a row is in, and feeds bloom filters and
-checksums, so it never changes: a better hash is v2, beside this one.
+"""Stele hash v1: 64 bits over byte strings, vectorised. It decides which tablet a row is in, and serves bloom
+filters and checksums. So it never changes: a better hash would be v2, beside this one.
 
 For a string of n bytes, read as little-endian 64-bit words with the last one zero padded:
     h = fmix(seed + n * P1);  for each word w:  h = rotl(h ^ (w * P2), 29) * P3 + P4;  result fmix(h)
@@ -29,12 +29,12 @@ _F1, _F2 = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 _U1, _U2, _U3, _U4 = np.uint64(_P1), np.uint64(_P2), np.uint64(_P3), np.uint64(_P4)
 _M1, _M2 = np.uint64(_F1), np.uint64(_F2)
 _29, _33, _35 = np.uint64(29), np.uint64(33), np.uint64(35)
-"""As numpy multiplies and shifts by them: to make one takes as long as to use it on some dozens of rows."""
+"""As numpy scalars: making one takes as long as using it on some dozens of rows."""
 
 _SHORT_BYTES = 128
-"""Values up to this long are hashed together, all padded to the longest of them."""
+"""Values up to this long are hashed together, padded to the longest of them."""
 _FEW = 16
-"""So many long values are hashed one by one: each numpy call costs as much as a few words in Python."""
+"""Up to this many long values are hashed one by one: a numpy call costs as much as a few words in Python."""
 
 
 def fmix(values: U64) -> U64:
@@ -50,14 +50,16 @@ def fmix(values: U64) -> U64:
 def hash_binary(values: pa.BinaryArray, seed: int = 0) -> U64:
     """Stele hash v1 of each value of a binary array without nulls.
 
-    Takes memory and time in proportion to the bytes there are: one long value among many short ones costs its own.
+    Memory and time are proportional to the bytes: one long value among many short ones costs only its own
+    length.
     """
     offsets, data = binary_parts(values)
     lengths = np.diff(offsets)
     if int(lengths.max(initial=0)) <= _SHORT_BYTES:
         return _hash_padded(values, seed)
     found = np.empty(len(values), np.uint64)
-    # Lengths of one kind, an exponent of two, differ by a factor of two at most.
+    # Values are grouped by the exponent of their length, so lengths in a group differ by a factor of two at
+    # most.
     _, kinds = np.frexp(np.maximum(lengths, _SHORT_BYTES) - 1)
     for kind in np.unique(kinds).tolist():
         members = np.flatnonzero(kinds == kind)
@@ -70,7 +72,7 @@ def hash_binary(values: pa.BinaryArray, seed: int = 0) -> U64:
 
 
 def hash_rows(values: npt.NDArray[np.uint8], seed: int = 0) -> U64:
-    """Stele hash v1 of byte strings that are all of one length: the rows of a matrix."""
+    """Stele hash v1 of byte strings of equal length, given as the rows of a matrix."""
     rows, width = values.shape
     if width % 8:
         padded = np.zeros((rows, width + -width % 8), np.uint8)
@@ -83,7 +85,7 @@ def hash_rows(values: npt.NDArray[np.uint8], seed: int = 0) -> U64:
 
 
 def _mixed(h: U64, word: U64) -> U64:
-    """Another word of each value."""
+    """Mix one more word of each value."""
     mixed: U64 = word * _U2
     mixed ^= h
     mixed = (mixed << _29) | (mixed >> _35)
@@ -108,17 +110,17 @@ _INT_CODES = {1: "b", 2: "h", 4: "i", 8: "q"}
 
 
 def hash_ints(values: Sequence[int], width: int, seed: int = 0) -> list[int]:
-    """Stele hash v1 of the key bytes (see stele.model.keys) of some dozens of integers of so many bytes.
+    """Stele hash v1 of the key bytes (see stele.model.keys) of some dozens of integers, each `width` bytes.
 
-    All of them are one number here, each in a lane of 128 bits, which no product of two words leaves: a step costs one
-    operation for all, and numpy's calls cost more than these.
+    All values are packed into one big number, in lanes of 128 bits; the product of two words stays within its
+    lane. So one operation does a step for all values, cheaper than numpy's calls.
     """
     count = len(values)
     pad = f"{_LANE_BYTES - width}x"
     raw = struct.pack(">" + (_INT_CODES[width] + pad) * count, *values)
     ones = int.from_bytes(b"\x01".ljust(_LANE_BYTES, b"\x00") * count, "little")
     low = _MASK * ones
-    lanes = int.from_bytes(raw, "little") ^ (ones << 7)  # the sign bit, in the first byte, is turned
+    lanes = int.from_bytes(raw, "little") ^ (ones << 7)  # flip the sign bit, which is in the first byte
     h = (lanes * _P2 & low) ^ _fmix_int((seed + width * _P1) & _MASK) * ones
     h = (h << 29 | h >> 35) & low
     h = (h * _P3 + _P4 * ones) & low

@@ -1,6 +1,7 @@
 """Names of things. Imported by every package; imports nothing of ours.
 
-Invariant: an identifier is an opaque value that is never used again, so equality is the only question asked of it.
+Invariant: an identifier is an opaque value that is never used again. Code only compares identifiers for
+equality.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NewType
 from stele.model.record import record
 
 NodeId = NewType("NodeId", str)
-"""32 lower-case hex digits; lives on the node's volume."""
+"""32 lower-case hex digits. Stored on the node's volume."""
 ClusterId = NewType("ClusterId", str)
 """32 lower-case hex digits."""
 TableId = NewType("TableId", str)
@@ -25,7 +26,7 @@ ReplicaId = NewType("ReplicaId", int)
 Term = NewType("Term", int)
 LogIndex = NewType("LogIndex", int)
 ColumnId = NewType("ColumnId", int)
-"""Permanent; counted per table from 0."""
+"""Permanent. Counted per table from 0."""
 SchemaVersion = NewType("SchemaVersion", int)
 HybridTime = NewType("HybridTime", int)
 """(microseconds since 1970) << 12 | logical counter; unsigned 64 bits."""

@@ -1,7 +1,7 @@
-"""JSON that others wrote: files, rows, tickets, defaults. Opens nothing.
+"""Parses JSON from others: files, rows, tickets, defaults. Opens nothing.
 
-Python's parser raises RecursionError for deep nesting and makes infinities of large numbers; the code behind it expects
-neither. Invariant: what comes out has finite numbers, and whatever is no such JSON is a ValueError.
+Python's parser raises RecursionError for deep nesting and turns large numbers into infinities; callers expect
+neither. Invariant: parsed numbers are finite, and every other fault is a ValueError.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ _SHOWN = 40
 
 
 def parse_json(text: str | bytes, *, parse_float: Callable[[str], Any] | None = None) -> Any:
-    """The value of a JSON text. `parse_float`: what makes a number with a point or an exponent; default: a finite float.
+    """The value of a JSON text. `parse_float` converts numbers with a point or an exponent; default: a finite
+    float.
 
     Raises:
-        ValueError: no JSON, NaN or an infinity, an integer of thousands of digits, or nested too deeply for Python.
+        ValueError: not JSON, NaN or an infinity, an integer of thousands of digits, or nested too deeply for
+            Python.
     """
     try:
         if parse_float is None:
@@ -32,7 +34,7 @@ def parse_next_json(text: str, at: int) -> tuple[Any, int]:
     """The value that begins at `at`, and where it ends.
 
     Raises:
-        ValueError: as `parse_json`.
+        ValueError: see `parse_json`.
     """
     try:
         return _decoder.raw_decode(text, at)
@@ -40,8 +42,8 @@ def parse_next_json(text: str, at: int) -> tuple[Any, int]:
         raise too_deep() from None
 
 
-def whole(value: Any, most: int, least: int = 0) -> int:
-    """The whole number in a parsed JSON. Raises ValueError or TypeError for anything else, and beyond its bounds."""
+def whole_number(value: Any, most: int, least: int = 0) -> int:
+    """Check that a parsed JSON value is a whole number within bounds. Raises ValueError or TypeError."""
     number = int(value)
     if not least <= number <= most:
         raise ValueError(f"number {str(number)[:_SHOWN]}; expected {least} to {most}")
@@ -49,7 +51,7 @@ def whole(value: Any, most: int, least: int = 0) -> int:
 
 
 def too_deep() -> ValueError:
-    """For values nested in each other more deeply than any of ours."""
+    """The error for values that are nested too deeply."""
     return ValueError("values are nested too deeply")
 
 
@@ -65,7 +67,7 @@ def _finite(text: str) -> float:
 
 
 def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 _decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)

@@ -1,9 +1,10 @@
 """Order-preserving key bytes: comparing encoded keys byte by byte compares the keys column by column.
 
-Per column: bool one byte; int8…int64, date (days) and timestamp (microseconds) big-endian with the sign bit turned;
-decimal sixteen bytes big-endian, sign bit turned; string and binary raw if it is the last column, else with 00
-written as 00 01 and the terminator 00 00 (00 00 sorts before 00 01 and before every other byte, so a prefix sorts
-first). Vectorised; only batches of a few rows go through Python values, because numpy costs more there.
+Per column: bool one byte; int8…int64, date (days) and timestamp (microseconds) big-endian with the sign bit
+flipped; decimal sixteen bytes big-endian, sign bit flipped; string and binary raw if it is the last column,
+else with 00 written as 00 01 and the terminator 00 00 (00 00 sorts before 00 01 and before every other byte,
+so a prefix sorts first). Vectorised; only batches of a few rows go through Python values, because numpy costs
+more there.
 
 Invariant: encoding is one-to-one for given column types, so equal bytes mean equal keys.
 """
@@ -26,7 +27,7 @@ from stele.model.schema import Schema
 U64 = npt.NDArray[np.uint64]
 
 KEY_BYTES_MAX = 8192
-"""Longest encoded key; longer ones are a row error. Keeps index and footers small."""
+"""The longest encoded key, so that index and footers stay small. A longer key is a row error."""
 
 _TINY_ROWS = 8
 _TERMINATOR = b"\x00\x00"
@@ -34,7 +35,7 @@ _SIGNED = {
     width: (np.dtype(f"u{width}"), np.dtype(f">u{width}"), np.dtype(f"u{width}").type(1 << (8 * width - 1)))
     for width in (1, 2, 4, 8)
 }
-"""By width in bytes: as it is in memory, as it is in a key, the sign bit."""
+"""By width in bytes: the type in memory, the type in a key, the sign bit."""
 _PACK = {1: struct.Struct(">B"), 2: struct.Struct(">H"), 4: struct.Struct(">I"), 8: struct.Struct(">Q")}
 _INT_WIDTHS = {
     pa.lib.Type_INT8: 1,
@@ -50,50 +51,50 @@ _INT_OF_WIDTH = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 
 
 def encode_keys(batch: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
-    """Encoded primary keys of the rows of `batch`, whose columns are found by name.
+    """Encoded primary keys of the rows of `batch`. Finds columns by name.
 
     Raises:
-        Rejected: a key column is missing, has another type, or holds nulls.
+        Rejected: a key column is missing, has the wrong type, or has nulls.
     """
     return encode_columns(batch, schema, schema.key_column_ids)
 
 
 def encode_columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -> pa.BinaryArray:
-    """Encoded bytes of these columns of each row, in this order.
+    """Encoded bytes of these columns for each row, in this order.
 
     Raises:
-        Rejected: a column is missing, has another type, or holds nulls.
+        Rejected: a column is missing, has the wrong type, or has nulls.
     """
     return encode_arrays(_columns(batch, schema, column_ids))
 
 
 def column_list(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -> list[bytes]:
-    """Like `encode_columns`, as a list of bytes: for some dozens of rows at most.
+    """As `encode_columns`, but a list of bytes. For up to some dozens of rows.
 
     Raises:
-        Rejected: as `encode_columns`.
+        Rejected: see `encode_columns`.
     """
     arrays = _columns(batch, schema, column_ids)
     for array in arrays:
         if array.null_count:
-            raise Rejected("a key column holds nulls; expected none")
+            raise Rejected("a key column has nulls; keys must not be null")
     return _encode_tiny(arrays)
 
 
 def fixed_rows(
     batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]
 ) -> npt.NDArray[np.uint8] | None:
-    """Like `encode_columns`, as the rows of a matrix; None if they are not all of one length by their types.
+    """As `encode_columns`, but the rows of a matrix; None if the types do not give rows of equal length.
 
     Raises:
-        Rejected: as `encode_columns`.
+        Rejected: see `encode_columns`.
     """
     arrays = _columns(batch, schema, column_ids)
     for array in arrays:
         if _is_bytes(array.type):
             return None
         if array.null_count:
-            raise Rejected("a key column holds nulls; expected none")
+            raise Rejected("a key column has nulls; keys must not be null")
     return _side_by_side([_fixed_bytes(array) for array in arrays])
 
 
@@ -102,27 +103,27 @@ def _columns(batch: pa.RecordBatch, schema: Schema, column_ids: Sequence[int]) -
     for column_id in column_ids:
         column = schema.by_id[column_id]
         position = batch.schema.get_field_index(column.name)
-        if position < 0:  # missing, or there twice, as whoever asks for a column twice has it
+        if position < 0:  # missing, or there twice because the caller asked for it twice
             named = batch.schema.get_all_field_indices(column.name)
             if not named:
                 raise Rejected(f"key column {column.name} is missing from the batch")
             position = named[0]
         array = batch.column(position)
         if array.type != column.arrow:
-            raise Rejected(f"key column {column.name} is {array.type}; expected {column.arrow}")
+            raise Rejected(f"key column {column.name} has type {array.type}; expected {column.arrow}")
         arrays.append(array)
     return arrays
 
 
 def encode_arrays(arrays: Sequence[pa.Array]) -> pa.BinaryArray:
-    """Encoded bytes of rows given column by column (see the module's text).
+    """Encoded bytes of rows given column by column, as the module's docstring says.
 
     Raises:
-        Rejected: nulls, or a type that cannot be in a key.
+        Rejected: a value is null, or a type cannot be part of a key.
     """
     for array in arrays:
         if array.null_count:
-            raise Rejected("a key column holds nulls; expected none")
+            raise Rejected("a key column has nulls; keys must not be null")
     if len(arrays[0]) <= _TINY_ROWS:
         return pa.array(_encode_tiny(arrays), pa.binary())
     pieces: list[Any] = []
@@ -160,7 +161,7 @@ def encode_tuple(values: Sequence[Any], types: Sequence[pa.DataType]) -> bytes:
 
 
 def key_list(arrays: Sequence[pa.Array]) -> list[bytes]:
-    """Like `encode_arrays`, as a list of bytes: for a handful of rows."""
+    """As `encode_arrays`, but a list of bytes. For a handful of rows."""
     if len(arrays[0]) <= _TINY_ROWS:
         return _encode_tiny(arrays)
     found: list[bytes] = encode_arrays(arrays).to_pylist()
@@ -168,7 +169,8 @@ def key_list(arrays: Sequence[pa.Array]) -> list[bytes]:
 
 
 def length_bound(arrays: Sequence[pa.Array]) -> int:
-    """No row of these key columns is encoded to more bytes than this: what escaping could add at most is counted."""
+    """An upper bound of the bytes of an encoded row of these key columns. It assumes the worst case of
+    escaping."""
     bound = 0
     for array in arrays:
         if _is_bytes(array.type):
@@ -198,7 +200,7 @@ def _escape(array: pa.Array) -> pa.BinaryArray:
 
 
 def _fixed_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """(rows, width) big-endian bytes that order as the values do."""
+    """(rows, width) big-endian bytes that sort as the values do."""
     type_, rows = array.type, len(array)
     if pa.types.is_boolean(type_):
         bits: npt.NDArray[np.uint8] = np.asarray(array.cast(pa.uint8()))
@@ -251,8 +253,10 @@ def _encode_tiny(arrays: Sequence[pa.Array]) -> list[bytes]:
 
 
 def encode_values(columns: Sequence[tuple[int, Sequence[Any]]]) -> list[bytes]:
-    """Encoded bytes of some dozens of rows given as Python values, column by column, each with the width of its integers in
-    bytes, 0 for text. All are values of their columns."""
+    """Encoded bytes of some dozens of rows of Python values, column by column. Each value must fit its
+    column.
+
+    Each column has the width of its integers in bytes; 0 for text."""
     encoded: list[bytes] = []
     last = len(columns) - 1
     for position, (width, column) in enumerate(columns):
@@ -276,10 +280,11 @@ def _escaped(values: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
-    """The values of one encoded key: ints (dates in days, timestamps in microseconds), str, bytes, bool, Decimal.
+    """The values of one encoded key: ints (dates in days, timestamps in microseconds), str, bytes, bool,
+    Decimal.
 
     Raises:
-        Corrupt: the bytes are no such key.
+        Corrupt: the bytes are not such a key.
     """
     values: list[Any] = []
     at, last = 0, len(types) - 1
@@ -290,7 +295,7 @@ def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
             continue
         width = 1 if pa.types.is_boolean(type_) else type_.bit_width // 8
         if at + width > len(key):
-            raise Corrupt(f"encoded key {key.hex()}: ends within column {position}")
+            raise Corrupt(f"encoded key {key.hex()}: it ends within column {position}")
         number = int.from_bytes(key[at : at + width], "big")
         at += width
         if pa.types.is_boolean(type_):
@@ -321,25 +326,25 @@ def _unescape(key: bytes, start: int) -> tuple[bytes, int]:
     while True:
         zero = key.find(b"\x00", at)
         if zero < 0 or zero + 1 >= len(key):
-            raise Corrupt(f"encoded key {key.hex()}: no terminator after byte {start}")
+            raise Corrupt(f"encoded key {key.hex()}: it has no terminator after byte {start}")
         out += key[at:zero]
         if key[zero + 1] == 0:
             return bytes(out), zero + 2
         if key[zero + 1] != 1:
-            raise Corrupt(f"encoded key {key.hex()}: byte {zero + 1} is no escape")
+            raise Corrupt(f"encoded key {key.hex()}: byte {zero + 1} is not an escape")
         out.append(0)
         at = zero + 2
 
 
-# --- encoded keys as numpy sees them -------------------------------------------------------------------------------
+# --- encoded keys as numpy arrays
 
 
 def binary_parts(keys: pa.BinaryArray) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """(offsets, bytes) of a binary or string array; offsets has one more element than the array."""
+    """(offsets, bytes) of a binary or string array. `offsets` has one more element than the array."""
     _, offsets_buffer, data_buffer = keys.buffers()
     if offsets_buffer is None or not offsets_buffer.size:
         offsets = np.zeros(1, np.int32)
-    else:  # others' may end with some bytes of another
+    else:  # an array from outside may end with stray bytes
         offsets = np.frombuffer(offsets_buffer, np.int32, keys.offset + len(keys) + 1)[keys.offset :]
     data = np.zeros(0, np.uint8) if data_buffer is None else np.frombuffer(data_buffer, np.uint8)
     return offsets, data
@@ -351,7 +356,7 @@ _MASKS = np.array([(1 << (8 * n)) - 1 for n in range(8)] + [(1 << 64) - 1], dtyp
 def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[np.int64]]:
     """Each key's bytes as little-endian 64-bit words, zero padded: (one array per word position, lengths).
 
-    At least `least` word positions; as many as the longest key needs.
+    There are at least `least` word positions, and as many as the longest key needs.
     """
     offsets, data = binary_parts(keys)
     begin, end = int(offsets[0]), int(offsets[-1])
@@ -359,15 +364,14 @@ def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[
     lengths = np.diff(offsets).astype(np.int64)
     longest = int(lengths.max()) if len(lengths) else 0
     count = max((longest + 7) // 8, least)
-    # Reads run up to eight bytes past a key: padding keeps them inside.
+    # Reads go up to eight bytes past a key; the padding keeps them inside the buffer.
     padded = np.zeros(end - begin + 8 * count + 8, np.uint8)
     padded[: end - begin] = data[begin:end]
     every = np.ndarray((len(padded) - 7,), "<u8", padded.data, strides=(1,))
     found: list[U64] = []
     for position in range(count):
-        word = every[
-            starts + 8 * position
-        ]  # np.take would copy the overlapping words first: eight times the bytes
+        # np.take would copy the overlapping words first: eight times the bytes.
+        word = every[starts + 8 * position]
         left = np.clip(lengths - 8 * position, 0, 8)
         if not (left == 8).all():
             word &= np.take(_MASKS, left)
@@ -376,11 +380,12 @@ def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[
 
 
 WORDS_MAX = 16
-"""A word matrix costs its longest key in every row: with longer keys than this there is another way."""
+"""A matrix of words costs its longest key in every row, so longer keys than this are handled otherwise."""
 
 
 def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:
-    """Stable order of encoded keys, ties broken by `tie` ascending. Releases the GIL while it sorts."""
+    """Stable order of encoded keys; `tie` (ascending) breaks ties. Releases the interpreter lock while it
+    sorts."""
     offsets, _ = binary_parts(keys)
     longest = int(np.diff(offsets).max()) if len(keys) else 0
     if longest > 8 * WORDS_MAX:
@@ -389,7 +394,7 @@ def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt
     columns, lengths = words(keys)
     sort_keys: list[npt.NDArray[Any]] = [column.byteswap() for column in reversed(columns)]
     if len(lengths) and lengths.min() != lengths.max():
-        sort_keys.insert(0, lengths)  # a key that is another plus zero bytes pads to the same words
+        sort_keys.insert(0, lengths)  # a key plus zero bytes pads to the same words as that key
     if tie is not None:
         sort_keys.insert(0, tie)
     if not sort_keys:
@@ -398,13 +403,13 @@ def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt
 
 
 def longest(keys: pa.BinaryArray) -> int:
-    """Length in bytes of the longest key, 0 if there are none."""
+    """Length in bytes of the longest key; 0 if there are none."""
     offsets, _ = binary_parts(keys)
     return int(np.diff(offsets).max()) if len(keys) else 0
 
 
 def same_as_before(keys: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-    """For sorted keys: whether each equals the one before it (the first never does)."""
+    """For sorted keys: whether each equals the one before it. The first never does."""
     found = np.zeros(len(keys), bool)
     if len(keys) > 1:
         found[1:] = np.asarray(pc.equal(keys.slice(1), keys.slice(0, len(keys) - 1)))

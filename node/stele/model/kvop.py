@@ -1,10 +1,10 @@
-"""Operations on a key space, as they stand in a WRITE payload after its header. Built by masters and clients, applied
-by stele.tablet.keyspace; opens no files.
+"""Operations on a key space, as they are in a WRITE payload after its header. Built by masters and clients,
+applied by stele.tablet.keyspace; opens no files.
 
-Layout, little-endian: u8 version (1), u8 zero, u16 operations; each: u8 op, u8 flags (1: expected value given), u16
-zero, u32 key length, u32 value length, u32 expected length, then key, value, expected.
+Layout, little-endian: u8 version (1), u8 zero, u16 operations; each: u8 op, u8 flags (1: expected value
+given), u16 zero, u32 key length, u32 value length, u32 expected length, then key, value, expected.
 
-Invariant: a batch is done whole or not at all.
+Invariant: a batch is applied whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _FLAG_EXPECTED = 1
 
 
 class KeyOp(IntEnum):
-    """What is done with a key. Numbers are on disk and on the wire.
+    """What is done with a key. The numbers are on disk and on the wire.
 
-    REPLACE sets it whatever was there. INSERT fails (ALREADY_PRESENT) if the key is present. DELETE removes it,
-    present or not. CAS sets it if it is `expected` (None: absent), else CAS_FAILED. CHECK only asks that it is
-    `expected`, else CAS_FAILED. DELETE with an `expected` value removes it only if it is that, else CAS_FAILED.
+    REPLACE sets it in any case. INSERT fails (ALREADY_PRESENT) if the key is present. DELETE removes it,
+    present or not. CAS sets it if its value is `expected` (None: absent), else fails (CAS_FAILED). CHECK
+    changes nothing, and fails (CAS_FAILED) unless the value is `expected`. DELETE with an `expected` value
+    fails (CAS_FAILED) for another value.
     """
 
     REPLACE = 1
@@ -42,7 +43,7 @@ class KeyOp(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyOperation:
-    """One operation of a batch. `expected` counts for CAS, CHECK and DELETE; for DELETE None asks nothing."""
+    """One operation of a batch. CAS, CHECK and DELETE use `expected`; for DELETE, None means any value."""
 
     op: KeyOp
     key: bytes
@@ -51,23 +52,24 @@ class KeyOperation:
 
 
 def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
-    """Bytes of a batch.
+    """The bytes of a batch.
 
     Raises:
-        Rejected: with every fault: no operations, too many, a key that is empty or too long, a value too long, a key
-            written twice.
+        Rejected: lists all faults: no operations, too many, an empty or too long key, a too long value, a key
+            that is written twice.
     """
     faults = []
     if not 0 < len(operations) <= OPERATIONS_MAX:
-        faults.append(f"{len(operations)} operations; expected 1 to {OPERATIONS_MAX}")
+        faults.append(f"it has {len(operations)} operations; expected 1 to {OPERATIONS_MAX}")
     written: set[bytes] = set()
     parts = [_HEADER.pack(VERSION, 0, len(operations) & 0xFFFF)]
     for operation in operations:
         if not 0 < len(operation.key) <= KEY_BYTES_MAX:
-            faults.append(f"a key of {len(operation.key)} bytes; expected 1 to {KEY_BYTES_MAX}")
+            faults.append(f"a key has {len(operation.key)} bytes; expected 1 to {KEY_BYTES_MAX}")
         if len(operation.value) > VALUE_BYTES_MAX:
             faults.append(
-                f"key {operation.key!r}: value of {len(operation.value)} bytes; at most {VALUE_BYTES_MAX}"
+                f"key {operation.key!r}: its value has {len(operation.value)} bytes; "
+                f"at most {VALUE_BYTES_MAX} are allowed"
             )
         if operation.op is not KeyOp.CHECK:
             if operation.key in written:
@@ -91,8 +93,9 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
     """The inverse of `encode_operations`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version, operation, flag or reserved byte this program does not know.
-        Corrupt: bytes that are no batch.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the version, an operation, a flag or a
+            reserved byte.
+        Corrupt: the bytes are not a batch.
     """
     try:
         version, zero, count = _HEADER.unpack_from(data)
@@ -114,7 +117,9 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
                 )
             end = at + key_length + value_length + expected_length
             if end > len(data):
-                raise Corrupt(f"key space batch of {len(data)} bytes ends within an operation of {end}")
+                raise Corrupt(
+                    f"key space batch of {len(data)} bytes ends within an operation that ends at {end}"
+                )
             key = bytes(data[at : at + key_length])
             value = bytes(data[at + key_length : at + key_length + value_length])
             expected = bytes(data[end - expected_length : end]) if flags & _FLAG_EXPECTED else None

@@ -1,11 +1,11 @@
-"""Small blocks of whole rows, read by the words at their front, without Arrow's objects for each of them, and
-made from Python values likewise. Used by the store, and by the client (see plain.py); opens no files.
+"""Reads and makes small blocks of whole rows directly from their bytes, without Arrow objects for each block.
 
-What stands before the values, a block's header and its message's metadata, is the same in all such blocks of one schema, but
-for how many rows there are and where each buffer lies. A block that is laid out otherwise, or has columns of other types, is
-left to stele.model.block, which reads any, at several times the cost.
+Used by the store, and by the client (see plain.py); opens no files. The bytes before the values are the
+block's header and its message's metadata. They are the same in all such blocks of one schema, except for the
+number of rows and the places of the buffers. A block with another layout, or with columns of other types, is
+left to stele.model.block, which reads any block at several times the cost.
 
-Invariant: what is said here of a block, `decode_block` says of it, too; what is made here is what `encode_block` makes.
+Invariant: what this reads from a block, `decode_block` reads too; what this makes, `encode_block` makes too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stele.model.keys import KEY_BYTES_MAX
 from stele.model.schema import Schema
 
 ROWS_MAX = 64
-"""Of more rows Arrow looks at the values at less cost."""
+"""For more rows, Arrow checks the values at less cost."""
 
 _BYTES_KINDS = (pa.lib.Type_STRING, pa.lib.Type_BINARY)
 _KINDS = (
@@ -34,7 +34,7 @@ _KINDS = (
     *(pa.lib.Type_INT8, pa.lib.Type_INT16, pa.lib.Type_INT32, pa.lib.Type_INT64),
     *(pa.lib.Type_FLOAT, pa.lib.Type_DOUBLE, pa.lib.Type_DATE32, pa.lib.Type_TIMESTAMP, pa.lib.Type_BOOL),
 )
-"""Any bits are a value, but for text."""
+"""Types for which any bits are a value. Text is not among them."""
 _CODES = {
     pa.lib.Type_INT8: "b",
     pa.lib.Type_INT16: "h",
@@ -42,10 +42,10 @@ _CODES = {
     pa.lib.Type_INT64: "q",
     pa.lib.Type_DOUBLE: "d",
 }
-"""As `struct` has them."""
+"""The format characters of `struct` for these types."""
 _WORD = struct.Struct("<q")
 _OFFSETS = [struct.Struct(f"<{rows + 1}i") for rows in range(ROWS_MAX + 1)]
-_ROWS_WORD = 1  # of the header: rows, and how many columns there are
+_ROWS_WORD = 1  # the header's word with the numbers of rows and columns
 _INT32_MAX = (1 << 31) - 1
 
 _Ints = npt.NDArray[np.int64]
@@ -55,25 +55,25 @@ class _Column:
     __slots__ = ("code", "is_key", "is_text", "node", "nullable", "type", "value_bits", "word")
 
     def __init__(self, node: int, word: int, field: pa.Field, is_key: bool) -> None:
-        """`node`: which of the words at the front are its rows and its nulls. `word`: and the first of its buffers, offset and
-        length of each."""
+        """`node`: the word with the column's number of rows; the next has its nulls. `word`: the word with
+        the offset of its first buffer; each buffer has two, offset and length."""
         type_ = field.type
         self.node = node
         self.word = word
         self.type = type_
         self.nullable: bool = field.nullable
         self.code = _CODES.get(type_.id, "")
-        self.value_bits: int = 0 if type_.id in _BYTES_KINDS else type_.bit_width  # 0: each value has its own
+        self.value_bits: int = 0 if type_.id in _BYTES_KINDS else type_.bit_width  # 0: lengths vary
         self.is_text = type_.id == pa.lib.Type_STRING
         self.is_key = is_key
 
 
 class Layout:
-    """The words, of eight bytes, at the front of a schema's blocks. Made by `layout_of`."""
+    """The 8-byte words at the front of a schema's blocks. Made by `layout_of`."""
 
     def __init__(self, schema: Schema, sample: bytes, places: tuple[int, int, int, int], body: int) -> None:
-        """`sample`: a block. `places`: of the length of its body, its rows, its nodes and buffers, in words; `body`: where
-        that begins, in bytes."""
+        """`sample`: a block. `places`: the words of its body's length, its rows, its nodes and its buffers.
+        `body`: the byte at which its body begins."""
         self._arrow = schema.to_arrow()
         self._front = struct.Struct(f"<{body // 8}q")
         self._size, self._rows, self._nodes, word = places
@@ -85,7 +85,7 @@ class Layout:
         self._nodes_end = self._nodes + 2 * len(self._columns)
         self._buffers, self._buffers_end = places[3], word
         each = [(0, column.value_bits) if column.value_bits else (0, 32, 0) for column in self._columns]
-        self._bits = np.array([bits for buffers in each for bits in buffers])  # of each buffer, for each row
+        self._bits = np.array([bits for buffers in each for bits in buffers])  # bits per row in each buffer
         self._validity = [(column.word - places[3]) // 2 for column in self._columns]
         self._nullable = np.array([column.nullable for column in self._columns])
         own = {
@@ -103,8 +103,10 @@ class Layout:
         self._common_words = self._common_of(self._words)
 
     def is_plain(self, block: bytes) -> bool:
-        """Whether this is such a block, of at most `ROWS_MAX` rows, safe to read, and none of its rows can be refused: what
-        stele.tablet.block_checks finds out of any block. False: it may be plain all the same."""
+        """Whether the block has this layout and at most `ROWS_MAX` rows, is safe to read, and no row can be
+        refused.
+
+        stele.tablet.block_checks finds the same for any block. False: the block may still be plain."""
         body = self._front.size
         if len(block) < body:
             return False
@@ -143,7 +145,7 @@ class Layout:
                 if length < 4 * (rows + 1) or length % 4:
                     return False
                 offsets = _OFFSETS[rows].unpack_from(block, body + at)
-                longest = offsets[-1]  # none is longer than all
+                longest = offsets[-1]  # an upper bound: all values together
                 at, length = words[word + 4 : word + 6]
                 if offsets[0] or sorted(offsets) != list(offsets) or at % 8 or at < end or length < longest:
                     return False
@@ -152,14 +154,16 @@ class Layout:
                     return False
                 if column.is_text and not _are_texts(block[body + at : body + at + longest], offsets):
                     return False
-                longest = 2 * longest + 2  # as escaping might make it
+                longest = 2 * longest + 2  # the worst case of escaping
             if column.is_key:
                 key_bytes += longest
         return key_bytes <= KEY_BYTES_MAX
 
     def encode(self, op: RowOp, columns: Sequence[Sequence[Any]]) -> bytes:
-        """The block of these values by column: of 1 to `ROWS_MAX` rows, none null, each of its column's type. Of types that
-        `stele.model.plain` takes."""
+        """The block of 1 to `ROWS_MAX` rows with these values, column by column. No value is null, each fits
+        its column.
+
+        Only for types that `stele.model.plain` accepts."""
         rows = len(columns[0])
         front = bytearray(self._front_of(op, rows))
         body: list[bytes] = []
@@ -182,7 +186,7 @@ class Layout:
         return b"".join((front, *body))
 
     def _front_of(self, op: RowOp, rows: int) -> bytes:
-        """The front of such blocks, but for what their text decides."""
+        """The front of blocks with that many rows, without what the lengths of text decide."""
         found = self._fronts.get((op.value, rows))
         if found is None:
             words = list(self._words)
@@ -194,8 +198,10 @@ class Layout:
         return found
 
     def rows_of(self, blocks: Sequence[memoryview]) -> pa.RecordBatch | None:
-        """The rows of such blocks, one block after the other. They were found plain once, so that texts are texts. None: another
-        block is among them, or a damaged one, or they are more than an array holds."""
+        """The rows of such blocks, one block after the other. The blocks were found plain before, so text is
+        valid.
+
+        None: one has another layout or is damaged, or all together exceed an Arrow array."""
         raw = b"".join(blocks)
         sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
         if len(raw) > _INT32_MAX or (sizes % 8).any() or sizes.min() < self._front.size:
@@ -224,7 +230,7 @@ class Layout:
             or (8 * marks < rows[:, None] * (nulls > 0)).any()
         ):
             return None
-        row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # of its block
+        row = np.arange(rows.sum()) - np.repeat(np.cumsum(rows) - rows, rows)  # the row's place in its block
         arrays = []
         for column, first, lacking in zip(self._columns, self._validity, nulls.T):
             begins = bodies + offsets[:, first + 1]
@@ -242,8 +248,8 @@ class Layout:
 
 
 def layout_of(schema: Schema) -> Layout | None:
-    """The layout of a schema's blocks, made once; None: it has columns of types that are not looked at here."""
-    if "layout" not in schema.derived:  # of a thousand columns it takes 30 ms
+    """The layout of a schema's blocks, made once; None if it has columns of other types."""
+    if "layout" not in schema.derived:  # takes 30 ms for a thousand columns
         schema.derived["layout"] = _made(schema)
     found: Layout | None = schema.derived["layout"]
     return found
@@ -262,17 +268,17 @@ def _made(schema: Schema) -> Layout | None:
     batch = pa.RecordBatch.from_arrays(arrays, schema=arrow)
     sample = encode_block(RowOp.UPSERT, schema.column_ids, batch, schema.version)
     metadata = HEADER.size + 4 * len(arrow)
-    metadata += -metadata % 8 + 8  # behind a mark, and its length
+    metadata += -metadata % 8 + 8  # after a marker and its length
     body = metadata + int.from_bytes(sample[metadata - 4 : metadata], "little")
     places = [metadata + place for place in batch_places(memoryview(sample)[metadata:body])]
     if any(place % 8 for place in (*places, body)):
-        return None  # not as Arrow lays it out today
+        return None  # Arrow uses another layout than today's
     size, rows, nodes, buffers = (place // 8 for place in places)
     return Layout(schema, sample, (size, rows, nodes, buffers), body)
 
 
 def _padded(body: list[bytes], buffer: bytes) -> int:
-    """Add a buffer, with zeros up to a word; how long that is."""
+    """Append a buffer, padded with zeros to a whole word. Returns its padded length."""
     padding = -len(buffer) % 8
     body.append(buffer)
     if padding:
@@ -292,8 +298,9 @@ def _are_texts(data: bytes, offsets: Sequence[int]) -> bool:
 
 
 def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.uint8]:
-    """A bit of each row, from those that begin at `begins` for each block. Of each block `rows`, of each row `row`, its place
-    there."""
+    """One bit for each row, from the bits that begin at `begins` for each block.
+
+    `rows`: the rows of each block. `row`: the place of each row in its block."""
     octets = np.frombuffer(raw, np.uint8)[np.repeat(begins, rows) + row // 8]
     found: npt.NDArray[np.uint8] = octets >> (row % 8).astype(np.uint8) & 1
     return found
@@ -302,7 +309,7 @@ def _bits(raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> npt.NDArray[np.
 def _validity(
     raw: bytes, begins: _Ints, lacking: npt.NDArray[np.bool_], rows: _Ints, row: _Ints
 ) -> pa.Buffer | None:
-    """Which values of a column there are, where some blocks are `lacking` others."""
+    """Which values of a column are not null, if some blocks have no validity bits (`lacking`)."""
     if not lacking.any():
         return None
     present = _bits(raw, begins * lacking, rows, row) | ~np.repeat(lacking, rows)
@@ -310,7 +317,7 @@ def _validity(
 
 
 def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) -> pa.Buffer:
-    """Values of a column of all blocks, which begin at `begins` in `raw`."""
+    """The values of a column in all blocks. They begin at `begins` in `raw`."""
     if column.value_bits == 1:
         return pa.py_buffer(np.packbits(_bits(raw, begins, rows, row), bitorder="little"))
     width = column.value_bits // 8
@@ -320,8 +327,8 @@ def _fixed(column: _Column, raw: bytes, begins: _Ints, rows: _Ints, row: _Ints) 
 def _texts(
     raw: bytes, offsets_at: _Ints, data_at: _Ints, lengths: _Ints, rows: _Ints, row: _Ints
 ) -> list[pa.Buffer] | None:
-    """As `_fixed`, of values that each have their own length, with the `lengths` of the two buffers. None: offsets do not rise,
-    or not within their buffer."""
+    """As `_fixed`, for values of varying length, with the `lengths` of the two buffers. None: offsets do not
+    rise, or leave their buffer."""
     if (lengths[:, 0] < 4 * (rows + 1)).any():
         return None
     found, first = np.frombuffer(raw, np.int32), offsets_at // 4

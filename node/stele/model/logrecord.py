@@ -1,6 +1,6 @@
-"""What a replica's log gives back when it is loaded: the records as `stele.raft` and `stele.wal` share them.
+"""The records that a replica's log returns when it is loaded. Shared by `stele.raft` and `stele.wal`.
 
-Imports only entries, configurations and ids. Invariant: records are values; their order is the log's.
+Imports only entries, configurations and ids. Invariant: records are immutable values in the order of the log.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from stele.model.ids import OpId, ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class TermRecord:
-    """The term was raised; no vote in it yet."""
+    """The term was raised, without a vote in it yet."""
 
     term: int
 
 
 @dataclass(frozen=True, slots=True)
 class VoteRecord:
-    """A vote was given in this term (which it also raises)."""
+    """A vote was given in this term, which it also raises."""
 
     term: int
     voted_for: ReplicaId
@@ -29,7 +29,7 @@ class VoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class PromoteRecord:
-    """An administrator made `leader` the leader of `term`, by force."""
+    """An administrator forced `leader` to be the leader of `term`."""
 
     term: int
     leader: ReplicaId
@@ -37,14 +37,14 @@ class PromoteRecord:
 
 @dataclass(frozen=True, slots=True)
 class EntryRecord:
-    """An entry; it voids all earlier ones at or above its index."""
+    """An entry. It voids all earlier ones at or above its index."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """The log starts after `opid`, with `config` in force there; comes before all entries."""
+    """The log starts after `opid`, with `config` in force there. It comes before all entries."""
 
     opid: OpId
     config: Configuration
@@ -52,9 +52,11 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class SkippedRecord:
-    """Entries that the log has and does not give, as the store holds them; the first follows the log's start.
+    """Entries that the log has but does not return, because the store holds them. The first follows the log's
+    start.
 
-    `terms`: the last entry of each run of one term, in order. `configs`: the configurations among them, with their index.
+    `terms`: the last entry of each run of one term, in order. `configs`: (index, configuration) of those
+    among them.
     """
 
     terms: tuple[OpId, ...]

@@ -1,4 +1,4 @@
-"""The known word that is nearest to one that is not known, for messages. Pure."""
+"""Finds the known word nearest to an unknown one, for messages. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import itertools
 from collections.abc import Iterable
 
 _WORD_CHARS_MAX = 200
-"""difflib takes time by the square of the length."""
+"""A bound on words, because difflib takes quadratic time."""
 _PREFIX_CHARS_MIN = 5
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that somebody who wrote `word` probably meant; None if none is near. Case does not count."""
+    """The known word that somebody who wrote `word` probably meant; None if none is near. Ignores case."""
     by_lower = {each.lower(): each for each in known}
     said = str(word)[:_WORD_CHARS_MAX].lower()
     found = difflib.get_close_matches(said, by_lower, n=1, cutoff=0.6)
     if found:
         return by_lower[found[0]]
-    # "replicas" is "replicationFactor" for who does not know the word.
+    # Finds "replicationFactor" for "replicas".
     alike = max(by_lower, key=lambda each: _shared_start(each, said), default="")
     return by_lower[alike] if _shared_start(alike, said) >= _PREFIX_CHARS_MIN else None
 
@@ -27,7 +27,7 @@ def _shared_start(one: str, other: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """What to say behind an unknown word: "; did you mean 'nullable'?", or nothing."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: "; did you mean 'nullable'?", or ""."""
     found = nearest(word, known)
     return f"; did you mean {found!r}?" if found is not None else ""

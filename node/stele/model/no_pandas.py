@@ -1,9 +1,10 @@
-"""Keeps pandas out of processes that never use it. Called first thing by server processes; never by the client.
+"""Keeps pandas out of processes that never use it. Servers call it first; the client never does.
 
-pyarrow imports pandas, where it is installed, as soon as it is given any Python sequence: 50 MB in every node. It
-asks once, so a stand-in that is too old for it at that moment settles the matter for the life of the process.
+If pandas is installed, pyarrow imports it with the first Python sequence: 50 MB in every node. pyarrow checks
+only once. So a stand-in that is too old for pyarrow at that moment decides for the life of the process.
 
-Invariant: `import pandas` works as before afterwards; only pyarrow's own conversions to and from pandas do not.
+Invariant: `import pandas` works afterwards as before. Only pyarrow's own conversions to and from pandas do
+not.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import warnings
 
 
 def keep_pandas_out() -> None:
-    """Make pyarrow do without pandas in this process. No effect if pandas is imported already."""
+    """Make pyarrow work without pandas in this process. No effect if pandas is already imported."""
     import pyarrow as pa
 
     if "pandas" in sys.modules:

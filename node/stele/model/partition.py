@@ -1,9 +1,10 @@
 """Which tablet a row belongs to. Shared by client, master and Spark; knows no locations.
 
-A table's partitions are the cross product of its hash buckets and its ranges, numbered with the first hash slowest
-and the range fastest. That number is the tablet's ordinal.
+A table's partitions are the cross product of its hash buckets and its ranges, numbered with the first hash
+slowest and the range fastest. That number is the tablet's ordinal.
 
-Invariant: the ordinal of a row depends only on its bytes and the partition schema (stele hash v1, golden vectors).
+Invariant: the ordinal of a row depends only on its bytes and the partition schema (stele hash v1, golden
+vectors).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from stele.model.schema import Schema
 TABLETS_MAX = 100_000
 _FEW_ROWS = 32
 _FEW_FIXED_ROWS = 8
-"""So many rows are hashed one by one, or where all columns are of fixed width: each numpy call costs as much as some rows."""
+"""Up to this many rows, or if all columns have a fixed width, rows are hashed one by one: numpy calls cost
+more."""
 _COMBINATIONS_MAX = 256
 
 
@@ -46,7 +48,8 @@ class HashPartition:
 
 @dataclass(frozen=True, slots=True)
 class RangePartition:
-    """Rows go to the range between two split keys: encoded bytes of `column_ids`, ascending; a split key begins its range."""
+    """Rows go to the range between two split keys: encoded `column_ids`, ascending. A split key begins its
+    range."""
 
     column_ids: tuple[int, ...] = ()
     split_keys: tuple[bytes, ...] = ()
@@ -54,7 +57,7 @@ class RangePartition:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What one tablet holds: a bucket per hash, and a range [start, end) with b"" for unbounded."""
+    """What one tablet holds: a bucket per hash, and a range [start, end); b"" means unbounded."""
 
     hash_buckets: tuple[int, ...] = ()
     range_start: bytes = b""
@@ -69,7 +72,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSchema:
-    """How a table is split, by column ids. Both parts empty: one tablet. `partitioning.by_ids` makes one of what users write."""
+    """How a table is split, by column ids. Both parts empty: one tablet. `partitioning.by_ids` makes it from
+    names."""
 
     hash: tuple[HashPartition, ...] = ()
     range: RangePartition | None = None
@@ -86,19 +90,19 @@ class PartitionSchema:
 
     @property
     def ranges(self) -> int:
-        """How many ranges there are."""
+        """The number of ranges."""
         return 1 if self.range is None else len(self.range.split_keys) + 1
 
     @property
     def tablets(self) -> int:
-        """How many tablets the table has."""
+        """The number of tablets."""
         count = self.ranges
         for part in self.hash:
             count *= part.buckets
         return count
 
     def faults(self, schema: Schema) -> list[str]:
-        """Everything wrong with this partitioning of a table of `schema`, in words; empty if nothing is."""
+        """All faults of this partitioning for a table of `schema`, as messages; empty if there are none."""
         found: list[str] = []
         seen: set[int] = set()
         for part in self.hash:
@@ -108,16 +112,18 @@ class PartitionSchema:
             found.extend(_column_faults("hash", part.column_ids, schema))
             if part.buckets < 2:
                 found.append(
-                    f"hash of {_named(part.column_ids, schema)}: {shown(part.buckets)} buckets; expected 2 or more"
+                    f"hash of {_named(part.column_ids, schema)}: it has {shown(part.buckets)} buckets; "
+                    "expected 2 or more"
                 )
             if not 0 <= part.seed < 1 << 32:
                 found.append(
-                    f"hash of {_named(part.column_ids, schema)}: seed {shown(part.seed)}; expected 32 bits"
+                    f"hash of {_named(part.column_ids, schema)}: the seed is {shown(part.seed)}; "
+                    "expected a number of 32 bits"
                 )
             twice = seen.intersection(part.column_ids)
             if twice:
                 found.append(
-                    f"hash: {_named(sorted(twice), schema)} in two hashes; expected each column in one"
+                    f"hash: columns {_named(sorted(twice), schema)} are in two hashes; expected each column in one"
                 )
             seen.update(part.column_ids)
         if self.range is not None:
@@ -127,11 +133,13 @@ class PartitionSchema:
             if any(a >= b for a, b in itertools.pairwise(splits)) or any(not s for s in splits):
                 found.append("range: split keys must be ascending, each once, none empty")
         if self.tablets > TABLETS_MAX:
-            found.append(f"{shown(self.tablets)} tablets; at most {TABLETS_MAX}")
+            found.append(
+                f"the table would have {shown(self.tablets)} tablets; at most {TABLETS_MAX} are allowed"
+            )
         return found
 
     def to_json(self) -> str:
-        """JSON text; equal values have equal text."""
+        """JSON text. Equal values give equal text."""
         range_ = (
             None
             if self.range is None
@@ -145,7 +153,7 @@ class PartitionSchema:
         """The inverse of `to_json`.
 
         Raises:
-            Rejected: the text is no partition schema.
+            Rejected: the text is not a partition schema.
         """
         try:
             raw = parse_json(text)
@@ -156,14 +164,17 @@ class PartitionSchema:
             splits = tuple(bytes.fromhex(s) for s in range_[1])
             return PartitionSchema(hashes, RangePartition(tuple(range_[0]), splits))
         except (ValueError, TypeError, KeyError, IndexError) as exc:
-            raise Rejected(f"partitioning: {exc!r}; expected what PartitionSchema.to_json wrote") from exc
+            raise Rejected(f"partitioning: {exc!r}; the text is not a partition schema") from exc
 
 
 def _no_ids(kind: str, column_ids: object) -> str:
-    """What is wrong with something that is given as column ids and is none; names are, mostly."""
+    """The message for a value that is not a tuple of column ids; it is often a tuple of names."""
     if isinstance(column_ids, (tuple, list)) and all(hasattr(one, "__index__") for one in column_ids):
         return ""
-    return f"{kind}: columns {shown(column_ids)}; expected column ids, like (0, 1); stele.{kind}(...) takes names"
+    return (
+        f"{kind}: columns {shown(column_ids)}: expected column ids, like (0, 1); "
+        f"for names use stele.{kind}(...)"
+    )
 
 
 def _named(column_ids: Sequence[int], schema: Schema) -> list[str]:
@@ -172,19 +183,24 @@ def _named(column_ids: Sequence[int], schema: Schema) -> list[str]:
 
 def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list[str]:
     if not column_ids:
-        return [f"{kind}: no columns"]
+        return [f"{kind}: it names no columns"]
     outside = [i for i in column_ids if not schema.is_key(i)]
     names = _named(outside, schema)
     found = (
-        [f"{kind}: {names} are not key columns; a row must stay in its tablet for ever"] if outside else []
+        [
+            f"{kind}: {names} are not key columns; "
+            "only key columns are allowed, because a row never changes its tablet"
+        ]
+        if outside
+        else []
     )
     if len(set(column_ids)) != len(column_ids):
-        found.append(f"{kind}: a column stands twice")
+        found.append(f"{kind}: it names a column twice")
     return found
 
 
 def partitions(partitioning: PartitionSchema) -> list[Partition]:
-    """All partitions, by ordinal."""
+    """All partitions, in the order of their ordinals."""
     splits = () if partitioning.range is None else partitioning.range.split_keys
     bounds = [b"", *splits, b""]
     ranges = list(itertools.pairwise(bounds))
@@ -196,7 +212,7 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
     """The tablet ordinal of each row.
 
     Raises:
-        Rejected: a partition column is missing or holds nulls.
+        Rejected: a partition column is missing or has nulls.
     """
     ordinals = np.zeros(len(batch), np.int64)
     for part in partitioning.hash:
@@ -208,13 +224,14 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
 
 
 _WIDTHS = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "string": 0}
-"""Of integers, in bytes; text has its own."""
+"""The bytes of integer types. Text has varying lengths."""
 
 
 def assign_few(
     columns: Mapping[int, Sequence[Any]], schema: Schema, partitioning: PartitionSchema
 ) -> list[int]:
-    """Like `assign`, for some dozens of rows given as Python values by column id: integers and text, which fit."""
+    """As `assign`, for some dozens of rows given as Python values by column id: integers and text that
+    fit."""
 
     def given(column_ids: Sequence[int]) -> list[tuple[int, Sequence[Any]]]:
         return [(_WIDTHS[schema.by_id[each].type], columns[each]) for each in column_ids]
@@ -250,18 +267,20 @@ def _buckets(batch: pa.RecordBatch, schema: Schema, part: HashPartition) -> npt.
 def _range_of(encoded: pa.BinaryArray, splits: Sequence[bytes]) -> npt.NDArray[np.int64]:
     if not splits:
         return np.zeros(len(encoded), np.int64)
-    # Sorted together, splits before the keys they equal: the splits up to a key are those that stand before it.
+    # Sort splits and keys together, each split before equal keys. The splits before a key are those at or
+    # below it.
     order = keys.sort_order(pa.concat_arrays([pa.array(splits, pa.binary()), encoded]))
     places = np.empty(len(order), np.int64)
     places[order] = np.cumsum(order < len(splits))
     return places[len(splits) :]
 
 
-def runs(
+def rows_by_tablet(
     ordinals: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], list[tuple[int, int, int]]]:
-    """(order, [(ordinal, start, end)]): the rows `order[start:end]` are those of a tablet, in their order; by ascending
-    ordinal."""
+    """(order, [(ordinal, start, end)]): the rows `order[start:end]` belong to one tablet, in their order.
+
+    Ordinals ascend."""
     order = ordinals.argsort(kind="stable")
     if not len(order):
         return order, []
@@ -272,10 +291,10 @@ def runs(
 
 
 def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> list[int]:
-    """Ordinals of the tablets that can hold a row for which all predicates are true, ascending.
+    """Ordinals of the tablets that may hold a row for which all predicates are true, ascending.
 
-    Never leaves one out that can; keeps some that cannot (a hash needs = or "in" on all of its columns, a range = on a
-    prefix of its columns and comparisons on the next).
+    It never omits a tablet that may, but may include one that cannot. A hash needs = or "in" on all its
+    columns; a range needs = on a prefix of its columns and comparisons on the next one.
     """
     sizes = [h.buckets for h in partitioning.hash] + [partitioning.ranges]
     allowed: list[Sequence[int]] = [_hash_buckets(part, schema, predicates) for part in partitioning.hash]
@@ -290,7 +309,7 @@ def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Pr
 
 
 def _candidates(column_id: int, schema: Schema, predicates: Sequence[Predicate]) -> pa.Array | None:
-    """Values the column can have by some = or "in", None if no predicate says."""
+    """The values that the column may have by an = or "in" predicate; None if there is none."""
     sets = [p.array(schema) for p in predicates if p.column_id == column_id and p.op in ("=", "in")]
     return min(sets, key=len) if sets else None
 
@@ -339,13 +358,14 @@ def _ranges(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[
     for lower in lowers:
         low = max(low, sum(1 for s in splits if s <= lower))
     for upper in uppers:
-        # Every key that begins with `upper` may match, so a split that does is still within reach.
+        # Every key that begins with `upper` may match, so a split that begins with it is still in the
+        # interval.
         high = min(high, sum(1 for s in splits if s <= upper or s.startswith(upper)))
     return range(low, high + 1)
 
 
 def _prefix(value: pa.Array, last_column: bool) -> bytes:
-    """Encoded bytes of the first range column, as they stand at the front of its encoded rows."""
+    """Encoded bytes of the first range column, as they begin its encoded rows."""
     if last_column:
         return keys.key_list([value])[0]
     marker = pa.array([0], pa.int8())

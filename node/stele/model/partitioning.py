@@ -1,7 +1,8 @@
-"""How a user says that a table is split: columns by name, split points as values. Used where a table is created or described;
-servers, files and messages know column ids and encoded keys only (`partition.py`).
+"""How a user says that a table is split: columns by name, split points as values. Used to create or describe
+a table.
 
-Invariant: `by_ids` and `by_names` are inverse: neither changes which tablet a row belongs to.
+Servers, files and messages know only column ids and encoded keys (`partition.py`). Invariant: `by_ids` and
+`by_names` are inverse, and neither changes which tablet a row belongs to.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 from stele.model.column import Column, shown
 from stele.model.errors import Corrupt, Rejected
 from stele.model.keys import decode_key, encode_tuple
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.rows import python_values
 from stele.model.schema import Schema
@@ -40,8 +41,8 @@ class HashPartitioning:
 class RangePartitioning:
     """Splits a table at values of its key columns. `stele.range` makes one.
 
-    `split_at` is ascending. An element is a value of the one column, or a tuple with a value for each column. A split point that is
-    no value of the columns, as other programs may choose, is `{"encoded": HEX}`.
+    `split_at` ascends. An element is a value of the one column, or a tuple with a value for each column. A
+    split point that is not a value of the columns, as other programs may choose, is `{"encoded": HEX}`.
 
     Example:
         >>> stele.range("n", split_at=[1000, 2000]).split_at
@@ -56,10 +57,10 @@ Partitioning: TypeAlias = HashPartitioning | RangePartitioning
 
 
 def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
-    """The partitioning of a table of `schema`, with column ids for names and split keys for values.
+    """The partitioning with column ids for names and encoded keys for values.
 
     Raises:
-        Rejected: with every fault of the parts.
+        Rejected: lists all faults of the parts.
     """
     faults: list[str] = []
     hashes: list[HashPartition] = []
@@ -75,7 +76,7 @@ def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
             keys = tuple(_split_key(value, columns, faults) for value in part.split_at)
             ranges.append(RangePartition(ids, keys))
     if len(ranges) > 1:
-        faults.append(f"{len(ranges)} ranges; expected at most one, which may have several columns")
+        faults.append(f"there are {len(ranges)} ranges; at most one is allowed; it may have several columns")
     found = PartitionSchema(tuple(hashes), ranges[0] if ranges else None)
     faults = faults or found.faults(schema)
     if faults:
@@ -84,7 +85,7 @@ def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
 
 
 def by_names(partitions: PartitionSchema, schema: Schema) -> tuple[Partitioning, ...]:
-    """What `by_ids` made it of: hashes first, in their order. Empty for a table of one tablet."""
+    """The inverse of `by_ids`: hashes first, in their order. Empty for a table of one tablet."""
     found: list[Partitioning] = [
         HashPartitioning(_column_names(part.column_ids, schema), part.buckets, part.seed)
         for part in partitions.hash
@@ -101,11 +102,12 @@ def _column_names(column_ids: Sequence[int], schema: Schema) -> tuple[str, ...]:
 
 
 def _columns(part: Partitioning, schema: Schema, faults: list[str]) -> list[Column] | None:
-    """The columns that a part names; None with a fault."""
+    """The columns that a part names; None if that is wrong, with the fault added to `faults`."""
     kind = "hash" if isinstance(part, HashPartitioning) else "range"
     unknown = [name for name in part.columns if name not in schema.by_name]
     faults.extend(
-        f"{kind}: no column {shown(name)}{meant(name, schema.by_name) or f'; expected some of {list(schema.by_name)}'}"
+        f"{kind}: the table has no column {shown(name)}"
+        f"{did_you_mean(name, schema.by_name) or f'; expected some of {list(schema.by_name)}'}"
         for name in unknown
     )
     return None if unknown else [schema.by_name[name] for name in part.columns]
@@ -115,12 +117,12 @@ def _split_key(value: Any, columns: Sequence[Column], faults: list[str]) -> byte
     try:
         return split_key(value, columns) if isinstance(value, dict) else _encoded(value, columns)
     except Rejected as exc:
-        faults.append(f"range: split at {shown(value)}: {exc.args[0]}")
+        faults.append(f"range: cannot split at {shown(value)}: {exc.args[0]}")
         return b""
 
 
 def _encoded(value: Any, columns: Sequence[Column]) -> bytes:
-    """The key of a split value. Raises Rejected if it does not fit the columns."""
+    """The encoded key of a split value. Raises Rejected if it does not fit the columns."""
     values = list(value) if isinstance(value, (tuple, list)) else [value]
     if len(values) != len(columns):
         raise Rejected(f"expected a value for each of {', '.join(column.name for column in columns)}")
@@ -134,7 +136,7 @@ def _encoded(value: Any, columns: Sequence[Column]) -> bytes:
 
 
 def _split_value(key: bytes, columns: Sequence[Column]) -> Any:
-    """The value that `_encoded` makes this key of; its bytes in hex if there is none."""
+    """The value that `_encoded` turns into this key; its bytes in hex if there is none."""
     types = [column.arrow for column in columns]
     try:
         values = [python_values(pa.array([v], t))[0] for v, t in zip(decode_key(key, types), types)]

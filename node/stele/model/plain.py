@@ -1,7 +1,8 @@
-"""Rows of Python that can be written as they are: dicts with all columns of a table, no nulls, values of the columns' own types.
-Used by the client, which for some dozens of rows spends most of its time on making Arrow's arrays and taking them apart again.
+"""Turns simple Python rows into blocks without Arrow: dicts with all columns, no nulls, each value of its
+column's type.
 
-Invariant: of what is taken here, `stele.model.rows` makes the same rows, and finds no fault.
+The client uses this, because making Arrow arrays for some dozens of rows takes most of its time. Invariant:
+for rows accepted here, `stele.model.rows` gives the same rows and finds no fault.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ Values = tuple[Any, ...]
 
 
 class PlainRows:
-    """What takes such rows of one table. Made by `plain_rows`."""
+    """Encodes such rows of one table. Made by `plain_rows`."""
 
     rows_max = ROWS_MAX
-    """How many a block may have."""
+    """The most rows of a block."""
 
     def __init__(self, schema: Schema, fits: Sequence[Callable[[Sequence[Any]], bool]]) -> None:
         layout = layout_of(schema)
@@ -38,8 +39,8 @@ class PlainRows:
         self._values_of = itemgetter(*schema.by_name)
 
     def values(self, rows: _Rows) -> tuple[list[Values], dict[int, Values]] | None:
-        """Their values, by row in the order of the columns, and by column id; None if any row is none of this kind, or may be
-        at fault."""
+        """The rows' values, row by row in column order, and by column id. None if a row may not be encoded
+        here."""
         if set(map(type, rows)) != _DICT or set(map(len, rows)) != self._width:
             return None
         try:
@@ -52,18 +53,18 @@ class PlainRows:
         return found, dict(zip(self._column_ids, columns))
 
     def encode(self, op: RowOp, values: Sequence[Values]) -> bytes:
-        """The block of at most `rows_max` rows."""
+        """The block of the rows, which are at most `rows_max`."""
         return self._layout.encode(op, list(zip(*values)))
 
     def batch(self, values: Sequence[Values]) -> pa.RecordBatch:
-        """The rows as Arrow has them."""
+        """The rows as an Arrow batch."""
         arrow = self._arrow
         arrays = [pa.array(column, field.type) for column, field in zip(zip(*values), arrow)]
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
 def plain_rows(schema: Schema) -> PlainRows | None:
-    """None: some of its columns are of types that are not taken, or there is only one."""
+    """The encoder for a schema; None if it has columns of other types, or only one column."""
     fits = [_FITS.get(column.type) for column in schema.columns]
     if len(fits) < 2 or None in fits or layout_of(schema) is None:
         return None
@@ -94,7 +95,7 @@ def _are_texts(values: Sequence[Any]) -> bool:
         return False
     try:
         return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:  # half of a pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
 
 

@@ -1,7 +1,7 @@
-"""What a scan asks for: projection, predicates, key range, limit, order, resume key. Built by clients, travels in
-tickets as JSON, evaluated by the store; reads no rows itself.
+"""What a scan asks for: projection, predicates, key range, limit, order, resume key. Reads no rows itself.
 
-Invariant: a predicate keeps a row only if it is true of it; a comparison with null is never true.
+Clients build it, it travels in tickets as JSON, and the store evaluates it. Invariant: a predicate keeps a
+row only if it is true for it. A comparison with null is never true.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stele.model.bounds import BATCH_ROWS_MAX, COLUMNS_MAX, ROWS_MAX
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.foreign import read_batch
-from stele.model.jsons import parse_json, whole
+from stele.model.jsons import parse_json, whole_number
 from stele.model.rows import python_values
 from stele.model.schema import Schema
 
@@ -28,8 +28,10 @@ NULL_TESTS = ("is_null", "is_not_null")
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """`column op value`. `value` is a Python value that fits the column; for "in" a list, tuple, set or array of them,
-    which is kept as a tuple; None for the null tests. A datetime without a time zone is UTC."""
+    """`column op value`. `value` is a Python value that fits the column. None for the null tests.
+
+    For "in" it is a list, tuple, set or array of values, kept as a tuple. A datetime without a time zone is
+    UTC."""
 
     column_id: int
     op: str
@@ -43,14 +45,18 @@ class Predicate:
         """The value or values as an Arrow array of the column's type.
 
         Raises:
-            Rejected: unknown column or operator, or a value that does not fit.
+            Rejected: an unknown column or operator, or a value that does not fit.
         """
         column = schema.by_id.get(self.column_id)
         if column is None:
-            raise Rejected(f"predicate: column id {self.column_id} is not in schema version {schema.version}")
+            raise Rejected(
+                f"predicate: schema version {schema.version} has no column with id {self.column_id}"
+            )
         where = f"predicate on {column.name}"
         if self.op not in OPERATORS:
-            raise Rejected(f"{where}: operator {shown(self.op)}; expected one of {', '.join(OPERATORS)}")
+            raise Rejected(
+                f"{where}: operator {shown(self.op)} is unknown; expected one of {', '.join(OPERATORS)}"
+            )
         if self.op in NULL_TESTS:
             if self.value is not None:
                 raise Rejected(f"{where}: {self.op} takes no value, got {shown(self.value)}")
@@ -62,7 +68,7 @@ class Predicate:
         else:
             raise Rejected(f'{where}: "in" takes a list of values, got {shown(self.value)}; write it in []')
         if any(v is None for v in values):
-            raise Rejected(f"{where}: null compares with nothing; use is_null or is_not_null")
+            raise Rejected(f"{where}: a comparison with null is never true; use is_null or is_not_null")
         try:
             return column.array(values)
         except Rejected as exc:
@@ -70,16 +76,16 @@ class Predicate:
 
 
 _ONE_VALUE = (str, bytes, bytearray, memoryview, Mapping)
-"""What Python iterates over, and is no list of values."""
+"""Types that Python can iterate over but that are not lists of values."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
     """One scan of one tablet.
 
-    `column_ids` empty: all columns, in schema order. `lower_key` inclusive and `upper_key` exclusive are encoded keys
-    (b"" for none); `resume_after` is the encoded key of the last row already seen, which implies key order.
-    `limit` in rows, None for all. `ordered`: rows come in key order.
+    `column_ids` empty: all columns, in schema order. `lower_key` (inclusive) and `upper_key` (exclusive) are
+    encoded keys; b"" means unbounded. `resume_after`: the encoded key of the last row already seen; it
+    implies key order. `limit`: in rows; None: unlimited. `ordered`: rows come in key order.
     """
 
     column_ids: tuple[int, ...] = ()
@@ -92,7 +98,7 @@ class ScanSpec:
     batch_rows: int = 32_768
 
     def to_json(self, schema: Schema) -> str:
-        """JSON text; predicate values travel in Arrow's own bytes, so that no type is bent."""
+        """JSON text. Predicate values are in Arrow's own bytes, so that no value changes."""
         return json.dumps(
             {
                 "columns": list(self.column_ids),
@@ -112,7 +118,7 @@ class ScanSpec:
         """The inverse of `to_json`.
 
         Raises:
-            Rejected: no scan, or one of columns the schema does not have.
+            Rejected: not a scan, or it names columns that the schema does not have.
         """
         try:
             raw = parse_json(text)
@@ -126,13 +132,13 @@ class ScanSpec:
                 predicates,
                 bytes.fromhex(raw["lower"]),
                 bytes.fromhex(raw["upper"]),
-                None if raw["limit"] is None else whole(raw["limit"], ROWS_MAX),
+                None if raw["limit"] is None else whole_number(raw["limit"], ROWS_MAX),
                 bool(raw["ordered"]),
                 bytes.fromhex(raw["resume_after"]),
-                whole(raw["batch_rows"], BATCH_ROWS_MAX, 1),
+                whole_number(raw["batch_rows"], BATCH_ROWS_MAX, 1),
             )
         except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
-            raise Rejected(f"scan: {exc!r}; expected what ScanSpec.to_json wrote") from exc
+            raise Rejected(f"scan: {exc!r}; the text is not a scan") from exc
         schema.to_arrow(spec.column_ids)
         return spec
 
@@ -145,7 +151,7 @@ def _pack(values: pa.Array) -> str:
 def _predicate(column_id: int, op: str, packed: str, schema: Schema) -> Predicate:
     column = schema.by_id.get(column_id)
     if column is None:
-        raise Rejected(f"predicate: column id {column_id} is not in schema version {schema.version}")
+        raise Rejected(f"predicate: schema version {schema.version} has no column with id {column_id}")
     raw = base64.b64decode(packed, validate=True)
     batch = read_batch(raw, pa.schema([pa.field("v", column.arrow)]), f"predicate on {column.name}")
     values = python_values(batch.column(0))

@@ -1,7 +1,7 @@
-"""From Python rows to batches, and which rows of a batch are at fault. Used by the client to build blocks and by the
-store before it writes one. Opens no files.
+"""From Python rows to batches, and which rows of a batch are wrong. Opens no files.
 
-Invariant: a fault of a row never touches its neighbours: the good rows go on, the bad ones are listed.
+The client uses it to build blocks, the store before it writes one. Invariant: a wrong row never affects the
+others: the good rows are kept, the wrong ones are listed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NONE: Mapping[int, Mapping[int, str]] = MappingProxyType({})
 
 
 def check_row(row: object) -> None:
-    """Refuse what is no row.
+    """Check that `row` is a mapping.
 
     Raises:
-        Rejected: it is no mapping.
+        Rejected: it is not.
     """
-    if not isinstance(row, (dict, Mapping)):  # a dict is known at once
+    if not isinstance(row, (dict, Mapping)):  # the fast check first
         raise Rejected(
             f"row {shown(row)}: expected a mapping of column names to values, like {{'id': 1}}, "
             f"got {type(row).__name__}"
@@ -36,17 +36,17 @@ def check_row(row: object) -> None:
 
 
 def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch, by column, as `python_values`."""
+    """The rows of a batch as dicts by column name; see `python_values`."""
     names = batch.schema.names
     return [dict(zip(names, row)) for row in zip(*map(python_values, batch.columns))]
 
 
 def python_values(array: pa.Array) -> list[Any]:
-    """Arrow's values as Python's.
+    """Arrow values as Python values.
 
-    A date or timestamp outside of the years 1 to 9999, which Python has no value for, is its number: of days or
-    microseconds since 1970. Such a number is taken wherever a value is given. A string that is not UTF-8, as only a batch
-    that was not checked has it, is its bytes.
+    Python has no dates or timestamps outside the years 1 to 9999; such a value becomes its number, of days or
+    microseconds since 1970. That number is accepted wherever a value is. A string that is not UTF-8, possible
+    only in an unchecked batch, becomes its bytes.
     """
     try:
         found: list[Any] = array.to_pylist()
@@ -70,11 +70,11 @@ def batch_from_rows(
 ) -> tuple[pa.RecordBatch, tuple[int, ...], npt.NDArray[np.int64], list[RowError]]:
     """(batch of the good rows, its column ids, their positions in `rows`, errors of the bad ones).
 
-    insert and upsert rows are whole: a column not given takes its default, else null. Rows of one update must name
-    the same columns; of a delete, only key columns are used.
+    Rows of insert and upsert are whole: a missing column gets its default, else null. Rows of one update must
+    name the same columns. Of a delete only the key columns are used.
 
     Raises:
-        Rejected: update rows that name different columns (split them by their columns first).
+        Rejected: update rows name different columns; split them by their columns first.
     """
     faults = _Faults()
     known = frozenset(schema.by_name)
@@ -84,7 +84,8 @@ def batch_from_rows(
             if unknown:
                 faults.add(
                     position,
-                    f"{_columns(name if type(name) is str else shown(name) for name in unknown)} unknown; expected {', '.join(schema.by_name)}",
+                    f"{_columns(name if type(name) is str else shown(name) for name in unknown)} unknown; "
+                    f"expected {', '.join(schema.by_name)}",
                 )
     columns = _columns_for(rows, faults.by_row, schema, op)
     arrays: list[pa.Array] = []
@@ -92,15 +93,15 @@ def batch_from_rows(
         fill = op in INSERTS and column.default is not None
         default = column.default_scalar().as_py() if fill else None
         values = [row.get(column.name, default) for row in rows]
-        array, misfits = _convert(column, values)
+        array, unfit = _convert(column, values)
         arrays.append(array)
-        for position, why in misfits.items():
+        for position, why in unfit.items():
             faults.add(position, why)
         if not column.nullable and array.null_count:
             for position in np.flatnonzero(np.asarray(array.is_null())).tolist():
                 if column.name not in rows[position]:
                     faults.missing(position, column)
-                elif position not in misfits:
+                elif position not in unfit:
                     faults.null(position, column)
     batch = pa.record_batch(arrays, schema=schema.to_arrow([c.id for c in columns]))
     kept = np.arange(len(rows), dtype=np.int64)
@@ -112,7 +113,7 @@ def batch_from_rows(
 
 
 class _Faults:
-    """What is wrong with which row: all of it, not only the first."""
+    """All faults of each row, not only the first."""
 
     __slots__ = ("_missing", "_null", "by_row")
 
@@ -131,7 +132,7 @@ class _Faults:
         self._null.setdefault(row, []).append(column)
 
     def errors(self) -> list[RowError]:
-        """One for each row with a fault."""
+        """One error for each row with a fault."""
         for row, columns in self._null.items():
             self.add(row, f"{_columns(c.name for c in columns)} null; {_expected(columns)}")
         for row, columns in self._missing.items():
@@ -142,7 +143,8 @@ class _Faults:
 
 
 def _missing_text(columns: Sequence[Column]) -> str:
-    """The fault of a row that lacks these columns."""
+    """The fault of a row that lacks these columns. Part of a write's outcome, so its words must never
+    change."""
     have = "have" if len(columns) > 1 else "has"
     return f"{_columns(c.name for c in columns)} missing and {have} no default; {_expected(columns)}"
 
@@ -177,7 +179,7 @@ def _columns_for(
 
 
 def _convert(column: Column, values: list[Any]) -> tuple[pa.Array, dict[int, str]]:
-    """The values as an array, null where one is none of the column's; and why, by position."""
+    """The values as an array, with null for each value that does not fit; and the reasons, by position."""
     try:
         return column.array(values), {}
     except Rejected:
@@ -186,9 +188,10 @@ def _convert(column: Column, values: list[Any]) -> tuple[pa.Array, dict[int, str
 
 
 def null_faults(block: Block, schema: Schema) -> list[RowError]:
-    """Rows of a decoded block that hold null where the schema forbids it, or lack a column they must give.
+    """Errors for rows that have null where the schema forbids it, or that lack a required column.
 
-    A row that is deleted needs its key only. Costs nothing per row where no column has nulls.
+    A deleted row needs only its key. Costs nothing per row if no column has nulls. The messages are part of a
+    write's outcome, which replicas must agree on, so their words must never change.
     """
     faults = _Faults()
     _nulls(block, schema, faults)
@@ -196,22 +199,22 @@ def null_faults(block: Block, schema: Schema) -> list[RowError]:
 
 
 def row_faults(
-    block: Block, schema: Schema, misfits: Mapping[int, Mapping[int, str]] = _NONE
+    block: Block, schema: Schema, unfit: Mapping[int, Mapping[int, str]] = _NONE
 ) -> list[RowError]:
-    """Rows of a block of the caller's that a node would refuse as they stand: for nulls (`null_faults`), or for a value
-    that is none of its column's type though the array says so, as a string that is not UTF-8. `misfits`: by column id and
-    row, why a value was no value of the column; it is null in the block.
+    """Rows of a caller's block that a node would refuse: for nulls (`null_faults`), or for an invalid value.
 
-    Walks every value of strings and decimals, as the node that takes the block does.
+    A value can be invalid although the array has the column's type, such as a string that is not UTF-8.
+    `unfit`: by column id and row, the reason why a value did not fit; it is null in the block. Checks every
+    string and decimal, as the node does.
 
     Raises:
-        Rejected: an array that is broken as a whole, and not safe to read.
+        Rejected: an array is broken as a whole and not safe to read.
     """
     faults = _Faults()
-    for of_column in misfits.values():
+    for of_column in unfit.values():
         for row, why in of_column.items():
             faults.add(row, why)
-    _nulls(block, schema, faults, misfits)
+    _nulls(block, schema, faults, unfit)
     for position, column_id in enumerate(block.column_ids):
         column, array = schema.by_id[column_id], block.batch.column(position)
         for row in _unsound(array):
@@ -219,9 +222,9 @@ def row_faults(
             try:
                 one.validate()
             except pa.ArrowInvalid as exc:
-                raise Rejected(f"column {column.name}: no sound Arrow array: {exc}") from None
+                raise Rejected(f"column {column.name}: the Arrow array is invalid: {exc}") from None
             (value,) = python_values(one)
-            said = f"is no {column.type} (its digits are too many)"
+            said = f"is not {column.a_type} (it has too many digits)"
             if isinstance(value, bytes):
                 said = "is not UTF-8"
             faults.add(row, f"column {column.name}: {shown(value)} {said}")
@@ -229,7 +232,7 @@ def row_faults(
 
 
 def _unsound(array: pa.Array, first: int = 0) -> Iterator[int]:
-    """Where an array holds what is no value of its type, found by halves: most often nowhere, else in few places."""
+    """Positions of invalid values, found by bisection: there are mostly none, else few."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
@@ -242,7 +245,7 @@ def _unsound(array: pa.Array, first: int = 0) -> Iterator[int]:
 
 
 def _nulls(
-    block: Block, schema: Schema, faults: _Faults, misfits: Mapping[int, Mapping[int, str]] = _NONE
+    block: Block, schema: Schema, faults: _Faults, unfit: Mapping[int, Mapping[int, str]] = _NONE
 ) -> None:
     for position, column_id in enumerate(block.column_ids):
         column = schema.by_id[column_id]
@@ -254,7 +257,7 @@ def _nulls(
                 continue
             if block.row_ops is not None:
                 bad = bad & (block.row_ops < RowOp.DELETE)
-        told = misfits.get(column_id, ())
+        told = unfit.get(column_id, ())
         for row in np.flatnonzero(bad).tolist():
             if row not in told:
                 faults.null(row, column)
@@ -263,13 +266,13 @@ def _nulls(
 
 
 def missing_fault(block: Block, schema: Schema) -> str:
-    """Which columns a block lacks that rows it inserts must give, as a sentence; empty if none."""
+    """A message that names the required columns which inserted rows lack; "" if there are none."""
     lacking, rows = _missing(block, schema)
     return _missing_text(lacking) if lacking and rows.any() else ""
 
 
 def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np.bool_]]:
-    """Columns that a block lacks though whole rows must give them, and which rows are whole."""
+    """The required columns that a block lacks, and which of its rows must have them."""
     present = set(block.column_ids)
     lacking = [c for c in schema.columns if c.id not in present and not c.nullable and c.default is None]
     if block.row_ops is not None:
@@ -278,7 +281,7 @@ def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np
 
 
 def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
-    """Leaders refuse such a block as a whole; logs may have one that was taken."""
+    """Add a fault to each row. Leaders now refuse such a block as a whole, but old logs may have one."""
     lacking, rows = _missing(block, schema)
     for row in np.flatnonzero(rows).tolist() if lacking else []:
         for column in lacking:

@@ -1,7 +1,7 @@
 """Columns and primary key of a table. Shared by client, master and store; opens no files.
 
-Invariant: a `Schema` that exists is valid, immutable, and its column ids are permanent: an id names one column for
-ever, so old blocks and files stay readable after columns come and go.
+Invariant: an existing `Schema` is valid and immutable. A column id names one column for ever, so old blocks
+and files stay readable after columns come and go.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from stele.model.column import Column, arrow_type, shown, type_name
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.jsons import parse_json
-from stele.model.nearest import meant
+from stele.model.nearest import did_you_mean
 
 COLUMNS_MAX = 1000
-"""Bounded so that a block header and a footer stay small."""
+"""A bound that keeps block headers and footers small."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CHOICES_MAX = 1_024
-"""Choices of columns whose Arrow schema is remembered."""
+"""The most choices of columns whose Arrow schemas are remembered."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -36,7 +36,7 @@ class Schema:
     """Columns and primary key of a table. Equality is by value.
 
     Raises (on construction):
-        Rejected: with every fault found, not only the first.
+        Rejected: lists all faults, not only the first.
 
     Example:
         >>> schema = stele.Schema.make([("day", "date"), ("value", "double", True)], key=["day"])
@@ -54,7 +54,7 @@ class Schema:
     column_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
     key_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _arrow: dict[tuple[int, ...], pa.Schema] = field(init=False, repr=False, compare=False)
-    derived: dict[str, Any] = field(init=False, repr=False, compare=False)  # what others work out of it, once
+    derived: dict[str, Any] = field(init=False, repr=False, compare=False)  # what other modules compute once
 
     def __post_init__(self) -> None:
         faults = _faults(self)
@@ -104,22 +104,22 @@ class Schema:
         key = [key] if isinstance(key, str) else list(key)
         unknown = [name for name in key if name not in ids]
         if unknown:
-            hint = meant(unknown[0], ids) or f"; expected some of {list(ids)}"
-            raise Rejected(f"schema: key names {unknown}, which are no columns{hint}")
+            hint = did_you_mean(unknown[0], ids) or f"; expected some of {list(ids)}"
+            raise Rejected(f"schema: key names {unknown}, which are not columns{hint}")
         return Schema(
             SchemaVersion(version), tuple(made), tuple(ids[n] for n in key), first_column_id + len(made)
         )
 
     @staticmethod
     def from_arrow(data: Any, key: Sequence[str]) -> Schema:
-        """A new schema with the columns of Arrow data, of a frame, or of an Arrow schema, and this key.
+        """A new schema with the columns of Arrow data, of a data frame, or of an Arrow schema, and this key.
 
-        `data`: a `pyarrow.Schema`, a Table, a RecordBatch or a reader; a pandas or Polars frame; whatever gives an Arrow schema.
-        A column may be null if Arrow says that it may, unless it is of the key. Types that only differ in width get the next wider
-        one (`uint8` becomes `int16`); times become microseconds.
+        `data`: a `pyarrow.Schema`, a Table, a RecordBatch or a reader; a pandas or Polars frame; anything
+        with an Arrow schema. A column is nullable if Arrow says so, unless it is in the key. A type without
+        an equal gets the next wider one (`uint8` becomes `int16`); times become microseconds.
 
         Raises:
-            Rejected: columns of types that no column type holds, by their names; and as `make`.
+            Rejected: lists columns whose types no column type holds; see also `make`.
 
         Example:
             >>> rows = pa.table({"n": [1, 2], "text": ["a", "b"]})
@@ -138,30 +138,30 @@ class Schema:
         return Schema.make(columns, keys)
 
     def to_arrow(self, column_ids: Sequence[int] | None = None) -> pa.Schema:
-        """The Arrow schema of all columns, or of these, in this order.
+        """The Arrow schema of all columns, or of the given ones, in this order.
 
         Raises:
-            Rejected: an id is no column.
+            Rejected: an id is not a column.
         """
         wanted = self.column_ids if column_ids is None else tuple(column_ids)
         found = self._arrow.get(wanted)
         if found is None:
             unknown = [i for i in wanted if i not in self.by_id]
             if unknown:
-                raise Rejected(f"column ids {unknown} are not in schema version {self.version}")
+                raise Rejected(f"schema version {self.version} has no columns with ids {unknown}")
             chosen = [self.by_id[i] for i in wanted]
             found = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in chosen])
-            if len(self._arrow) >= _CHOICES_MAX:  # whoever asks chooses
+            if len(self._arrow) >= _CHOICES_MAX:  # callers choose, so there may be many
                 self._arrow.clear()
             self._arrow[wanted] = found
         return found
 
     def is_key(self, column_id: int) -> bool:
-        """Whether the column belongs to the primary key."""
+        """Whether the column is in the primary key."""
         return column_id in self.key_column_ids
 
     def to_json(self) -> str:
-        """JSON text; equal schemas have equal text."""
+        """JSON text. Equal schemas give equal text."""
         return json.dumps(
             {
                 "version": self.version,
@@ -177,8 +177,8 @@ class Schema:
         """The inverse of `to_json`.
 
         Raises:
-            Rejected: no schema. UNSUPPORTED_VERSION for one that is none by the rules of this program: who wrote it had
-                others, as a later one with more types.
+            Rejected: not a schema. UNSUPPORTED_VERSION: it breaks this program's rules, so another program
+                wrote it, such as a later one with more types.
         """
         try:
             raw = parse_json(text)
@@ -188,25 +188,25 @@ class Schema:
             key = tuple(ColumnId(int(k)) for k in raw["key"])
             return Schema(SchemaVersion(int(raw["version"])), columns, key, int(raw["next_column_id"]))
         except (ValueError, TypeError, KeyError) as exc:
-            raise Rejected(f"schema: {exc!r}; expected what Schema.to_json wrote") from exc
+            raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
         except Rejected as exc:
             raise Rejected(
-                f"{exc.args[0]}; a later program wrote this schema, upgrade this one",
+                f"{exc.args[0]}; a later program wrote this schema; upgrade this one",
                 code=Code.UNSUPPORTED_VERSION,
             ) from exc
 
 
 def arrow_schema_of(data: Any) -> pa.Schema:
-    """The Arrow schema of a schema, of Arrow data, or of a frame.
+    """The Arrow schema of a schema, of Arrow data, or of a data frame.
 
     Raises:
-        Rejected: it is none of these.
+        Rejected: `data` is none of these.
     """
     found = data if isinstance(data, pa.Schema) else getattr(data, "schema", None)
     if isinstance(found, pa.Schema):
         return found
     try:
-        if hasattr(data, "iloc"):  # pandas, which need not be installed
+        if hasattr(data, "iloc"):  # a pandas frame; pandas need not be installed
             return pa.Schema.from_pandas(data, preserve_index=False)
         if hasattr(data, "__arrow_c_schema__"):
             return pa.schema(data)
@@ -222,25 +222,25 @@ def arrow_schema_of(data: Any) -> pa.Schema:
 def _faults(schema: Schema) -> list[str]:
     faults: list[str] = []
     if schema.version < 1:
-        faults.append(f"version {schema.version}: expected 1 or more")
+        faults.append(f"the version is {schema.version}; expected 1 or more")
     if not schema.columns:
-        faults.append("no columns: expected at least one")
+        faults.append("it has no columns; expected at least one")
     if len(schema.columns) > COLUMNS_MAX:
-        faults.append(f"{len(schema.columns)} columns: at most {COLUMNS_MAX}")
+        faults.append(f"it has {len(schema.columns)} columns; at most {COLUMNS_MAX} are allowed")
     names: set[str] = set()
     ids: set[int] = set()
     for column in schema.columns:
         faults.extend(_column_faults(column, schema))
         if column.name.lower() in names:
-            faults.append(f"column {column.name}: the name stands twice (case does not count)")
+            faults.append(f"column {column.name}: the name is used twice (case is ignored)")
         if column.id in ids:
-            faults.append(f"column {column.name}: the id {column.id} stands twice")
+            faults.append(f"column {column.name}: the id {column.id} is used twice")
         names.add(column.name.lower())
         ids.add(column.id)
     if not schema.key_column_ids:
-        faults.append("no key: expected at least one key column")
+        faults.append("it has no key; expected at least one key column")
     if len(set(schema.key_column_ids)) != len(schema.key_column_ids):
-        faults.append(f"key {list(schema.key_column_ids)}: a column stands twice")
+        faults.append(f"key {list(schema.key_column_ids)}: it names a column twice")
     faults.extend(f"key column id {k}: no such column" for k in schema.key_column_ids if k not in ids)
     return faults
 
@@ -253,9 +253,9 @@ def _column_faults(column: Column, schema: Schema) -> list[str]:
             f"column name {column.name!r}: expected a letter or _, then letters, digits, _, at most 128"
         )
     elif column.name.lower().startswith(_RESERVED_PREFIX):
-        faults.append(f"{where}: names that begin with {_RESERVED_PREFIX} are Stele's own")
+        faults.append(f"{where}: names that begin with {_RESERVED_PREFIX} are reserved for Stele")
     if not 0 <= column.id < schema.next_column_id:
-        faults.append(f"{where}: id {column.id} is not below next_column_id {schema.next_column_id}")
+        faults.append(f"{where}: its id {column.id} is not below next_column_id {schema.next_column_id}")
     try:
         arrow_type(column.type)
     except Rejected as exc:
@@ -264,7 +264,7 @@ def _column_faults(column: Column, schema: Schema) -> list[str]:
         if column.default is not None:
             try:
                 if not column.default_scalar().is_valid and not column.nullable:
-                    faults.append(f"{where}: default null, but the column is not nullable")
+                    faults.append(f"{where}: its default is null, but the column is not nullable")
             except Rejected as exc:
                 faults.append(exc.args[0])
     if column.id in schema.key_column_ids:

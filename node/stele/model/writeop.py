@@ -1,12 +1,16 @@
-"""Payload of a WRITE entry: a fixed header that makes a retry harmless, then the body (a block, or key space
-operations). Built by the leader, decoded where the entry is applied; opens no files.
+"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body (a block or key space
+operations).
 
-Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 flags, u32 schema version, 16 bytes client id, u64
-sequence, u64 lowest unfinished sequence, u64 time of the client id's making (µs since 1970), u64 xxh3-64 of the body.
-56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that the block
-upserts whole rows and that none of them can be refused, so it need not be decoded to know its outcome.
+The leader builds it; it is decoded where the entry is applied. Opens no files.
 
-Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own proposals).
+Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 flags, u32 schema version, 16 bytes client id,
+u64 sequence, u64 lowest unfinished sequence, u64 time when the client id was made (µs since 1970), u64
+xxh3-64 of the body. 56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the
+leader has checked that the block only upserts whole rows and that none of them can be refused. Its outcome is
+known without decoding it.
+
+Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own
+proposals).
 """
 
 from __future__ import annotations
@@ -23,12 +27,13 @@ HEADER = struct.Struct("<BBHI16sQQQQ")
 VERSION = 1
 NO_CLIENT = bytes(16)
 WRITE_BYTES_MAX = 8 << 20
-"""Header and body of one write. Clients refuse more before they send it: no leader takes it."""
+"""The most bytes of header and body of one write. Clients refuse more before they send it; no leader accepts
+it."""
 _PLAIN = 1
 
 
 class BodyKind(IntEnum):
-    """What follows the header. Numbers are on disk."""
+    """What follows the header. The numbers are on disk."""
 
     BLOCK = 1
     KEYSPACE = 2
@@ -39,7 +44,7 @@ _KINDS = {int(kind): kind for kind in BodyKind}
 
 @record
 class WriteHeader:
-    """Who writes, and which of its writes this is."""
+    """Which client wrote, and which of its writes this is."""
 
     client_id: bytes
     sequence: int
@@ -57,7 +62,7 @@ def digest(body: bytes | memoryview) -> int:
 
 
 def encode(header: WriteHeader, body: bytes) -> bytes:
-    """Header and body, as one payload."""
+    """Header and body as one payload."""
     packed = HEADER.pack(
         VERSION,
         header.kind,
@@ -77,10 +82,10 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
 
     Raises:
         Corrupt: shorter than a header.
-        Rejected: UNSUPPORTED_VERSION for a version or kind this program does not know.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the version or the kind.
     """
     if len(payload) < HEADER.size:
-        raise Corrupt(f"write payload of {len(payload)} bytes; expected at least {HEADER.size}")
+        raise Corrupt(f"the write payload has {len(payload)} bytes; expected at least {HEADER.size}")
     version, number, flags, schema_version, client_id, sequence, lowest, first_us, body_digest = (
         HEADER.unpack_from(payload)
     )
@@ -98,11 +103,12 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
 
 
 def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleError) -> SteleError:
-    """What ends applying at a committed body that this program cannot read, for the reason `why`.
+    """The error with which applying must end at a committed body that this program cannot read. `why`: the
+    reason.
 
-    It is no outcome: the leader has read it before it proposed it, and replicas of the leader's program did what it asks. A
-    body that is still the proposed one is of a later program (UNSUPPORTED_VERSION); any other is damaged (Corrupt).
+    It is not an outcome: the leader has read the body, and replicas with the leader's program applied it. If
+    the digest fits, a later program wrote the body (UNSUPPORTED_VERSION); otherwise it is damaged (Corrupt).
     """
     if digest(body) != header.digest:
-        return Corrupt(f"a committed write is not what was proposed: {why.args[0]}; copy the replica anew")
-    return Rejected(f"a committed write: {why.args[0]}", code=Code.UNSUPPORTED_VERSION)
+        return Corrupt(f"a committed write is damaged: {why.args[0]}; copy the replica from a peer")
+    return Rejected(f"a committed write cannot be read: {why.args[0]}", code=Code.UNSUPPORTED_VERSION)

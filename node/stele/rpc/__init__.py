@@ -1,8 +1,9 @@
 """What goes over the network.
 
-gRPC is told, before it is first loaded, to do its input and output in the thread that waits for it and not in threads
-of its own engine: a small message there and back costs 18 to 31% less processor time at either end and takes 19 to 30%
-less (median, grpcio 1.85 with asyncio, two processes). Whoever sets GRPC_EXPERIMENTS decides for himself.
+Before gRPC is first loaded, this tells it to do its input and output in the thread that waits, not in threads
+of its own engine. A small message there and back then costs 18 to 31% less CPU time at either end, and takes
+19 to 30% less time (median, grpcio 1.85 with asyncio, two processes). If GRPC_EXPERIMENTS is already set,
+nothing is changed.
 """
 
 import os

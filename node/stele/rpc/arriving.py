@@ -1,16 +1,18 @@
-"""Frames that are under way: what a node holds of messages that are not whole yet. Event loop only; decides nothing about
-whole ones, which are charged to the budget.
+"""Bounds the memory for frames that have not arrived completely. Event loop only. Whole frames are charged to
+the budget.
 
-Made by `ClientStreams` and by `PeerInbound`, one for all connections of each. Past `pause_bytes` only the first frame in
-line is read on, and those that hold little; the others wait in their kernels. Small messages come whole with one read and
-meet none of this.
+`ClientStreams` and `PeerInbound` each make one for all their connections. Past `pause_bytes`, only the first
+frame in line and connections that hold little are read; the others wait in their kernels. Small messages
+arrive whole with one read and are never affected.
 
-While others wait, the first in line has a turn of TURN_S. A frame that makes progress then goes to the end of the line and
-keeps what it holds, so that a slow link delivers its message in several turns. One that brought less than TURN_BYTES_MIN is
-closed, and so is one whose turn ends while more than `line_bytes` are held.
+While others wait, the first in line has a turn of TURN_S. If it makes progress, it then goes to the end of
+the line and keeps its bytes, so that a slow link delivers its message in several turns. A frame that brought
+less than TURN_BYTES_MIN in its turn is closed. So is one whose turn ends while more than `line_bytes` are
+held.
 
-Invariants: what is held stays below `close_bytes` and what one read of each connection brings. One frame is always read on.
-A frame that stands still is closed after STILL_S; while others wait for room, after TURN_STILL_S.
+Invariants: the held bytes stay below `close_bytes` plus one read of each connection. At least one frame is
+always read. A frame without progress is closed after STILL_S, or after TURN_STILL_S while others wait for
+room.
 """
 
 from __future__ import annotations
@@ -27,23 +29,23 @@ TURN_STILL_S = 0.5
 TURN_S = 2.0
 _LOOK_S = 0.25
 _LITTLE_BYTES = 64 << 10
-"""A connection that holds no more than this is never paused: control messages are smaller."""
+"""A connection that holds no more than this is never paused. Control messages are smaller."""
 TURN_BYTES_MIN = 64 << 10
-"""What a frame must bring in its turn. So no frame has more than 256 turns."""
+"""The least that a frame must bring in its turn. So no frame has more than 256 turns."""
 
 
 class Source(Protocol):
-    """A connection, as it is seen here."""
+    """What this module needs of a connection."""
 
     def hold_back(self, on: bool) -> None:
-        """Take nothing in for a while, or go on."""
+        """Stop or resume reading."""
 
     @property
     def reads(self) -> bool:
-        """Whether its owner wants what comes in: else it stands still by the owner's doing."""
+        """Whether its owner wants to read. If not, the connection stands still because of the owner."""
 
     def close(self, why: Exception | None = None) -> None:
-        """End it."""
+        """End the connection."""
 
 
 class _UnderWay:
@@ -56,7 +58,8 @@ class _UnderWay:
 
 
 class _Turn:
-    """Of the first frame in line, while others wait: when it began, and how much the frame held then."""
+    """The turn of the first frame in line, while others wait: when it began, and the bytes that the frame
+    held then."""
 
     __slots__ = ("began_s", "frame", "size")
 
@@ -67,10 +70,10 @@ class _Turn:
 
 
 class Arriving:
-    """`changed(delta)` is told by how many bytes more, or less, are held.
+    """Calls `changed(delta)` when the number of held bytes changes.
 
-    A turn ends in the line while no more than `line_bytes` are held. `close_bytes` are one frame more: past them whoever
-    brings more is closed.
+    A turn ends in the line if at most `line_bytes` are held. `close_bytes` is one frame more: beyond it, a
+    connection that brings more is closed.
     """
 
     def __init__(self, pause_bytes: int, changed: Callable[[int], None] = lambda delta: None) -> None:
@@ -79,7 +82,7 @@ class Arriving:
         self.close_bytes = self.line_bytes + MESSAGE_BYTES_MAX
         self.bytes = 0
         self._changed = changed
-        # In line: those that began, or had a turn, earlier come first.
+        # In line order: those that began, or had a turn, earlier come first.
         self._frames: dict[Source, _UnderWay] = {}
         self._paused = 0
         self._turn: _Turn | None = None
@@ -87,14 +90,14 @@ class Arriving:
         self._timer: asyncio.TimerHandle | None = None
 
     def holds(self, source: Source, size: int) -> None:
-        """Of a frame that is not whole, a connection now holds so many bytes; 0: of none, or it has ended."""
+        """A connection now holds `size` bytes of an incomplete frame; 0: none, or it has ended."""
         frame = self._frames.get(source)
         if size == 0:
             if frame is not None:
                 self._end(source, frame)
             return
         now_s = _now_s()
-        if frame is not None and size < frame.size:  # it holds the beginning of the next one
+        if frame is not None and size < frame.size:  # the bytes belong to the next frame
             self._end(source, frame)
             frame = None
         if frame is None:
@@ -109,8 +112,8 @@ class Arriving:
         if self.bytes > self.close_bytes:
             source.close(
                 Retryable(
-                    f"{self.bytes} bytes of messages that are not whole yet are held, no more than {self.close_bytes} may "
-                    "be; connect again a little later",
+                    f"{self.bytes} bytes of incomplete messages are held; the limit is {self.close_bytes}; "
+                    "connect again a little later",
                     code=Code.THROTTLED,
                 )
             )
@@ -137,7 +140,7 @@ class Arriving:
         self._changed(delta)
 
     def _resume(self) -> None:
-        """The first in line go on: one in any case, more where there is room."""
+        """Let the first in line go on: at least one, and more if there is room."""
         for number, (source, frame) in enumerate(list(self._frames.items())):
             if number and self.bytes > self.pause_bytes:
                 return
@@ -158,15 +161,13 @@ class Arriving:
     def _look(self) -> None:
         self._timer = None
         now_s = _now_s()
-        if now_s - self._looked_s > 2 * _LOOK_S:  # it is we who did not listen
+        if now_s - self._looked_s > 2 * _LOOK_S:  # this process itself was held up
             self._turn = None
             for frame in self._frames.values():
                 frame.heard_s = now_s
         for source, frame in self._end_of_turn(now_s) if self._paused else self._standing_still(now_s):
             source.close(
-                Retryable(
-                    f"a message stood still, or came too slowly while others waited, at {frame.size} bytes"
-                )
+                Retryable(f"a message arrived too slowly: it stopped at {frame.size} bytes; send it again")
             )
             if self._frames.get(source) is frame:
                 self._end(source, frame)
@@ -174,12 +175,12 @@ class Arriving:
             self._watch(now_s)
 
     def _standing_still(self, now_s: float) -> list[tuple[Source, _UnderWay]]:
-        """Those to be closed while nobody waits."""
+        """Frames to close while nobody waits."""
         self._turn = None
         return [(s, f) for s, f in self._frames.items() if s.reads and now_s - f.heard_s >= STILL_S]
 
     def _end_of_turn(self, now_s: float) -> list[tuple[Source, _UnderWay]]:
-        """Those to be closed while others wait; a turn that is over is passed on."""
+        """Frames to close while others wait. Passes on a turn that is over."""
         source, first = next(iter(self._frames.items()))
         if self._turn is None or self._turn.frame is not first:
             self._turn = _Turn(first, now_s)

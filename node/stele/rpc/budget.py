@@ -1,8 +1,8 @@
-"""One budget of bytes per node for what came in and is not yet applied. Used on the event loop only.
+"""One byte budget per node for messages that came in and are not applied yet. Used only on the event loop.
 
-Charged before a message is decoded, released once it is answered; what has come of clients' messages that are not whole
-yet counts as used, too. Invariant: 0 <= used <= limit, and clients leave `reserve` free, so that heartbeats, votes and
-replication get through when clients have filled the rest.
+Bytes are charged before a message is decoded, and released once it is answered. Incomplete messages of
+clients count as used too. Invariant: 0 <= used <= limit. Clients leave `reserve` free, so that heartbeats,
+votes and replication get through when clients have filled the rest.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from stele.model.errors import Code, InvariantViolation, Retryable, ensure
 
 _RETRY_MIN_MS, _RETRY_UNKNOWN_MS, _RETRY_MAX_MS = 10, 50, 500
 _RATE_S = 0.1
-"""Refusals within this time go by one rate."""
+"""Refusals within this time use the same rate."""
 REQUEST_BYTES = 1_024
-"""Charged for each request of a client beside its bytes: what a node holds to work on one, about."""
+"""Bytes charged for each request of a client beside its size: about what a node needs to work on one."""
 
 
 class Charge:
-    """Bytes taken from a budget; `release` gives them back, once. Also a context manager."""
+    """Bytes taken from a budget. `release` gives them back, once. Also a context manager."""
 
     __slots__ = ("_budget", "size_bytes")
 
@@ -30,7 +30,7 @@ class Charge:
         self.size_bytes = size_bytes
 
     def release(self) -> None:
-        """Give the bytes back; a second call does nothing."""
+        """Give the bytes back. A second call does nothing."""
         size, self.size_bytes = self.size_bytes, 0
         self._budget.give_back(size)
 
@@ -44,7 +44,7 @@ class Charge:
 
 
 class ByteBudget:
-    """`limit_bytes` in all, of which only control traffic may use the last `reserve_bytes`."""
+    """`limit_bytes` in total. Only control traffic may use the last `reserve_bytes`."""
 
     __slots__ = (
         "_given_back",
@@ -57,34 +57,37 @@ class ByteBudget:
     )
 
     def __init__(self, limit_bytes: int = 128 << 20, reserve_bytes: int = 32 << 20) -> None:
-        ensure(0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget is smaller than its limit")
+        ensure(
+            0 <= reserve_bytes < limit_bytes, "the reserve of a byte budget must be smaller than its limit"
+        )
         self.limit_bytes = limit_bytes
         self.reserve_bytes = reserve_bytes
         self.used_bytes = 0
         self.arriving_bytes = 0
-        """Of clients' messages that are not whole yet (see stele.rpc.arriving)."""
-        self._rate = 0.0  # bytes given back in a second, as one refusal found it
-        self._given_back = 0  # since then
+        """Bytes of incomplete messages of clients (see stele.rpc.arriving)."""
+        self._rate = 0.0  # bytes given back per second, measured at the last refusal
+        self._given_back = 0  # bytes since then
         self._looked_s = time.monotonic()
 
     def arrives(self, delta: int) -> None:
-        """So many bytes more, or less, are held of messages that are not whole yet."""
+        """The bytes held of incomplete messages changed by `delta`."""
         self.arriving_bytes += delta
 
     def take(self, size_bytes: int, *, control: bool = False) -> None:
-        """Take `size_bytes`, of which every one is to be given back.
+        """Take `size_bytes`, all of which must be given back later.
 
-        On an empty budget any size fits, so that no message below the message limit starves.
+        An empty budget takes any size, so that no message below the message limit starves.
 
         Raises:
-            Retryable: THROTTLED if the budget is used up, with the time until there is room at the present rate.
+            Retryable: THROTTLED: the budget is used up. Has the time until there is room, at the present
+                rate.
         """
         limit = self.limit_bytes if control else self.limit_bytes - self.reserve_bytes - self.arriving_bytes
         if self.used_bytes and self.used_bytes + size_bytes > limit:
             metrics.budget_refused.inc()
             raise Retryable(
-                f"{self.used_bytes} of {limit} bytes of requests are being worked on, no room for {size_bytes} more; "
-                "send again a little later",
+                f"{self.used_bytes} of {limit} bytes of requests are in progress; "
+                f"there is no room for {size_bytes} more; send again a little later",
                 code=Code.THROTTLED,
                 retry_after_ms=self._room_in_ms(self.used_bytes + size_bytes - limit),
             )
@@ -101,13 +104,13 @@ class ByteBudget:
         return min(max(int(1_000 * size_bytes / self._rate), _RETRY_MIN_MS), _RETRY_MAX_MS)
 
     def give_back(self, size_bytes: int) -> None:
-        """What was taken before is free again."""
+        """Give back bytes that were taken before."""
         self.used_bytes -= size_bytes
         self._given_back += size_bytes
         if self.used_bytes < 0:
             raise InvariantViolation("a byte budget got back more than was taken")
 
     def charge(self, size_bytes: int, *, control: bool = False) -> Charge:
-        """As `take`, for who has one place to give it back."""
+        """As `take`, but returns an object that gives the bytes back."""
         self.take(size_bytes, control=control)
         return Charge(self, size_bytes)

@@ -1,9 +1,10 @@
 """Unary calls to other processes: one channel per address, made at the first call.
 
-Used by masters, nodes, drivers, clients and the command line. Owns the channels; resolves names itself at each dial
-and dials again after a connection failed. One dial of an address at a time: a lookup cannot be cut short, so who stops
-waiting for it leaves it to the next who asks, and a resolver that hangs has one thread for each name. Invariant: every call carries this process's identity, and every failure
-comes out as a `SteleError`; once it is closed nothing is dialled any more.
+Used by masters, nodes, drivers, clients and the command line. Owns the channels. It resolves names itself at
+each dial, and dials again after a connection failed. An address is dialled once at a time: a lookup cannot be
+cancelled, so it is left to the next caller, and a hanging resolver keeps only one thread per name. Invariant:
+every call carries this process's identity, and every failure is raised as a `SteleError`. After `close`
+nothing is dialled.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from stele.rpc.resolve import resolve_one
 MESSAGE_BYTES_MAX = 16 << 20
 KEEPALIVE_TIME_MS = 1_000
 KEEPALIVE_TIMEOUT_MS = 1_500
-"""A peer that is switched off is noticed KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS later, give or take a second."""
+"""A dead peer is noticed after KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS, within a second."""
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # While a call is open it is this one that counts (seen in grpcio 1.85: a minute by default).
+    # While a call is open, this one counts (seen in grpcio 1.85; the default is a minute).
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # A connection of its own, so that a control stream never waits behind another channel's bulk.
+    # Its own connection, so that a control stream never waits behind another channel's bulk.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
@@ -46,17 +47,17 @@ _CLOSE_GRACE_S = 1.0
 
 
 async def dial(address: str) -> grpc.aio.Channel:
-    """A channel to `address`, resolved now. It connects with the first call.
+    """A channel to `address`, which is resolved now. It connects with the first call.
 
     Raises:
-        Rejected: if `address` is not HOST:PORT.
-        Retryable: UNAVAILABLE if the name does not resolve.
+        Rejected: `address` is not HOST:PORT.
+        Retryable: UNAVAILABLE: the name does not resolve.
     """
     return grpc.aio.insecure_channel(await resolve_one(address), options=CHANNEL_OPTIONS)
 
 
 class ChannelPool:
-    """Channels by address. One per process and event loop: the first that uses it.
+    """Channels by address. One per process and event loop; it belongs to the loop that first uses it.
 
     Raises:
         Rejected: this process was forked from one that has used gRPC.
@@ -76,7 +77,7 @@ class ChannelPool:
         """A generated stub on the channel to `address`. Prefer `unary`, which maps errors and adds identity.
 
         Raises:
-            Closed: after `close`, and if it was called meanwhile.
+            Closed: the pool was closed, before or during the call.
         """
         self._ensure_open()
         key = (address, stub_class)
@@ -90,7 +91,7 @@ class ChannelPool:
         return stub
 
     async def _dialled(self, address: str) -> None:
-        """There is a channel, unless it was dropped again since."""
+        """Dial if there is no channel. It may have been dropped again on return."""
         dialling = self._dialling.get(address)
         if dialling is None:
             dialling = asyncio.get_running_loop().create_task(self._dial(address))
@@ -110,7 +111,7 @@ class ChannelPool:
     def _dial_ended(self, address: str, task: asyncio.Task[None]) -> None:
         del self._dialling[address]
         if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+            task.exception()  # read it, because the caller may have gone
 
     async def unary(
         self,
@@ -123,12 +124,13 @@ class ChannelPool:
         to_node: str = "",
         to_incarnation: int = 0,
     ) -> Any:
-        """Call `stub_class.method` at `address`, once. `to_node`: refused if another node answers there.
+        """Call `stub_class.method` at `address`, once. `to_node`: another node that answers there refuses the
+        call.
 
         Raises:
-            SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`, in which
-                a name that is to be looked up has to be found too.
-            Closed: after `close`, and if it ended the call: the server may have done what it was asked.
+            SteleError: what the server raised; UNAVAILABLE without a connection; TIMED_OUT after `timeout_s`,
+                which includes the lookup of the name.
+            Closed: the pool was closed. If that ended the call, the server may have done what it was asked.
             Rejected: see `ensure_loop`.
         """
         self.ensure_loop()
@@ -140,7 +142,7 @@ class ChannelPool:
                     stub = await self.stub(address, stub_class)
             except TimeoutError:
                 raise Retryable(
-                    f"{address}: the name was not looked up within {timeout_s:.1f} s", code=Code.TIMED_OUT
+                    f"{address}: the name lookup did not end within {timeout_s:.1f} s", code=Code.TIMED_OUT
                 ) from None
             timeout_s = max(0.0, timeout_s - (asyncio.get_running_loop().time() - began))
         channel = self._channels.get(address)
@@ -155,7 +157,7 @@ class ChannelPool:
             if task is None or task.cancelling():
                 raise
             self._ensure_open()
-            # Nobody cancelled us: another call failed, and the channel was closed under this one.
+            # Nobody cancelled this call: another call failed, and the channel was closed under it.
             raise Retryable(f"{address}: the connection was dropped", code=Code.UNAVAILABLE) from None
         except grpc.RpcError as exc:
             self._ensure_open()
@@ -163,7 +165,7 @@ class ChannelPool:
         return response
 
     def drop(self, address: str) -> None:
-        """Close the channel to `address`; the next call resolves and dials anew."""
+        """Close the channel to `address`. The next call resolves and dials again."""
         channel = self._channels.pop(address, None)
         self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
         if channel is not None:
@@ -172,7 +174,7 @@ class ChannelPool:
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Close all channels, for good; calls under way fail."""
+        """Close all channels for good. Calls in progress fail."""
         self.closed = True
         dialling = list(self._dialling.values())
         for task in dialling:
@@ -184,17 +186,18 @@ class ChannelPool:
         await asyncio.gather(*self._closing)
 
     def ensure_loop(self) -> None:
-        """Called on an event loop by whatever belongs to the same one as these channels.
+        """Check that the running event loop is the one that these channels belong to.
 
         Raises:
-            Rejected: they belong to another.
+            Rejected: they belong to another loop.
         """
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
             raise Rejected(
-                "this client belongs to another event loop, the first that it was used in; make one for each asyncio.run"
+                "this client belongs to another event loop, the one that used it first; "
+                "create one client per asyncio.run"
             )
 
     def _ensure_open(self) -> None:
@@ -207,13 +210,13 @@ class ChannelPool:
             return
         if not self.identity.cluster_id:
             self.identity.cluster_id = ClusterId(said[CLUSTER_KEY])
-        if self.identity.fork_id is None:  # a server of a release without fork ids is of the original
+        if self.identity.fork_id is None:  # a server of a release without fork ids belongs to the original
             self.identity.fork_id = str(said.get(FORK_KEY, ""))
 
     def _failed(self, address: str, channel: grpc.aio.Channel | None, exc: BaseException) -> Exception:
         error = from_rpc_error(exc, where=address)
         error.__cause__ = exc
         lost = error.code in (Code.UNAVAILABLE, Code.TIMED_OUT) and not was_answered(error)
-        if lost and self._channels.get(address) is channel:  # else it was dialled anew meanwhile
+        if lost and self._channels.get(address) is channel:  # otherwise it was dialled again meanwhile
             self.drop(address)
         return error

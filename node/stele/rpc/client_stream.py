@@ -1,11 +1,13 @@
-"""What clients send: the server's half of their streams. How the node answers a request is an `Answers`.
+"""The server's half of clients' streams. An `Answers` says how the node answers a request.
 
-Writes make up most of what comes in by far, and each waits for one thing alone: they are begun as their frame comes in and
-answered from their future, without a task, a wait and a timer for each. All else is answered by a coroutine in a task.
+Most requests are writes, and each waits for one thing only. So they are begun as their frame arrives and are
+answered from a future, without a task, a wait or a timer each. A task with a coroutine answers every other
+request.
 
-Invariant: a request is charged before it is decoded and until it is answered, however small it is with what it costs to
-work on; past the budget it is answered THROTTLED with only its numbers read. Answers leave in the order in which they are
-ready; a client that does not take them is not listened to meanwhile, and what waits for it is charged as well.
+Invariant: a request is charged before it is decoded and until it is answered, with a minimum for small ones.
+Past the budget it is answered THROTTLED, and only its numbers are read. Answers leave in the order in which
+they are ready. If a client does not read them, its stream is not read either, and the waiting answers are
+charged too.
 """
 
 from __future__ import annotations
@@ -35,37 +37,37 @@ from stele.rpc.proto import common_pb2, tserver_pb2
 log = structlog.get_logger("stele.rpc.client_stream")
 
 WRITE_DEADLINE_MS = 10_000
-"""How long a write waits for its outcome where its client does not say."""
+"""How long a write waits for its outcome if its client does not say."""
 _LOOK_AGAIN_S = 0.02
-"""No sooner after one look for writes whose deadline has passed comes the next: so much late they are told at most."""
+"""The least time between two looks for writes past their deadline. They may be told this much late."""
 
 
 class Answers(Protocol):
-    """What a node does with requests. All of it may raise a SteleError, which the client is told."""
+    """How a node answers requests. Every method may raise a SteleError, which is sent to the client."""
 
     def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
-        """Propose a block. The future is this write's alone, and the replica's: whoever waits may go away, and cancels
+        """Propose a block. The future belongs to this write and the replica; a caller that leaves cancels
         nothing."""
 
     def end_write(self, outcome: Any) -> tserver_pb2.WriteResponse:
-        """The answer for a write with this outcome."""
+        """The answer for a write's outcome."""
 
     def answer(self, request: tserver_pb2.ClientRequest) -> Coroutine[Any, Any, tserver_pb2.ClientResponse]:
-        """Answers any other request: sets `read` or `kv`. `request_id` is filled in by the stream."""
+        """Answer any other request by setting `read` or `kv`. The stream fills in `request_id`."""
 
 
 class _Write(NamedTuple):
-    """A write that has no outcome yet."""
+    """A write without an outcome yet."""
 
     request_id: int
     charged_bytes: int
     deadline_ms: int
     due_s: float
-    """When the deadline has passed, by the loop's clock."""
+    """When the deadline passes, by the loop's clock."""
 
 
 class ClientStreams:
-    """Takes in the streams that clients open. Requests of one stream are answered concurrently."""
+    """Accepts the streams that clients open. Requests of one stream are answered concurrently."""
 
     def __init__(
         self,
@@ -84,11 +86,11 @@ class ClientStreams:
         self._once = OncePer()
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
-        """A client wants to open a stream: who we are, where to connect, and the key to begin with.
+        """Answer a client that wants to open a stream: who we are, the port, and the key to begin with.
 
         Raises:
             Rejected: another cluster or node.
-            Retryable: no stream can be taken in just now.
+            Retryable: no stream can be accepted now.
         """
         check(self._identity, self._book, caller_from_hello(request.hello))
         key = self._listener.expect(self._begin)
@@ -100,7 +102,7 @@ class ClientStreams:
 
 
 class _Stream:
-    """One client's stream. Once it has ended, what the client still waits for is given up, not undone."""
+    """One client's stream. When it ends, its requests are abandoned, but not undone."""
 
     def __init__(
         self, budget: ByteBudget, answers: Answers, connection: FramedConnection, once: OncePer
@@ -112,11 +114,11 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._writes: dict[asyncio.Future[Any], _Write] = {}
-        self._look_s = math.inf  # when writes are looked through for those whose deadline has passed
+        self._look_s = math.inf  # when to look for writes past their deadline
         self._timer: asyncio.TimerHandle | None = None
         self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
-        self._ready_charged = 0  # for answers that wait for a client that takes none
+        self._ready_charged = 0  # bytes of answers that the client does not read yet
         self._flushing = False
         connection.on_frames = self._take_all
         connection.on_full = self._full
@@ -185,7 +187,7 @@ class _Stream:
             response = await self._answers.answer(request)
             response.request_id = request.request_id
             metrics.client_requests.cell(kind, "OK")[0] += 1
-        except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
+        except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
             response = self._error(request.request_id, kind, exc)
         finally:
             self._budget.give_back(charged_bytes)
@@ -220,7 +222,7 @@ class _Stream:
 
     def _end_write(self, future: asyncio.Future[Any]) -> None:
         write = self._writes.pop(future, None)
-        if write is None:  # given up
+        if write is None:  # abandoned
             return
         self._budget.give_back(write.charged_bytes)
         try:
@@ -238,7 +240,7 @@ class _Stream:
         self._timer = self._loop.call_at(when_s, self._give_up_late_writes)
 
     def _give_up_late_writes(self) -> None:
-        """Those whose deadline has passed are told so. One timer for all: hardly any write comes to that."""
+        """Answer the writes that are past their deadline. One timer serves all, because this is rare."""
         now_s = self._loop.time()
         for future, write in [(f, w) for f, w in self._writes.items() if w.due_s <= now_s]:
             del self._writes[future]
@@ -255,7 +257,7 @@ class _Stream:
         raw = response.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
             error = Rejected(
-                f"an answer of {len(raw)} bytes, at most {MESSAGE_BYTES_MAX} may be; ask for less at once",
+                f"the answer has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed; ask for less at once",
                 code=Code.TOO_LARGE,
             )
             small = tserver_pb2.ClientResponse(request_id=response.request_id, error=error_to_pb(error))
@@ -270,8 +272,10 @@ class _Stream:
             self._loop.call_soon(self._flush)
 
     def _kept(self, response: tserver_pb2.ClientResponse, raw: bytes) -> bytes:
-        """An answer for a client that takes none now. A large one is charged, or gives way to a small one; that of a write never to
-        THROTTLED, which would say that nothing was done."""
+        """An answer for a client that does not read now. A large one is charged, or replaced by a small
+        error.
+
+        For a write that error is never THROTTLED, which would say that nothing was done."""
         if len(raw) <= REQUEST_BYTES:
             return raw
         try:
@@ -280,7 +284,7 @@ class _Stream:
             error: SteleError = exc
             if response.HasField("write"):
                 error = Retryable(
-                    "no room for the outcome; send the write again with the same client id and sequence",
+                    "there is no room for the outcome; send the write again with the same client id and sequence",
                     code=Code.UNKNOWN_OUTCOME,
                 )
             error_pb = error_to_pb(error)
@@ -303,9 +307,10 @@ class _Stream:
 
 
 def request_ids_of(raw: bytes) -> list[int]:
-    """The request_id of each request in an encoded ClientRequest, without decoding what they carry.
+    """The request_id of each request in an encoded ClientRequest, without decoding the rest.
 
-    Reads what our own client writes (`stele.rpc.frames`); of anything else, nothing, or no more than that could be.
+    Reads what our own client writes (`stele.rpc.frames`). From other bytes it returns none, or at most
+    plausible ones.
     """
     if raw[:1] != _MANY_TAG:
         request_id, _ = _varint(raw, 1) if raw[:1] == _ID_TAG else (0, 0)
@@ -325,7 +330,7 @@ _ID_TAG, _REQUEST_TAG, _MANY_TAG = b"\x08", b"\x0a", b"\x32"
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """(value, where it ends) of a varint; (0, 0) if there is none."""
+    """(value, offset behind it) of a varint; (0, 0) if there is none."""
     value = 0
     for position, byte in enumerate(raw[at : at + 10]):
         value |= (byte & 0x7F) << (7 * position)
@@ -335,16 +340,16 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _decode(raw: bytes) -> Sequence[tserver_pb2.ClientRequest]:
-    """The requests of a frame."""
+    """The requests in a frame."""
     try:
         request = tserver_pb2.ClientRequest.FromString(raw)
     except DecodeError:
-        raise Rejected(f"{len(raw)} bytes that are no client request") from None
+        raise Rejected(f"the frame of {len(raw)} bytes is not a client request") from None
     if not request.HasField("many"):
         return (request,)
     requests = request.many.requests
     if len(requests) > REQUESTS_MAX:
         raise Rejected(
-            f"a frame of {len(requests)} requests, at most {REQUESTS_MAX} may be", code=Code.TOO_LARGE
+            f"the frame has {len(requests)} requests; at most {REQUESTS_MAX} are allowed", code=Code.TOO_LARGE
         )
     return requests

@@ -1,9 +1,9 @@
-"""Frames over TCP: four bytes of length, big-endian, then the bytes. What streams of nodes and of clients run on.
+"""Frames over TCP: four bytes of length, big-endian, then the bytes. Streams of nodes and clients use them.
 
-What a gRPC stream costs a small frame, four system calls and a thread's wake-up at each end, costs one here; who may
-speak is settled over gRPC before (OpenPeerStream, OpenClientStream). Owns one connection; knows nothing of what frames
-hold. Invariant: frames come out whole and in the order in which they were sent; memory for what came in and is not yet a
-frame stays below two frames and what one read brings, and is told to `arriving` as it comes in.
+A small frame costs a gRPC stream four system calls and a thread's wake-up at each end; here it costs one
+call. A gRPC call settles before who may speak (OpenPeerStream, OpenClientStream). Owns one connection; knows
+nothing of what frames hold. Invariant: frames arrive whole and in the order they were sent. The memory for an
+incomplete frame stays below two frames plus one read, and `arriving` counts it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _FRAME_BYTES_MAX = MESSAGE_BYTES_MAX + 1_024
 _UNSENT_BYTES_HIGH = 1 << 20
 _PING = 0xFFFFFFFF
 _PONG = 0xFFFFFFFE
-"""Lengths that no frame has: is anybody there, and yes."""
+"""Lengths that no frame has: a ping, and its answer."""
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. `pinged`: a ping was among them since this was last set to False. `held`: bytes
-    of a frame that is not whole yet."""
+    """Cuts a stream of bytes into frames. `held`: bytes of an incomplete frame.
+
+    `pinged`: whether a ping was among them since this was last set to False."""
 
     __slots__ = ("_need", "_parts", "held", "pinged")
 
@@ -42,14 +43,14 @@ class FrameReader:
         self._need = LENGTH_BYTES
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that end in `data`.
+        """The frames that are complete with `data`.
 
         Raises:
-            Rejected: TOO_LARGE for a length above the limit, as garbage has it; the stream is of no use any more.
+            Rejected: TOO_LARGE: a length above the limit, as in garbage. The stream cannot be used any more.
         """
         if not self._parts:
             if int.from_bytes(data[:LENGTH_BYTES], "big") == len(data) - LENGTH_BYTES:
-                return [data[LENGTH_BYTES:]]  # most often one read brings one frame
+                return [data[LENGTH_BYTES:]]  # mostly one read brings one frame
         else:
             self._parts.append(data)
             self.held += len(data)
@@ -83,17 +84,17 @@ class FrameReader:
             self.pinged = True
         elif size != _PONG:
             raise Rejected(
-                f"a frame of {size} bytes, at most {_FRAME_BYTES_MAX} may be: what sends this is none of ours",
+                f"a frame has {size} bytes; at most {_FRAME_BYTES_MAX} are allowed; the sender is not a Stele program",
                 code=Code.TOO_LARGE,
             )
 
 
 class FramedConnection(asyncio.Protocol):
-    """One TCP connection, made by `connect` or taken in by a StreamListener.
+    """One TCP connection, made by `connect` or accepted by a StreamListener.
 
-    `on_frames(frames)` gets what came in. While `full`, more than enough waits to be sent: `on_full(True)` is called
-    then, `on_full(False)` once there is room again. `lost` is done once the connection has ended, with what ended it.
-    `arriving`: who counts what was received of a frame that is not whole yet.
+    `on_frames(frames)` gets what arrived. `on_full(True)` is called when too much waits to be sent, and
+    `on_full(False)` when there is room again; `full` says which. The future `lost` is done once the
+    connection has ended, with what ended it. `arriving` counts the bytes of an incomplete frame.
     """
 
     def __init__(self) -> None:
@@ -112,21 +113,21 @@ class FramedConnection(asyncio.Protocol):
         self._held_bytes = 0
         self._heard = self._ticked = 0.0
         self._written = self._acknowledged = 0
-        self._pinged_at = 0  # where in the bytes written the ping ends that was not answered yet
+        self._pinged_at = 0  # offset in the written bytes behind the unanswered ping
         self._timer: asyncio.TimerHandle | None = None
 
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        """The connection is established."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self._transport.set_write_buffer_limits(high=_UNSENT_BYTES_HIGH)
         peer = transport.get_extra_info("peername")
         self.source = str(peer[0]) if peer else ""
         _notice_silence(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come in."""
+        """Bytes have arrived."""
         self._heard = self._loop.time()
         self._pinged_at = 0
         try:
@@ -138,7 +139,7 @@ class FramedConnection(asyncio.Protocol):
                 self.send(_PONG.to_bytes(LENGTH_BYTES, "big"))
             if frames:
                 self.on_frames(frames)
-        except Exception as exc:  # noqa: BLE001 - whatever it was, this connection is of no use any more
+        except Exception as exc:  # noqa: BLE001 - whatever it was, this connection cannot be used any more
             self.close(exc)
 
     def _holds(self, size: int) -> None:
@@ -147,7 +148,7 @@ class FramedConnection(asyncio.Protocol):
             self.arriving.holds(self, size)
 
     def pause_writing(self) -> None:
-        """More than enough waits to be sent."""
+        """Too much waits to be sent."""
         self.full = True
         self.on_full(True)
 
@@ -157,35 +158,36 @@ class FramedConnection(asyncio.Protocol):
         self.on_full(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """The connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.lost.done():
             self.lost.set_result(exc)
         self._closed.set()
-        self._reader = FrameReader()  # its owner and it hold each other until the collector runs
+        self._reader = FrameReader()  # break the cycle with its owner, so that memory is freed at once
         self._holds(0)
 
     # --- for its owner
 
     @property
     def stands(self) -> bool:
-        """Whether what is sent may arrive. It ends a turn of the loop or two before `lost` tells of it."""
+        """Whether sent frames may arrive. Turns false a turn of the loop or two before `lost` is done."""
         return self._transport is not None and not self._transport.is_closing() and not self.lost.done()
 
     def send(self, framed: bytes) -> None:
-        """Send a frame that begins with its length already (see `stele.rpc.frames`). Nothing, once it has ended."""
+        """Send a frame that already begins with its length (see `stele.rpc.frames`). Does nothing after the
+        end."""
         transport = self._transport
         if transport is not None and not transport.is_closing() and not self.lost.done():
             self._written += len(framed)
             transport.write(framed)
 
     def read(self, on: bool) -> None:
-        """Take in nothing for a while, or go on."""
+        """Stop or resume reading, for the owner."""
         self._read(on, self._held_back)
 
     def hold_back(self, on: bool) -> None:
-        """As `read(not on)`, for who counts what is under way: it goes on once both want it."""
+        """Stop or resume reading, for `arriving`. The connection is read only while both want it."""
         self._read(self.reads, on)
 
     def _read(self, reads: bool, held_back: bool) -> None:
@@ -201,8 +203,9 @@ class FramedConnection(asyncio.Protocol):
             transport.pause_reading()
 
     def watch(self) -> None:
-        """End the connection once its other end is silent, though asked: a process that is stopped keeps its
-        connections, and its kernel answers for it."""
+        """End the connection if the other end stays silent although asked.
+
+        A stopped process keeps its connections, and its kernel answers for it."""
         self._heard = self._ticked = self._loop.time()
         assert self._transport is not None
         _end_when_unacknowledged(self._transport.get_extra_info("socket"))
@@ -212,11 +215,11 @@ class FramedConnection(asyncio.Protocol):
         every_s = KEEPALIVE_TIME_MS / 1_000
         now = self._loop.time()
         if now - self._ticked > 1.5 * every_s:
-            self._heard = now  # it is we who did not listen
+            self._heard = now  # this process itself was held up
         self._ticked = now
         acknowledged = self._written - self._unacknowledged()
         if self._acknowledged < acknowledged < self._pinged_at:
-            self._heard = now  # a slow network, and the ping still behind what it carries
+            self._heard = now  # the network is slow, and the ping waits behind other bytes
         self._acknowledged = acknowledged
         silent_s = now - self._heard
         if silent_s > every_s + KEEPALIVE_TIMEOUT_MS / 1_000:
@@ -228,7 +231,7 @@ class FramedConnection(asyncio.Protocol):
         self._timer = self._loop.call_later(every_s, self._tick)
 
     def _unacknowledged(self) -> int:
-        """Bytes written that the other end's kernel has not acknowledged."""
+        """Written bytes that the other end's kernel has not acknowledged."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return 0
@@ -236,7 +239,7 @@ class FramedConnection(asyncio.Protocol):
         return transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def close(self, why: Exception | None = None) -> None:
-        """End it at once; what was not sent is lost."""
+        """End the connection at once. What was not sent is lost."""
         if self._timer is not None:
             self._timer.cancel()
         if not self.lost.done():
@@ -245,16 +248,16 @@ class FramedConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def closed(self) -> None:
-        """Returns once its socket is closed: a turn of the loop after `close`."""
+        """Wait until the socket is closed: a turn of the loop after `close`."""
         if self._transport is not None:
             await self._closed.wait()
 
 
 async def connect(address: str, port: int, key: bytes) -> FramedConnection:
-    """Connect to a port of the host that `address` (HOST:PORT) names, and begin with the key. It is under watch.
+    """Connect to a port of the host in `address` (HOST:PORT), and send the key. The connection is watched.
 
     Raises:
-        Retryable: UNAVAILABLE if that cannot be.
+        Retryable: UNAVAILABLE: the connection failed.
     """
     host, _ = split_address(await resolve_one(address))
     loop = asyncio.get_running_loop()
@@ -262,7 +265,7 @@ async def connect(address: str, port: int, key: bytes) -> FramedConnection:
         _, connection = await loop.create_connection(FramedConnection, host, port)
     except OSError as exc:
         raise Retryable(
-            f"{address} gave its port {port} for a stream, which cannot be reached: {exc}"
+            f"{address} offered port {port} for a stream, but it cannot be reached: {exc}"
         ) from exc
     connection.watch()
     connection.send(frame(key))
@@ -270,7 +273,7 @@ async def connect(address: str, port: int, key: bytes) -> FramedConnection:
 
 
 def _notice_silence(sock: socket.socket) -> None:
-    """A connection at rest is probed, so that a machine that is switched off is noticed (where the system can)."""
+    """Probe an idle connection, so that a dead machine is noticed. Only if the system supports it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", -(-KEEPALIVE_TIME_MS // 1_000)),
@@ -282,6 +285,6 @@ def _notice_silence(sock: socket.socket) -> None:
 
 
 def _end_when_unacknowledged(sock: socket.socket) -> None:
-    """Bytes that nobody takes end the connection. Not at the other end: a client may be busy with what it was sent."""
+    """Let unacknowledged bytes end the connection. Not used at the other end: a client may be busy."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS)

@@ -1,7 +1,8 @@
-"""Messages to values and back: the one place where identifiers become 16 raw bytes and configurations become protobuf.
+"""Converts messages to values and back. Only here identifiers become 16 raw bytes and configurations become
+protobuf.
 
-Called by every servicer and client. Knows nothing of gRPC. Invariant: `x_from_pb(x_to_pb(x)) == x`, and whatever a
-peer sent that is no value of ours is a `Rejected`, never a traceback.
+Called by every servicer and client. Knows nothing of gRPC. Invariant: `x_from_pb(x_to_pb(x)) == x`. An
+invalid value from a peer is a `Rejected`, never another exception.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stele.rpc.proto import common_pb2, consensus_pb2
 
 
 def id_to_pb(text: str) -> bytes:
-    """16 raw bytes of an identifier; empty stays empty (none).
+    """16 raw bytes of an identifier. The empty text (no identifier) stays empty.
 
     Raises:
         Rejected: INVALID_ARGUMENT if `text` is not 32 hex digits.
@@ -31,13 +32,13 @@ def id_to_pb(text: str) -> bytes:
 
 
 def id_from_pb(raw: bytes) -> str:
-    """32 hex digits of an identifier, or "" where none was given.
+    """32 hex digits of an identifier; "" if there is none.
 
     Raises:
-        Rejected: INVALID_ARGUMENT if `raw` is neither empty nor 16 bytes.
+        Rejected: INVALID_ARGUMENT: `raw` is neither empty nor 16 bytes.
     """
     if raw and len(raw) != 16:
-        raise Rejected(f"identifier of {len(raw)} bytes received; expected 16")
+        raise Rejected(f"received an identifier of {len(raw)} bytes; expected 16")
     return raw.hex()
 
 
@@ -47,7 +48,7 @@ def opid_to_pb(opid: OpId) -> common_pb2.OpIdPB:
 
 
 def opid_from_pb(pb: common_pb2.OpIdPB) -> OpId:
-    """(term, index) of a message; unset is OPID_NONE."""
+    """(term, index) of a message. If unset: OPID_NONE."""
     return OpId(pb.term, pb.index)
 
 
@@ -67,7 +68,7 @@ def peer_from_pb(pb: common_pb2.PeerPB) -> Peer:
     """A member of a configuration.
 
     Raises:
-        Rejected: for a member type this program does not know, or a bad identifier.
+        Rejected: this program does not know the member type, or an identifier is invalid.
     """
     return Peer(
         NodeId(id_from_pb(pb.node_id)),
@@ -87,7 +88,7 @@ def config_to_pb(config: Configuration) -> common_pb2.ConfigurationPB:
 
 
 def config_from_pb(pb: common_pb2.ConfigurationPB) -> Configuration:
-    """A configuration. Raises `Rejected` as `peer_from_pb` does."""
+    """A configuration. Raises `Rejected`; see `peer_from_pb`."""
     return Configuration(pb.opid_index, tuple(peer_from_pb(peer) for peer in pb.peers))
 
 
@@ -95,7 +96,7 @@ def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:
     """A log entry.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a kind of entry this program does not know.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the entry's kind.
     """
     term, index = pb.term, pb.index
     return Entry(term, index, entry_kind_of(pb.kind, term, index), pb.timestamp, pb.payload)

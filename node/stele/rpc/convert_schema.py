@@ -1,6 +1,7 @@
-"""Schemas and partitionings to messages and back. Called by master, node, client and command line.
+"""Converts schemas and partitionings to messages and back. Called by master, node, client and command line.
 
-Invariant: `x_from_pb(x_to_pb(x)) == x`; a message that is no valid schema is a `Rejected` with every fault.
+Invariant: `x_from_pb(x_to_pb(x)) == x`. A message that is not a valid schema is a `Rejected` that lists all
+faults.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
     """A schema.
 
     Raises:
-        Rejected: INVALID_ARGUMENT with every fault of the schema.
+        Rejected: INVALID_ARGUMENT; lists all faults of the schema.
     """
     return Schema(
         version=SchemaVersion(pb.version),
@@ -55,7 +56,7 @@ def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
 
 
 def partitioning_to_pb(partitioning: PartitionSchema) -> common_pb2.PartitioningPB:
-    """How a table is split, as a message."""
+    """A partitioning as a message."""
     pb = common_pb2.PartitioningPB(
         hash=[
             common_pb2.HashPartitionPB(column_ids=part.column_ids, buckets=part.buckets, seed=part.seed)
@@ -69,7 +70,7 @@ def partitioning_to_pb(partitioning: PartitionSchema) -> common_pb2.Partitioning
 
 
 def partitioning_from_pb(pb: common_pb2.PartitioningPB) -> PartitionSchema:
-    """How a table is split. Whether it fits a schema is for `PartitionSchema.faults`."""
+    """A partitioning. `PartitionSchema.faults` checks whether it fits a schema."""
     ranged = None
     if pb.HasField("range"):
         ranged = RangePartition(tuple(pb.range.column_ids), tuple(pb.range.split_keys))
@@ -79,7 +80,7 @@ def partitioning_from_pb(pb: common_pb2.PartitioningPB) -> PartitionSchema:
 
 
 def partition_to_pb(partition: Partition) -> common_pb2.PartitionPB:
-    """What a tablet holds, as a message."""
+    """A tablet's partition as a message."""
     return common_pb2.PartitionPB(
         hash_buckets=partition.hash_buckets,
         range_start=partition.range_start,
@@ -88,5 +89,5 @@ def partition_to_pb(partition: Partition) -> common_pb2.PartitionPB:
 
 
 def partition_from_pb(pb: common_pb2.PartitionPB) -> Partition:
-    """What a tablet holds."""
+    """A tablet's partition."""
     return Partition(tuple(pb.hash_buckets), pb.range_start, pb.range_end)

@@ -1,7 +1,7 @@
-"""How pieces of a copied file travel: record batches of one row, with offset, CRC-32C and bytes. Reads no files.
+"""Pieces of a copied file as Arrow record batches of one row: offset, CRC-32C and bytes. Reads no files.
 
-Neither direction copies the bytes: a batch points at the buffer it was made of or arrived in. Invariant: a batch that
-is no such frame is refused, never guessed at; whether the checksum holds is for the receiver to find.
+Neither direction copies the bytes: a batch refers to the buffer that it was made from or arrived in.
+Invariant: a batch that is not such a frame is refused. The receiver compares the checksum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OFFSET, _CRC, _ENDS = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("
 
 
 def frame_to_batch(offset: int, data: bytes, crc32c: int) -> pa.RecordBatch:
-    """The batch of `data`, which lies `offset` bytes from its file's beginning."""
+    """A batch for `data`, which is `offset` bytes from the beginning of its file."""
     ends = pa.py_buffer(_ENDS.pack(0, len(data)))
     return pa.RecordBatch.from_arrays(
         [
@@ -37,10 +37,10 @@ def frame_to_batch(offset: int, data: bytes, crc32c: int) -> pa.RecordBatch:
 
 
 def frame_from_batch(batch: pa.RecordBatch) -> tuple[int, pa.Buffer, int]:
-    """(offset, bytes, CRC-32C) of a frame that arrived.
+    """(offset, bytes, CRC-32C) from a frame that arrived.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, it is none.
+        Rejected: UNSUPPORTED_VERSION: it is not a frame.
     """
     if batch.num_rows != 1 or batch.schema != FRAMES or any(column.null_count for column in batch.columns):
         raise Rejected(

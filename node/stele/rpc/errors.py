@@ -1,8 +1,8 @@
-"""Errors on the wire: the one place where a `Code` becomes a gRPC status and a gRPC status becomes a `SteleError`.
+"""Errors on the wire. Only here a `Code` becomes a gRPC status, and a gRPC status becomes a `SteleError`.
 
-Called by the server's interceptor, the stream servers, the channel pool and the client. The gRPC status is for tools
-and other languages; our own programs read the code from the trailing metadata. Invariant: what travels is the message
-of a `SteleError` or a fixed sentence, never a traceback.
+Called by the server's interceptor, the stream servers, the channel pool and the client. The gRPC status is
+for tools and other languages; our programs read the code from the trailing metadata. Invariant: only the
+message of a `SteleError`, or a fixed sentence, is sent; never a traceback.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ log = structlog.get_logger("stele.rpc")
 CODE_KEY = "stele-code"
 LEADER_KEY = "stele-leader"
 REFUSAL_KEY = "stele-refusal"
-"""Of a node's start: the master's node id, how many masters there are, the newest incarnation that it knows."""
+"""For a refused start of a node: the master's node id, the number of masters, the newest incarnation that it
+knows."""
 RETRY_KEY = "stele-retry-after-ms"
 RETRY_AFTER_MS_MAX = 60_000
-"""What a caller believes of a hint when to try again."""
-_MESSAGE_BYTES_MAX = 2_000  # trailing metadata is limited to 8 KiB by every HTTP/2 library
+"""The longest retry-after hint that a caller accepts."""
+_MESSAGE_BYTES_MAX = 2_000  # HTTP/2 libraries limit trailing metadata to 8 KiB
 _INTERNAL = "the server failed to answer; its log says why"
 
 _STATUS = {
@@ -65,9 +66,9 @@ _PLAINEST = (
     (Code.CORRUPT, Code.INVALID_ARGUMENT),
     (Code.INTERNAL, Code.CORRUPT),
 )
-"""(first number above the range, what stands for an unknown one in it)."""
+"""(first number above the range, the code that stands for unknown ones in it)."""
 
-# A status without our code comes from gRPC itself, or from a server that is not ours.
+# A status without our code comes from gRPC itself, or from a server that is not Stele's.
 _FOREIGN = {
     grpc.StatusCode.UNAVAILABLE: Code.UNAVAILABLE,
     grpc.StatusCode.CANCELLED: Code.UNAVAILABLE,
@@ -78,7 +79,7 @@ _FOREIGN = {
     grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
 }
 
-_FOREIGN_SERVER = "something else listens there, no Stele server"
+_FOREIGN_SERVER = "another program listens there, not a Stele server"
 _PLAIN = (
     ("Connection refused", "connection refused"),
     ("before receiving SETTINGS", "no answer"),
@@ -88,20 +89,20 @@ _PLAIN = (
     ("Network is unreachable", "the network is unreachable"),
     ("Failed parsing HTTP/2", _FOREIGN_SERVER),
     ("Received http2 header with status", _FOREIGN_SERVER),
-    ("Connection reset", "it closed the connection"),
-    ("Socket closed", "it closed the connection"),
+    ("Connection reset", "the server closed the connection"),
+    ("Socket closed", "the server closed the connection"),
 )
-"""What gRPC says for people who wrote it, and what that means. The first that is found counts."""
+"""Phrases of gRPC, and what they mean. The first one found counts."""
 
 
 def status_of(code: Code) -> grpc.StatusCode:
-    """The gRPC status that stands for `code`; codes without one of their own are failed preconditions."""
+    """The gRPC status for `code`. Codes without one of their own are FAILED_PRECONDITION."""
     return _STATUS.get(code, grpc.StatusCode.FAILED_PRECONDITION)
 
 
 def code_of(number: int) -> Code:
-    """The code of a number from the wire; for one that only a later program knows the plainest code of its kind, which its
-    range tells."""
+    """The code for a number from the wire. A number that only a later program knows becomes the general code
+    of its range."""
     try:
         return Code(number)
     except ValueError:
@@ -109,12 +110,12 @@ def code_of(number: int) -> Code:
 
 
 def with_number(number: int, message: str) -> str:
-    """The message; where its code is known to a later program alone, with that number."""
+    """The message. If this program does not know the code, the number is added."""
     return message if number in _KNOWN else f"{message} (code {number}, which only a later program knows)"
 
 
 def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms: int = 0) -> SteleError:
-    """The exception of a code, message and hints from the wire."""
+    """The exception for a code, message and hints from the wire."""
     code = code_of(number)
     if code is Code.NOT_LEADER:
         return NotLeader(message, leader_hint=leader_hint)
@@ -124,18 +125,20 @@ def error_from(number: int, message: str, leader_hint: str = "", retry_after_ms:
 
 
 def as_stele_error(exc: BaseException, *, where: str) -> SteleError:
-    """`exc` itself if it is one of ours; else an INTERNAL that says nothing of our insides, logged here once. For borders:
-    its traceback is dropped, so that nothing of the request outlives the answer."""
+    """`exc` if it is a SteleError; otherwise an INTERNAL without details, which is logged here once.
+
+    For borders: drops the traceback, so that nothing of the request outlives the answer."""
     if isinstance(exc, SteleError):
         let_go(exc)
         return exc
-    _once.tell(log.error, "request failed unexpectedly", where, type(exc), where=where, exc_info=exc)
+    _once.tell(log.error, "a request failed because of a bug", where, type(exc), where=where, exc_info=exc)
     let_go(exc)
     return SteleError(_INTERNAL, code=Code.INTERNAL)
 
 
 async def abort_with(context: Any, exc: SteleError) -> NoReturn:
-    """End a call on the server with `exc`: its status, its message, its code and leader hint as trailing metadata."""
+    """End a call on the server with `exc`: its status and message, with code and leader hint as trailing
+    metadata."""
     trailing = [(CODE_KEY, str(int(exc.code)))]
     if isinstance(exc, NotLeader) and exc.leader_hint:
         trailing.append((LEADER_KEY, exc.leader_hint))
@@ -148,7 +151,7 @@ async def abort_with(context: Any, exc: SteleError) -> NoReturn:
 
 
 def from_rpc_error(exc: BaseException, *, where: str = "") -> SteleError:
-    """What a failed call means. `exc` is a grpc.RpcError; `where` names whom was asked, for the message."""
+    """The error of a failed call. `exc` is a grpc.RpcError. `where` names the server in the message."""
     if isinstance(exc, SteleError):
         return exc
     if not isinstance(exc, grpc.aio.AioRpcError):
@@ -176,7 +179,7 @@ def _start_refused(code: Code, message: str, refusal: str) -> SteleError:
 
 
 def was_answered(error: SteleError) -> bool:
-    """Whether a program of ours answered the call that ended in `error`, which `from_rpc_error` made."""
+    """Whether a Stele program answered the call that ended in `error`, which `from_rpc_error` made."""
     call = error.__cause__
     return isinstance(call, grpc.aio.AioRpcError) and any(
         key == CODE_KEY for key, _ in call.trailing_metadata() or ()
@@ -184,7 +187,7 @@ def was_answered(error: SteleError) -> bool:
 
 
 def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
-    """An error as streams carry it."""
+    """An error as a message of a stream."""
     hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
     return common_pb2.ErrorPB(
         code=int(exc.code),
@@ -195,18 +198,18 @@ def error_to_pb(exc: SteleError) -> common_pb2.ErrorPB:
 
 
 def error_from_pb(pb: common_pb2.ErrorPB) -> SteleError:
-    """The error that a stream carried."""
+    """The error in a message of a stream."""
     return error_from(pb.code, pb.message, id_from_pb(pb.leader_hint), pb.retry_after_ms)
 
 
 def error_to_json(exc: SteleError) -> bytes:
-    """An error as Arrow Flight carries it (the extra info of its status)."""
+    """An error for Arrow Flight: the extra info of its status."""
     hint = exc.leader_hint if isinstance(exc, NotLeader) else ""
     return json.dumps({"code": int(exc.code), "message": message_of(exc), "leader": hint}).encode()
 
 
 def error_from_json(raw: bytes) -> SteleError | None:
-    """The error in a Flight status's extra info, or None if there is none of ours."""
+    """The error in a Flight status's extra info; None if there is none of ours."""
     try:
         fields = parse_json(raw)
         return error_from(int(fields["code"]), str(fields["message"]), str(fields.get("leader", "")))
@@ -215,7 +218,7 @@ def error_from_json(raw: bytes) -> SteleError | None:
 
 
 def _plain(status: grpc.StatusCode, details: str) -> str:
-    """gRPC's own words, in ours where we know them."""
+    """gRPC's message in plain words, if it is known."""
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer"
     for found, meaning in _PLAIN:
@@ -227,5 +230,6 @@ def _plain(status: grpc.StatusCode, details: str) -> str:
 
 
 def message_of(exc: SteleError) -> str:
-    """Its message as far as it travels: headers are bounded, and a byte that does not print takes three there."""
+    """The message, cut to what is sent: headers are bounded, and a byte that does not print takes three
+    there."""
     return str(exc.args[0]).encode("utf-8", "replace")[:_MESSAGE_BYTES_MAX].decode("utf-8", "ignore")

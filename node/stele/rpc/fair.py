@@ -1,7 +1,7 @@
-"""Who is next, where several wait for one thing. No I/O, no clock; any thread, one at a time.
+"""A fair queue for several sources. No I/O, no clock. Any thread, one at a time.
 
-Invariant: those who wait are served by turns of their sources, and of one source in the order in which they came: however
-many one source sends, another waits for one of its turns at most.
+Invariant: sources take turns, and items of one source leave in the order they came. However many items one
+source has, another waits for at most one of its turns.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Of things that wait, each with its source: a name for each level, as (host, connection)."""
+    """Waiting items, each with its source: a name per level, such as (host, connection)."""
 
     def __init__(self) -> None:
         self._size = 0
         self._items: deque[T] = deque()
-        self._sources: dict[str, FairQueue[T]] = {}  # whose turn it is comes first
+        self._sources: dict[str, FairQueue[T]] = {}  # in the order of their turns
 
     def __len__(self) -> int:
         return self._size
 
     def push(self, source: tuple[str, ...], item: T) -> None:
-        """It waits behind those of the same source."""
+        """Add an item behind those of the same source."""
         self._size += 1
         if not source:
             self._items.append(item)
@@ -34,7 +34,7 @@ class FairQueue(Generic[T]):
         self._sources[source[0]].push(source[1:], item)
 
     def pop(self) -> T:
-        """Take out the next one. Raises IndexError: nothing waits."""
+        """Take out the next item. Raises IndexError if nothing waits."""
         if not self._size:
             raise IndexError("nothing waits")
         self._size -= 1
@@ -48,7 +48,7 @@ class FairQueue(Generic[T]):
         return item
 
     def remove(self, source: tuple[str, ...], item: T) -> bool:
-        """It waits no longer; false if it did not."""
+        """Take out one item. Returns False if it was not waiting."""
         if not source:
             if item not in self._items:
                 return False
@@ -64,5 +64,5 @@ class FairQueue(Generic[T]):
 
 
 def source_of(peer: str) -> tuple[str, str]:
-    """(host, connection) of a caller, as gRPC and Flight name it: "ipv4:10.0.0.7:41234"."""
+    """(host, connection) of a caller, from gRPC's and Flight's form "ipv4:10.0.0.7:41234"."""
     return peer.rpartition(":")[0], peer

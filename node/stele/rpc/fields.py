@@ -1,9 +1,9 @@
-"""The bound of every field of every unary request, and the check that each request goes through. Called by server.py.
+"""The bound of every field of every unary request, and the check against it. Called by server.py.
 
-A bound is found by the field's name with its message, else by the field's name alone. A test holds the tables to all
-fields that requests can have. Streams between nodes and from clients have checks of their own, where they are read.
+A bound is found by message and field name, otherwise by field name alone. A test checks that every field of
+every request has one. Streams of nodes and clients have their own checks where they are read.
 
-Invariant: what a servicer is given has no longer string or list, no larger number and no other enum value than these.
+Invariant: a servicer never gets a longer string or list, a larger number, or an unknown enum value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stele.model import bounds
 from stele.model.errors import Rejected
 
 ELSEWHERE = -1
-"""The field is judged where it is read, more closely or with other words; the message bounds it by itself."""
+"""No bound here: the code that reads the field checks it, and the message limit bounds it."""
 
 LENGTHS: dict[str, int] = {
     # Identifiers: 16 bytes or none, as stele.rpc.convert says.
@@ -29,7 +29,7 @@ LENGTHS: dict[str, int] = {
         ),
         ELSEWHERE,
     ),
-    "name": bounds.TEXT_CHARS_MAX,  # to look something up
+    "name": bounds.TEXT_CHARS_MAX,  # a name to look up
     "CreateTableRequest.name": ELSEWHERE,
     "RegisterNodeRequest.name": bounds.NODE_NAME_CHARS_MAX,
     "ColumnPB.name": ELSEWHERE,
@@ -44,10 +44,10 @@ LENGTHS: dict[str, int] = {
     ),
     "default_value": ELSEWHERE,
     **dict.fromkeys(("split_keys", "range_start", "range_end"), bounds.KEY_BYTES_MAX),
-    # Rows and keys of clients, bounded by the message and by what the tablet takes.
+    # Rows and keys of clients. The message limit and the tablet bound them.
     **dict.fromkeys(("block", "keys", "key", "value"), ELSEWHERE),
 }
-"""Characters of strings and bytes of byte strings, each of a list's too."""
+"""Characters of strings and bytes of byte strings, also of each item in a list."""
 
 COUNTS: dict[str, int] = {
     "peers": bounds.PEERS_MAX,
@@ -65,20 +65,21 @@ NUMBERS: dict[str, int] = {
     **dict.fromkeys(("tablet_incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX),
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,
-    # Compared with what is here, or kept as it is.
+    # Only compared with local values, or kept as it is.
     **dict.fromkeys(
         (*("sequence", "lowest_unfinished", "first_attempt_us", "digest", "snapshot", "bytes_per_second"),),
         ELSEWHERE,
     ),
 }
-"""Of fields with 64 bits; those that may be negative are -1 at the least. Fewer bits bound themselves."""
+"""Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""
 
 APART = frozenset({"TSHeartbeatRequest"})
-"""Requests with a check of their own: a node that says too much must not count as lost (stele.master.heartbeat_bounds)."""
+"""Requests with their own check: a node that says too much must not count as lost
+(stele.master.heartbeat_bounds)."""
 UNREAD = frozenset(
     {"CreateTabletRequest.schema", "CreateTabletRequest.partitioning", "CreateTabletRequest.table_name"}
 )
-"""Fields that a master copies from its catalog, which may be of a time before these bounds."""
+"""Fields that a master copies from its catalog, which may be older than these bounds."""
 
 _WIDE = frozenset(
     {
@@ -89,7 +90,8 @@ _WIDE = frozenset(
 
 
 class _Bound(NamedTuple):
-    """`items`, `length`, `number`: -1 for none. `values`: of an enum."""
+    """Bounds of one field. `items`, `length`, `number`: -1 for none. `values`: the known numbers of an
+    enum."""
 
     name: str
     repeated: bool
@@ -101,7 +103,7 @@ class _Bound(NamedTuple):
 
 
 def bound_of(table: dict[str, int], message: str, field: str) -> int | None:
-    """What a table says of a field; None: nothing."""
+    """A table's bound for a field; None if it has none."""
     return table.get(f"{message}.{field}", table.get(field))
 
 
@@ -135,10 +137,10 @@ def _or_none(bound: int | None) -> int:
 
 
 def refuse_beyond_bounds(message: Message) -> None:
-    """Refuse a request with a field beyond its bound.
+    """Refuse a request if a field exceeds its bound.
 
     Raises:
-        Rejected: INVALID_ARGUMENT with field, size and bound of the first.
+        Rejected: INVALID_ARGUMENT with field, size and bound of the first such field.
     """
     if message.DESCRIPTOR.name not in APART:
         _look(message)
@@ -154,7 +156,7 @@ def _look(message: Message) -> None:
             _judge(bound, value)
             continue
         if bound.items != ELSEWHERE and len(value) > bound.items:
-            raise Rejected(f"{bound.name}: {len(value)} of them; at most {bound.items}")
+            raise Rejected(f"{bound.name} has {len(value)} items; at most {bound.items} are allowed")
         for one in value:
             _judge(bound, one)
 
@@ -165,11 +167,11 @@ def _judge(bound: _Bound, value: Any) -> None:
     elif bound.length != ELSEWHERE:
         if len(value) > bound.length:
             what = "characters" if isinstance(value, str) else "bytes"
-            raise Rejected(f"{bound.name} of {len(value)} {what}; at most {bound.length}")
+            raise Rejected(f"{bound.name} has {len(value)} {what}; at most {bound.length} are allowed")
     elif bound.number != ELSEWHERE:
         if not -1 <= value <= bound.number:
-            raise Rejected(f"{bound.name} {value}; at most {bound.number}")
+            raise Rejected(f"{bound.name} is {value}; at most {bound.number} is allowed")
     elif bound.values is not None and value not in bound.values:
         raise Rejected(
-            f"{bound.name} {value} is no value that this program knows; upgrade it, or send another"
+            f"{bound.name} is {value}, which this program does not know; upgrade it, or send another value"
         )

@@ -1,9 +1,10 @@
-"""The first contact with a cluster: does any master answer at the addresses given? Used by masters.py, once per client.
+"""The first contact with a cluster: does any master answer at the given addresses? Used by masters.py, once
+per client.
 
-Asks all of them at once, so that a silent one costs nothing while another answers. If not one of the names resolves, a
-fifth of the patience is enough: a mistyped name stays wrong, and one of a service that starts, as in Kubernetes, appears
-within moments or after a time for which the caller gave more patience. Invariant: whoever never met a
-master is told so within the time given, with what each address said in plain words.
+Asks all at once, so that a silent master costs nothing if another answers. If no name resolves, it gives up
+after a fifth of the patience: a mistyped name stays wrong. The name of a starting service, as in Kubernetes,
+appears within moments, or the caller gives more patience. Invariant: a caller that met no master gets an
+error within the given time, with what each address answered.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.resolve import resolve
 
 FIRST_CONTACT_S = 5.0
-"""Patience of a client that has not met any master yet. Wrong addresses are far likelier then than an outage."""
+"""Patience of a client that has met no master yet. Wrong addresses are then far likelier than an outage."""
 _AGAIN_S = 0.25
 UNRESOLVED_SHARE = 0.2
-"""Of the patience, where no name given resolves: 1 s of the 5 that are usual."""
+"""The part of the patience to spend if no name resolves: 1 s of the usual 5."""
 _SILENT = "no answer"
 _UNRESOLVED = "name does not resolve"
 
@@ -31,8 +32,8 @@ async def first_contact(pool: ChannelPool, given: Sequence[str], patience_s: flo
     """The address (IP:PORT) of the master that answered first.
 
     Raises:
-        Retryable: UNAVAILABLE if none did within `patience_s`, or no name resolved within a fifth of it; the message has
-            a reason for each address.
+        Retryable: UNAVAILABLE: none answered within `patience_s`, or no name resolved within a fifth of it.
+            The message has a reason for each address.
         Closed: the pool was closed.
     """
     said = dict.fromkeys(given, _SILENT)

@@ -1,9 +1,9 @@
-"""Arrow Flight in front of a node's tablets, in threads of its own; and how a Flight error becomes a `SteleError`.
+"""Arrow Flight in front of a node's tablets, in threads of its own; and Flight errors as `SteleError`.
 
-The node gives a ScanProvider and a CopyProvider, which are called on Flight's threads and may block. Invariant: no row
-and no byte of a file passes the event loop; at most `scans_max` scans and `copies_max` chunks of copies run at once, shared
-out to callers (`Places`); and a reader that takes nothing for STALLED_S, or while others wait for YIELD_S, is none of them
-any more.
+The node passes a ScanProvider and a CopyProvider. They are called in Flight's threads and may block.
+Invariant: no row and no file byte passes the event loop. At most `scans_max` scans and `copies_max` copy
+chunks run at once, shared fairly among callers (`Places`). A reader that takes nothing for STALLED_S, or for
+YIELD_S while others wait, loses its place.
 """
 
 from __future__ import annotations
@@ -41,68 +41,69 @@ log = structlog.get_logger("stele.rpc.flight")
 SCANS_MAX = 32
 COPIES_MAX = 64
 STALLED_S = 60.0
-"""A reader that takes nothing for so long loses its place and its view; if it goes on, an error tells it to come again,
-which our readers do, behind the last row. Its thread stays in gRPC, where no call ends it, until it goes on or is gone."""
+"""A reader that takes nothing for this long loses its place and its view. If it goes on, an error tells it to
+scan again; our readers continue behind the last row. Its thread stays in gRPC, where no call ends it, until
+it goes on or leaves."""
 _CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a ticket can be redeemed: HOST:PORT of each replica's Flight server, the best first."""
+    """Where a ticket can be used: HOST:PORT of each replica's Flight server, the best first."""
 
     ticket: Ticket
     addresses: tuple[str, ...]
 
 
 class ScanProvider(Protocol):
-    """What a node serves. Both are called on threads of Flight, may block, and raise SteleError."""
+    """The scans that a node serves. Called in Flight's threads; may block and raise SteleError."""
 
     def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
-        """Schema of the rows and one endpoint per tablet that a command asks for."""
+        """The schema of the rows, and one endpoint per tablet of the command."""
         ...
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
-        """Waits until the ticket's snapshot can be served, then gives its rows. Closed early if the client leaves.
+        """Wait until the ticket's snapshot can be served, then yield its rows. Closed early if the client
+        leaves.
 
-        Checks tablet, schema version and snapshot; the cluster was checked already.
+        Checks tablet, schema version and snapshot. The cluster was already checked.
         """
         ...
 
 
 class CopyProvider(Protocol):
-    """The files of a node's copy sessions. Called on threads of Flight, may block, and raises SteleError."""
+    """The files of a node's copy sessions. Called in Flight's threads; may block and raise SteleError."""
 
     def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
-        """The bytes that a ticket asks for, in order, as stele.rpc.copy_frames lays them out. Closed early if the
-        receiver leaves.
+        """The bytes that a ticket asks for, in order, in frames of stele.rpc.copy_frames.
 
-        Checks caller and session; the cluster was checked already.
+        Closed early if the receiver leaves. Checks caller and session. The cluster was already checked.
         """
         ...
 
 
 @functools.cache
 def keep_grpc() -> None:
-    """Called before anything of Flight is made, in the process that uses it: keeps Flight's gRPC until the process ends.
+    """Keep Flight's gRPC library loaded until the process ends. Call before anything of Flight is made.
 
-    With its last object it frees what its threads share, though one of them may still look after a stream whose reader
-    took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc); that thread then brings the process down. So there is
-    one object, which connects to nobody, that is never freed.
+    With its last object the library frees what its threads share. But a thread may still handle a stream
+    whose reader took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc), and would then crash the
+    process. So one object, which connects to nobody, is never freed.
     """
     forks.use()
     _never_free(fl.FlightClient("grpc+tcp://127.0.0.1:9"))
 
 
 def _never_free(made: object) -> None:
-    """Not even at the interpreter's end, as a list of what is kept would be."""
+    """Keep an object even through the interpreter's end, where a list of kept objects would be freed."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
 
 
 class FlightServer:
-    """A Flight server, which answers from its making on. `host` and `port` as for --listen; port 0 picks one.
+    """A Flight server. It answers as soon as it is made. `host` and `port` as for --listen; port 0 picks one.
 
-    pyarrow's `serve` is not called: it would only wait for the end, with handlers of its own for SIGTERM and SIGINT, which
-    let the node know once the last reader has gone. Here the node is told first, and the server last.
+    pyarrow's `serve` is not used: it only waits for the end, and its handlers for SIGTERM and SIGINT would
+    inform the node only after the last reader has gone. Here the node is informed first and the server last.
     """
 
     def __init__(
@@ -128,25 +129,30 @@ class FlightServer:
                 f"cannot listen for Flight at {host}:{port}: the port is in use, or the address is not this "
                 "machine's; stop what uses it or choose another with --flight-port"
             ) from exc
-        _never_free(self._server)  # freed a moment after its end, one has brought its process down
+        _never_free(self._server)  # freeing one right after its end has crashed a process
         self.port: int = self._server.port
         self._inflow = InflowWatch(self.port, self._brought_too_much)
 
     def close(self) -> None:
-        """Refuse new streams, end those under way. Blocks until they have ended, but for no stuck reader; call it in a
-        thread."""
+        """Refuse new streams and end those in progress. Blocks until they have ended, except for stuck
+        readers.
+
+        Call it in a thread."""
         self._server.stop()
         self._inflow.close()
         ending = threading.Thread(target=self._server.shutdown, name="flight-end", daemon=True)
         ending.start()
         ending.join(_CLOSE_S)
         if ending.is_alive():
-            log.warning("flight server left behind: readers take nothing", seconds=_CLOSE_S)
+            log.warning(
+                "the flight server did not end in time, because readers take nothing; it is abandoned",
+                seconds=_CLOSE_S,
+            )
         else:
-            self._server.let_go()
+            self._server.release()
 
     def _brought_too_much(self, host: str) -> None:
-        event = "flight connection ended: commands and tickets are small, and it brought far more"
+        event = "a flight connection was ended: it sent far more than commands and tickets need"
         self._server.once.tell(log.warning, event, host, "inflow", source=host)
 
 
@@ -173,13 +179,13 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         super().__init__(location)
 
     def stop(self) -> None:
-        """No stream gives another batch, and none that its reader lets wait holds anything."""
+        """End all streams: they yield nothing more, and those of stalled readers release what they hold."""
         self.stopping.set()
         self.watchdog.close()
         self.watchdog.cancel_all()
 
-    def let_go(self) -> None:
-        """It has ended, and is never freed itself: what it served may be."""
+    def release(self) -> None:
+        """Release what it served. The server has ended, but is itself never freed."""
         for name in ("_scans", "_copies"):
             self.__dict__.pop(name, None)
 
@@ -187,7 +193,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         try:
             command = ScanCommand.decode(bytes(descriptor.command or b""))
             schema, endpoints = self._scans.plan(command)
-        except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
+        except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
             raise self._refused(context, exc, "GetFlightInfo") from None
         return fl.FlightInfo(
             schema,
@@ -207,7 +213,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             ticket = decode_ticket(bytes(raw.ticket))
             if ticket.cluster_id != self._identity.cluster_id:
                 raise Rejected(
-                    f"this is cluster {self._identity.cluster_id}, the ticket is for {ticket.cluster_id or 'none'}",
+                    f"this is cluster {self._identity.cluster_id}; "
+                    f"the ticket is for cluster {ticket.cluster_id or 'none'}",
                     code=Code.WRONG_CLUSTER,
                 )
             ensure_same_fork(self._identity, ticket.fork_id, of_node=isinstance(ticket, CopyTicket))
@@ -250,7 +257,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
 
 class _Batches(Iterator[pa.RecordBatch]):
-    """The batches of one stream; gives its place back when they end, or the client has left or takes nothing."""
+    """The batches of one stream. Gives its place back when they end, or when the client has left or takes
+    nothing."""
 
     def __init__(
         self,
@@ -266,8 +274,9 @@ class _Batches(Iterator[pa.RecordBatch]):
         self._lock = threading.Lock()
         self._open = True
         self._making = False
-        self._stalled_s = 0.0  # it was ended, as its reader took nothing for so long
-        me = weakref.ref(self)  # gRPC lets go of a stream whose client has left, and that must end it at once
+        self._stalled_s = 0.0  # if ended: how long its reader had taken nothing
+        # Not a strong reference: gRPC frees a stream whose client left, and that must end it.
+        me = weakref.ref(self)
 
         def stall() -> None:
             stream = me()
@@ -305,7 +314,7 @@ class _Batches(Iterator[pa.RecordBatch]):
 
     def _go_on(self) -> None:
         if self._server.stopping.is_set():
-            raise Retryable("the node is stopping; go on at another replica", code=Code.UNAVAILABLE)
+            raise Retryable("the node is stopping; continue at another replica", code=Code.UNAVAILABLE)
         if self._context.is_cancelled():
             raise Retryable("the client has left", code=Code.UNAVAILABLE)
         if self._stalled_s:
@@ -316,7 +325,7 @@ class _Batches(Iterator[pa.RecordBatch]):
             )
 
     def _stall(self, after_s: float) -> None:
-        """The reader lets the last batch wait for so long; called by another thread."""
+        """The reader has left the last batch waiting for `after_s`. Called by another thread."""
         with self._lock:
             if self._making or not self._open:
                 return
@@ -326,7 +335,7 @@ class _Batches(Iterator[pa.RecordBatch]):
             metrics.flight_stalled.inc()
             self._server.once.tell(
                 log.warning,
-                "reader ended: it took nothing",
+                "ended a reader that took nothing",
                 self._place.source,
                 "stalled",
                 source=self._place.source,
@@ -334,7 +343,7 @@ class _Batches(Iterator[pa.RecordBatch]):
             )
 
     def close(self) -> None:
-        """End the stream; a second call does nothing."""
+        """End the stream. A second call does nothing."""
         with self._lock:
             self._close()
 
@@ -352,14 +361,14 @@ class _Batches(Iterator[pa.RecordBatch]):
 
 
 def to_flight_error(exc: SteleError) -> Exception:
-    """The Flight status of an error; its code travels in the extra info."""
+    """The Flight status for an error. Its code is in the extra info."""
     kind = fl.FlightUnavailableError if isinstance(exc, Retryable) else fl.FlightServerError
     error: Exception = kind(message_of(exc), extra_info=error_to_json(exc))
     return error
 
 
 def from_flight_error(exc: BaseException, *, where: str) -> SteleError:
-    """What a failed Flight call means. `where` is the address asked."""
+    """The error of a failed Flight call. `where` is the server's address."""
     if isinstance(exc, SteleError):
         return exc
     info = getattr(exc, "extra_info", None)

@@ -1,7 +1,8 @@
-"""The calling side of Arrow Flight: connections by address, and streams whose waits end. Used by scans and copies.
+"""The calling side of Arrow Flight: connections by address, and streams with bounded waits. Used by scans and
+copies.
 
-Blocks; called on threads. Invariant: what a stream raises is a SteleError, and nobody waits for a silent server longer
-than STALL_TIMEOUT_S or after `stop` was set.
+Blocks, so call it in threads. Invariant: a stream raises only SteleErrors. Nobody waits for a silent server
+longer than STALL_TIMEOUT_S, or after `stop` was set.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from stele.rpc.stall import Watchdog, open_stream, silent, stopped
 
 CONNECT_TIMEOUT_S = 1.0
 STALL_TIMEOUT_S = 15.0
-"""A server that sends nothing for so long is given up; nodes send an empty batch where they find nothing for long."""
+"""A server that sends nothing for this long is given up. A node sends an empty batch when it finds nothing
+for long."""
 _AVOID_S = 5.0
-"""How long a node that went silent is passed over by all streams, so that each need not find out by itself."""
+"""All streams skip a silent node for this long, so that each need not find out itself."""
 REST_S = 5.0
-"""A connection that nothing came over for so long may have died in silence: a new one is made, which finds out at once."""
+"""A connection idle for this long may be dead without notice. It is replaced by a new one, which shows that
+at once."""
 
 
 class _Connection:
-    """`heard`: when something last came over it, on time.monotonic."""
+    """`heard`: when it last received something, on time.monotonic."""
 
     __slots__ = ("client", "heard")
 
@@ -57,8 +60,10 @@ class FlightConnections:
         self.watchdog = Watchdog()
 
     def get(self, address: str) -> Any:
-        """A connection to `address`, where one that was heard lately is shared. Fails at once if nobody listens; gRPC alone
-        would wait 20 s for a dead machine.
+        """A connection to `address`; shared if one received something lately. Fails at once if nobody
+        listens.
+
+        gRPC alone would wait 20 s for a dead machine.
 
         Raises:
             Retryable: UNAVAILABLE, also for a while after `avoid`.
@@ -66,13 +71,13 @@ class FlightConnections:
         """
         if self.closed:
             raise Closed()
-        if not address:  # it has not told the masters yet
-            raise Retryable("no Flight address is known of the replica", code=Code.UNAVAILABLE)
+        if not address:  # the node has not told the masters yet
+            raise Retryable("the replica's Flight address is not known yet", code=Code.UNAVAILABLE)
         with self._lock:
             found = self._connections.get(address)
             avoided = self._avoided.get(address, 0.0) > time.monotonic()
         if avoided:
-            raise Retryable(f"{address} was silent a moment ago", code=Code.UNAVAILABLE)
+            raise Retryable(f"{address} did not answer a moment ago", code=Code.UNAVAILABLE)
         if found is not None and not found.rested:
             return found.client
         host, port = split_address(address)
@@ -85,31 +90,31 @@ class FlightConnections:
         with self._lock:
             if not self.closed:
                 found = self._connections.get(address)
-                if found is None or found.rested:  # nobody was quicker
+                if found is None or found.rested:  # no other thread was faster
                     found = self._connections[address] = _Connection(client)
                 return found.client
         client.close()
         raise Closed()
 
     def heard(self, address: str, client: Any) -> None:
-        """Something came over this connection."""
+        """Something was received on this connection."""
         with self._lock:
             found = self._connections.get(address)
             if found is not None and found.client is client:
                 found.heard = time.monotonic()
 
     def drop(self, address: str) -> None:
-        """Forget a connection that failed. It is closed when its last reader lets go of it."""
+        """Forget a failed connection. It is closed when its last reader releases it."""
         with self._lock:
             self._connections.pop(address, None)
 
     def avoid(self, address: str) -> None:
-        """Nobody answers there, though connections stand."""
+        """Skip this address for a while: nobody answers, although connections are open."""
         with self._lock:
             self._avoided[address] = time.monotonic() + _AVOID_S
 
     def close(self) -> None:
-        """Close all, for good. Readers under way fail."""
+        """Close all connections for good. Readers in progress fail."""
         self.watchdog.close()
         with self._lock:
             self.closed = True
@@ -138,13 +143,13 @@ class FlightStream:
         self._reader: Any = None
 
     def cancel(self) -> None:
-        """End a read that waits."""
+        """Abort a read that waits."""
         reader = self._reader
         if reader is not None:
             reader.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Raises SteleError: what the server raised; UNAVAILABLE; TIMED_OUT from a silent one."""
+        """Raises SteleError: what the server raised; UNAVAILABLE; TIMED_OUT if the server is silent."""
         address, stall_s = self._address, STALL_TIMEOUT_S
         reader = watched = None
         try:
@@ -152,7 +157,7 @@ class FlightStream:
             wanted = fl.Ticket(self._ticket)
             self._reader = reader = open_stream(lambda: client.do_get(wanted), stall_s, self._stop, address)
             watched = self._connections.watchdog.watch(reader.cancel)
-            if self._stop.is_set():  # a `cancel` that came before there was a reader
+            if self._stop.is_set():  # `cancel` came before there was a reader
                 raise stopped(address)
             while True:
                 watched.due = time.monotonic() + stall_s

@@ -1,7 +1,8 @@
-"""Forks of a process that has used gRPC. A child has none of its parent's threads, on which gRPC (ours, and that of Flight) goes on
-relying, for a while even after all is closed: calls find nobody, scans abort. So a child is refused, with a sentence.
+"""Detects forks of a process that has used gRPC. A forked child has none of its parent's threads.
 
-Invariant: a process says of itself that it was forked from one that used gRPC only if that is so.
+gRPC (also that of Flight) relies on those threads, even for a while after all is closed: calls hang and scans
+abort. So a child is refused with a message. Invariant: a process counts as forked only if its parent had used
+gRPC.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _forked = False
 
 
 def use() -> None:
-    """This process begins to use gRPC. Raises as `ensure_own`."""
+    """Record that this process begins to use gRPC. Raises what `ensure_own` raises."""
     global _used
     ensure_own()
     _used = True
@@ -30,12 +31,12 @@ def ensure_own() -> None:
     """Refuse a process that cannot use gRPC.
 
     Raises:
-        Rejected: it was forked from one that did.
+        Rejected: it was forked from one that used gRPC.
     """
     if _forked:
         raise Rejected(
-            "this process was forked from one that has used Stele, and has none of its threads; start processes with "
-            'multiprocessing.get_context("spawn") or "forkserver", or make clients after the fork only'
+            "this process was forked from one that used Stele, and lacks its threads; start processes with "
+            'multiprocessing.get_context("spawn") or "forkserver", or create clients only after the fork'
         )
 
 

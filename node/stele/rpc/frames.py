@@ -1,7 +1,7 @@
-"""Several messages in one, put together from messages that are encoded already: a message costs 55 to 250 µs in gRPC
-whatever its size, and less over TCP, but more than its bytes. Called by both halves of both streams.
+"""Joins encoded messages into one frame. In gRPC a message costs 55 to 250 µs whatever its size; TCP costs
+less.
 
-Invariant: what is built here is exactly what protobuf would write.
+Called by both halves of both streams. Invariant: the result is exactly what protobuf would write.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections import deque
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 
 LENGTH_BYTES = 4
-"""How long the length before each frame is."""
+"""Bytes of the length before each frame."""
 FRAME_BYTES = 1 << 20
-"""No message is added to a frame that has come to this; one larger message fills a frame of its own."""
+"""No message is added to a frame of this size. A larger message has a frame of its own."""
 REQUESTS_MAX = 4_096
-"""So many requests of a client leave in one frame at most: each costs a node far more than the bytes it may consist of."""
+"""The most requests of a client in one frame. Each costs a node far more than its bytes."""
 
 
 def _tag(descriptor: object, field: str) -> bytes:
@@ -31,12 +31,13 @@ _RESPONSES = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "many")
 
 
 def frame(body: bytes) -> bytes:
-    """What carries `body` over TCP (see stele.rpc.connection)."""
+    """The frame for `body` over TCP (see stele.rpc.connection)."""
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def peer_frame(messages: deque[bytes]) -> bytes:
-    """A frame for TCP with a PeerFrame of as many encoded ConsensusMessages as fit, one at least; they leave the queue."""
+    """A frame with one PeerFrame of the encoded ConsensusMessages that fit, at least one. Removes them from
+    the queue."""
     parts = [b""]
     size = _take(messages, _PEER_MESSAGE, len(messages), parts)
     parts[0] = size.to_bytes(LENGTH_BYTES, "big")
@@ -44,12 +45,14 @@ def peer_frame(messages: deque[bytes]) -> bytes:
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
-    """A frame with one ClientRequest of as many encoded ones as fit, one at least; they leave the queue."""
+    """A frame with one ClientRequest of the encoded ones that fit, at least one. Removes them from the
+    queue."""
     return _wrapped(requests, _REQUEST, _REQUESTS)
 
 
 def client_responses(responses: deque[bytes]) -> bytes:
-    """A frame with one ClientResponse of as many encoded ones as fit, one at least; they leave the queue."""
+    """A frame with one ClientResponse of the encoded ones that fit, at least one. Removes them from the
+    queue."""
     return _wrapped(responses, _RESPONSE, _RESPONSES)
 
 
@@ -64,7 +67,8 @@ def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:
 
 
 def _take(queue: deque[bytes], tag: bytes, at_most: int, parts: list[bytes]) -> int:
-    """Move what fits from the queue to `parts`, each as a field with this tag. How many bytes that are."""
+    """Move what fits from the queue to `parts`, each as a field with this tag. Returns the number of
+    bytes."""
     size = taken = 0
     while queue and (not taken or (size + len(queue[0]) < FRAME_BYTES and taken < at_most)):
         raw = queue.popleft()

@@ -1,8 +1,8 @@
 """Probes, metrics and identity over HTTP/1.1, on asyncio alone: aiohttp would cost a node 10 MB.
 
-Made by the node. Answers GET and HEAD, one request per connection. Invariants: whatever arrives, the connection is
-closed within seconds, at most 8 KiB were read of it, and the event loop went on. A probe is answered however many other
-connections there are: a new one takes the place of the oldest, of those first that have asked for nothing.
+Made by the node. Answers GET and HEAD, one request per connection. Invariants: every connection is closed
+within seconds, at most 8 KiB of it are read, and the event loop keeps running. A probe is answered despite
+many other connections: a new one replaces the oldest, and first those that have not sent a request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stele.rpc.logging import OncePer
 
 log = structlog.get_logger("stele.rpc.http")
 
-# Here, in what servers alone import: programs that import the client have metrics of their own.
+# Here, because only servers import this: programs that import the client have metrics of their own.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 HEAD_BYTES_MAX = 8_192
@@ -40,7 +40,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a route answers."""
+    """A route's answer."""
 
     status: int
     body: bytes
@@ -51,22 +51,23 @@ Route = Callable[[], Awaitable[Reply]]
 
 
 class Health(Protocol):
-    """What a process knows of itself. Each answers "" for yes, else why not, at once and without waiting."""
+    """What a process knows of its health. Each method returns "" for yes, else the reason, at once and
+    without waiting."""
 
     def live(self) -> str:
-        """Whether the event loop does its work. Never asks for quorum or peers."""
+        """Whether the event loop runs. Never depends on quorum or peers."""
         ...
 
     def started(self) -> str:
-        """Whether the replay of the log is done."""
+        """Whether the log is replayed."""
         ...
 
     def ready(self) -> str:
-        """Whether it serves and has caught up."""
+        """Whether the process serves and has caught up."""
         ...
 
     def identity(self) -> Mapping[str, Any]:
-        """Cluster, node, incarnation, format id, addresses: what /identity shows as JSON."""
+        """Cluster, node, incarnation, format id and addresses, for /identity as JSON."""
         ...
 
 
@@ -93,8 +94,10 @@ def standard_routes(health: Health, registry: CollectorRegistry) -> dict[str, Ro
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:
-    """/metrics: what `registry` holds, in the text format of Prometheus; not when each counter was made (`_created`). Who
-    asks while it is put together gets the same."""
+    """/metrics: the content of `registry` in Prometheus' text format, without the creation times
+    (`_created`).
+
+    Requests that arrive while it is being made get the same text."""
     under_way: asyncio.Task[bytes] | None = None
 
     async def metrics() -> Reply:
@@ -113,7 +116,7 @@ class HttpServer:
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes = routes
         self._server: asyncio.Server | None = None
-        # Oldest first. Those of `_asking` have not sent a whole request yet.
+        # Oldest first. Connections in `_asking` have not sent a whole request yet.
         self._asking: dict[asyncio.StreamWriter, None] = {}
         self._answering: dict[asyncio.StreamWriter, None] = {}
         self._once = OncePer()
@@ -122,7 +125,7 @@ class HttpServer:
         """Listen; port 0 picks one. Returns the port.
 
         Raises:
-            Rejected: INVALID_ARGUMENT if the port is in use or the address is not this machine's.
+            Rejected: INVALID_ARGUMENT: the port is in use, or the address is not this machine's.
         """
         try:
             self._server = await asyncio.start_server(
@@ -153,7 +156,7 @@ class HttpServer:
             self._once.tell(
                 log.info, "http connection dropped", source, "dropped", source=source, error=error
             )
-            writer.transport.abort()  # closed alone, it would wait until what was answered has been taken
+            writer.transport.abort()  # `close` would wait until the client has read the answer
         finally:
             self._asking.pop(writer, None)
             self._answering.pop(writer, None)
@@ -190,9 +193,9 @@ class HttpServer:
     async def _route(self, path: str) -> Reply:
         route = self._routes.get(path)
         if route is None:
-            return Reply(404, f"no such page; there are {', '.join(sorted(self._routes))}\n".encode())
+            return Reply(404, f"no such page; the pages are {', '.join(sorted(self._routes))}\n".encode())
         try:
             return await route()
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is told, and the others are served
+        except Exception as exc:  # noqa: BLE001 - it is logged, and other requests are still served
             self._once.tell(log.error, "http route failed", path, "failed", path=path, exc_info=exc)
-            return Reply(500, b"failed; the log says why\n")
+            return Reply(500, b"the page failed; the log says why\n")

@@ -1,8 +1,9 @@
-"""Who speaks to whom: checked on every unary call (metadata) and on the first message of every stream (Hello).
+"""Who speaks to whom: checked on every unary call (metadata) and on the first message of every stream
+(Hello).
 
-Owns the newest start and address of each node, by the masters' word and by what nodes say of themselves. Invariant: a
-call that names another cluster, another node, an unknown protocol or an earlier start of its node is refused before its
-body is looked at, and no caller can shut out a node that the masters hear.
+Knows the newest start and address of each node, from the masters and from the nodes. Invariant: a call is
+refused before its body is read if it names another cluster, another node, an unknown protocol or an earlier
+start of its node. No caller can shut out a node that the masters hear.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TO_INCARNATION_KEY = "stele-to-incarnation"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a caller says of itself and of whom it wants. Empty or 0: not said."""
+    """What a caller says of itself and of the node that it wants. Empty or 0: not said."""
 
     cluster_id: str
     protocol_version: int
@@ -43,15 +44,16 @@ class Caller:
     from_address: str = ""
     channel: str = ""
     fork_id: str | None = None
-    """None: not said. A client may not know it yet; a node of a release without fork ids runs as formed, which is ""."""
+    """None: not said. A client may not know it yet. A node of a release without fork ids counts as "", the
+    original."""
 
 
 @dataclass(slots=True)
 class Identity:
     """This process. A client has no node id, and no cluster id until a server told it.
 
-    `fork_id`: which copy of the cluster's volumes it belongs to; "" as the cluster was formed, None: a client that does not
-    know it yet.
+    `fork_id`: the copy of the cluster's volumes that it belongs to; "" for the original; None: a client does
+    not know it yet.
     """
 
     cluster_id: ClusterId = NO_CLUSTER
@@ -61,7 +63,7 @@ class Identity:
     fork_id: str | None = None
 
     def metadata(self, to_node: str = "", to_incarnation: int = 0) -> tuple[tuple[str, str], ...]:
-        """Metadata for a unary call to `to_node` ("": whoever answers)."""
+        """Metadata for a unary call to `to_node`; "" for whoever answers."""
         pairs = [(PROTOCOL_KEY, str(PROTOCOL_VERSION))]
         if self.cluster_id:
             pairs.append((CLUSTER_KEY, self.cluster_id))
@@ -77,7 +79,7 @@ class Identity:
         return tuple(pairs)
 
     def hello(self, to_node: str = "", to_incarnation: int = 0, channel: str = "") -> common_pb2.Hello:
-        """The first message of a stream to `to_node`, or the answer to one."""
+        """The first message of a stream to `to_node`, or the answer to it."""
         return common_pb2.Hello(
             cluster_id=id_to_pb(self.cluster_id),
             protocol_version=PROTOCOL_VERSION,
@@ -92,15 +94,15 @@ class Identity:
 
 
 def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
-    """What the metadata of a call say.
+    """The caller according to a call's metadata.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION without a protocol version, INVALID_ARGUMENT for a number that is none.
+        Rejected: UNSUPPORTED_VERSION without a protocol version; INVALID_ARGUMENT for an invalid number.
     """
     fields = {key: value for key, value in metadata if isinstance(value, str)}
     if PROTOCOL_KEY not in fields:
         raise Rejected(
-            f"call without the metadata {PROTOCOL_KEY}; expected {PROTOCOL_KEY}: {PROTOCOL_VERSION}",
+            f"the call lacks the metadata {PROTOCOL_KEY}; expected {PROTOCOL_KEY}: {PROTOCOL_VERSION}",
             code=Code.UNSUPPORTED_VERSION,
         )
 
@@ -109,7 +111,7 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         found = bounds.digits(text)
         if found is None:
             raise Rejected(
-                f"metadata {key}: {text[:40]!r} is no number; expected 1 to {bounds.NUMBER_DIGITS_MAX} digits"
+                f"metadata {key}: {text[:40]!r} is not a number; expected 1 to {bounds.NUMBER_DIGITS_MAX} digits"
             )
         return found
 
@@ -125,7 +127,7 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
 
 
 def caller_from_hello(hello: common_pb2.Hello) -> Caller:
-    """What a Hello says. Raises `Rejected` for identifiers that are none."""
+    """The caller according to a Hello. Raises `Rejected` for invalid identifiers."""
     return Caller(
         cluster_id=id_from_pb(hello.cluster_id),
         protocol_version=hello.protocol_version,
@@ -147,10 +149,10 @@ def wall_ms() -> int:
 class PeerBook:
     """Where each node is, and which start of it is the newest. One per process.
 
-    What a node says of itself proves little: anybody may say it in its name. So the masters' word, where there is one,
-    decides which earlier starts are refused. A node's own word decides that only of nodes that no master has told of yet.
-    A start that is later than the masters' newest is dialled where it says it is, for bounds.HEARD_ADDRESS_MS after it last
-    said so: a true start tells the masters within a heartbeat, a forged one is forgotten.
+    Anybody can speak in a node's name, so what a node says of itself proves little. If the masters have told
+    of a node, only their word decides which earlier starts are refused; otherwise the node's own does. A
+    start newer than the masters know is dialled at its own address, for bounds.HEARD_ADDRESS_MS after it last
+    spoke. A true start tells the masters within a heartbeat; a forged one is forgotten.
     """
 
     __slots__ = ("_heard", "_now_ms", "_told")
@@ -161,21 +163,21 @@ class PeerBook:
         self._heard: dict[str, tuple[int, str, int]] = {}  # incarnation, address, when in ms
 
     def told(self, node_id: str, incarnation: int, address: str) -> None:
-        """Take note of what the masters say of a node; the newest word counts, also a lower incarnation."""
+        """Record what the masters say of a node. The latest word counts, even if its incarnation is lower."""
         self._told[node_id] = incarnation, address
 
     def observe(self, node_id: str, incarnation: int, address: str) -> None:
-        """Take note of where a node says it is; a lower incarnation than one already heard changes nothing.
+        """Record where a node says it is. An incarnation lower than one already heard changes nothing.
 
         Raises:
-            Rejected: INVALID_ARGUMENT, an incarnation that no start of this node can have reached.
+            Rejected: INVALID_ARGUMENT: no start of this node can have this incarnation.
         """
         heard, known, _ = self._heard.get(node_id, (0, "", 0))
         highest = self._highest(node_id, heard)
         if incarnation > highest:
             raise Rejected(
-                f"node {node_id} speaks as incarnation {incarnation}; {highest} is the most that it can have reached. "
-                "Somebody else speaks in its name, or the clock was wrong when its volume was formatted"
+                f"node {node_id} speaks as incarnation {incarnation}, but can have reached at most {highest}; "
+                "another process speaks in its name, or the clock was wrong when its volume was formatted"
             )
         if incarnation < heard:
             return
@@ -184,7 +186,7 @@ class PeerBook:
         self._heard[node_id] = incarnation, address or known, self._now_ms()
 
     def _highest(self, node_id: str, heard: int) -> int:
-        """The highest incarnation that is believed of a node now."""
+        """The highest incarnation of a node that is plausible now."""
         known = self._told.get(node_id, (0, ""))[0] or heard
         if not known:
             return bounds.INCARNATION_MAX
@@ -192,12 +194,13 @@ class PeerBook:
         return max(known + bounds.INCARNATION_JUMP_MAX, formatted_anew)
 
     def incarnation(self, node_id: str) -> int:
-        """The newest start of this node, earlier ones of which are refused; 0 if none is known."""
+        """The newest start of this node; calls of earlier ones are refused. 0 if none is known."""
         return self._told.get(node_id, (0, ""))[0] or self._heard.get(node_id, (0, "", 0))[0]
 
     def address(self, node_id: str) -> str:
-        """Where the newest start that anybody knows of is, "" if it never said. The masters' word counts once a later start has
-        been silent for bounds.HEARD_ADDRESS_MS."""
+        """The address of the newest known start; "" if it is not known.
+
+        The masters' address counts again once a later start was silent for bounds.HEARD_ADDRESS_MS."""
         told_incarnation, told_address = self._told.get(node_id, (0, ""))
         incarnation, heard_address, heard_ms = self._heard.get(node_id, (0, "", 0))
         if incarnation > told_incarnation and self._now_ms() - heard_ms < bounds.HEARD_ADDRESS_MS:
@@ -206,7 +209,7 @@ class PeerBook:
 
 
 def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) -> None:
-    """Refuse who belongs to another copy of this cluster's volumes. None: not said, see `Caller.fork_id`.
+    """Refuse a caller of another copy of this cluster's volumes. None: not said, see `Caller.fork_id`.
 
     Raises:
         Rejected: WRONG_CLUSTER.
@@ -215,7 +218,7 @@ def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) 
     here = identity.fork_id or ""
     if said is not None and said != here:
         raise Rejected(
-            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, the caller belongs to "
+            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, but the caller belongs to "
             f"{_copy(said)}; two copies of a cluster never speak to each other: check the address that was dialled, and "
             "--fork-id",
             code=Code.WRONG_CLUSTER,
@@ -227,37 +230,40 @@ def _copy(fork_id: str) -> str:
 
 
 def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bool = False) -> None:
-    """Refuse a caller that is not of this cluster, does not mean this node, or was replaced by a later start
-    (`earlier_too`: whoever is called judges that).
+    """Refuse a caller of another cluster, one that wants another node, or one that a later start has
+    replaced.
+
+    `earlier_too`: accept an earlier start, because the called method judges that.
 
     On return the caller's incarnation and address are in `book`.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION, WRONG_CLUSTER, WRONG_NODE, STALE_INCARNATION, or INVALID_ARGUMENT for an
-            incarnation that is not believed.
+        Rejected: UNSUPPORTED_VERSION, WRONG_CLUSTER, WRONG_NODE, STALE_INCARNATION, or INVALID_ARGUMENT for
+            an implausible incarnation.
     """
     if caller.protocol_version != PROTOCOL_VERSION:
         raise Rejected(
-            f"protocol version {caller.protocol_version} is unknown here, this program speaks {PROTOCOL_VERSION}; "
+            f"protocol version {caller.protocol_version} is unknown here; this program speaks {PROTOCOL_VERSION}; "
             "upgrade the older side",
             code=Code.UNSUPPORTED_VERSION,
         )
     known = caller.cluster_id or not caller.from_node
     if not known or (caller.cluster_id and caller.cluster_id != identity.cluster_id):
         raise Rejected(
-            f"this is cluster {identity.cluster_id}, the caller belongs to {caller.cluster_id or 'none'}; "
-            "check the address it dialled",
+            f"this is cluster {identity.cluster_id}, but the caller belongs to {caller.cluster_id or 'none'}; "
+            "check the address that it dialled",
             code=Code.WRONG_CLUSTER,
         )
     ensure_same_fork(identity, caller.fork_id, of_node=bool(caller.from_node))
     if caller.to_node and caller.to_node != identity.node_id:
         raise Rejected(
-            f"this is node {identity.node_id}, the caller wants {caller.to_node}; its address has changed owners",
+            f"this is node {identity.node_id}, but the caller wants {caller.to_node}; "
+            "the address now belongs to another node",
             code=Code.WRONG_NODE,
         )
     if caller.to_incarnation > identity.incarnation:
         raise Rejected(
-            f"the caller has met incarnation {caller.to_incarnation} of node {identity.node_id}, this is "
+            f"the caller has met incarnation {caller.to_incarnation} of node {identity.node_id}, but this is "
             f"{identity.incarnation}: an older copy of its volume is running; stop one of them",
             code=Code.STALE_INCARNATION,
         )
@@ -266,7 +272,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     seen = book.incarnation(caller.from_node)
     if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
-            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, {seen} was already seen; "
+            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, but {seen} was already seen; "
             "a later start of it is running",
             code=Code.STALE_INCARNATION,
         )

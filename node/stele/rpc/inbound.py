@@ -1,7 +1,7 @@
-"""What peers send: the server's half of the streams between nodes. Made by the node beside its PeerTransport.
+"""The server's half of the streams between nodes. Made by the node beside its PeerTransport.
 
-Checks the Hello (OpenPeerStream) and hands every message on, in order, on the event loop. Invariant: of one peer and
-channel only the newest stream is heard; an older one that lingers is ended.
+Checks the Hello (OpenPeerStream) and passes every message on, in order, on the event loop. Invariant: for
+each peer and channel only the newest stream is read; an older one is ended.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from stele.rpc.peers import BULK, CONTROL, PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 MESSAGES_PER_TURN = 128
-"""After so many messages of one stream the loop gets a turn."""
+"""After this many messages of one stream, the loop gets a turn."""
 
 
 class PeerInbound:
-    """Takes in the streams that other nodes open. Shares identity, book and callbacks with the outbound half."""
+    """Accepts the streams that other nodes open. Shares identity, book and callbacks with the outbound
+    half."""
 
     def __init__(self, transport: PeerTransport, budget: ByteBudget, listener: StreamListener) -> None:
         self._transport = transport
@@ -37,25 +38,25 @@ class PeerInbound:
         self._listener = listener
         self._arriving = Arriving(budget.reserve_bytes)
         self._streams: dict[tuple[NodeId, str], _Stream] = {}
-        self._keys: dict[tuple[NodeId, str], bytes] = {}  # the newest given out
+        self._keys: dict[tuple[NodeId, str], bytes] = {}  # the newest key of each peer and channel
 
     def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
-        """A peer wants to open a stream: who we are, where to connect, and the key to begin with.
+        """Answer a peer that wants to open a stream: who we are, the port, and the key to begin with.
 
         Raises:
             Rejected: another cluster or node, an earlier start, an unknown channel.
-            Retryable: no stream can be taken in just now.
+            Retryable: no stream can be accepted now.
         """
         identity = self._transport.identity
         caller = caller_from_hello(request.hello)
         check(identity, self._transport.book, caller)
         if not caller.from_node or caller.channel not in (CONTROL, BULK):
-            raise Rejected(f"hello without a node, or with the unknown channel {caller.channel[:20]!r}")
+            raise Rejected(f"the hello names no node, or the unknown channel {caller.channel[:20]!r}")
         node_id, channel = NodeId(caller.from_node), caller.channel
         self._listener.forget(self._keys.pop((node_id, channel), b""))
         key = self._listener.expect(lambda connection: self._begin(connection, node_id, channel), peer=True)
         self._keys[node_id, channel] = key
-        if len(self._keys) > bounds.PEERS_HEARD_MAX:  # of whom nobody came any more
+        if len(self._keys) > bounds.PEERS_HEARD_MAX:  # drop keys of peers that no longer connect
             del self._keys[next(iter(self._keys))]
         hello = identity.hello(caller.from_node, caller.from_incarnation)
         return common_pb2.OpenStreamResponse(hello=hello, port=self._listener.port, key=key)
@@ -96,20 +97,20 @@ class _Stream:
         self._connection = connection
         self._frames: deque[bytes] = deque()
         self._messages: Iterator[consensus_pb2.ConsensusMessage] | None = None
-        self._charged_bytes = 0  # for the frame whose messages are handed on
+        self._charged_bytes = 0  # for the frame whose messages are being passed on
         self._resting = False
         self._ended = False
         self._count = metrics.peer_frames.cell(channel, "received")
         self._bytes = metrics.peer_bytes.cell(channel, "received")
 
     def take(self, frames: list[bytes]) -> None:
-        """Frames have come in."""
+        """Frames have arrived."""
         self._frames.extend(frames)
         if not self._resting:
             self._work()
 
     def end(self) -> None:
-        """End the connection; what was not handed on is lost."""
+        """End the connection. Messages not passed on are lost."""
         self._ended = True
         self._frames.clear()
         self._messages = None
@@ -134,7 +135,7 @@ class _Stream:
                 try:
                     self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
                 except DecodeError:
-                    raise Rejected(f"{size} bytes that are no frame between peers") from None
+                    raise Rejected(f"the frame of {size} bytes is not a frame between peers") from None
                 self._transport.on_heard(node_id)
             for message in self._messages:
                 on_message(node_id, message)
@@ -159,7 +160,7 @@ class _Stream:
             return
         try:
             self._work()
-        except Exception as exc:  # noqa: BLE001 - as where frames come in: this connection is of no use any more
+        except Exception as exc:  # noqa: BLE001 - whatever it was, this connection cannot be used any more
             self._connection.close(exc)
         if not self._resting:
             self._connection.read(True)

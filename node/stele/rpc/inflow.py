@@ -1,14 +1,14 @@
-"""Ends connections of Flight that bring more than commands and tickets take. Made by `FlightServer`; one thread.
+"""Ends Flight connections that send more than commands and tickets need. Made by `FlightServer`; one thread.
 
-pyarrow sets no limit to a message, and offers none: it holds each one whole, several times over, before anybody is asked. So the
-kernel is asked what came in over each connection (TCP_INFO), and the sockets are found among this process's own. Where the
-system does not tell, nothing is watched.
+pyarrow has no limit for messages: it holds each one whole, several times over, before it calls our code. So
+this asks the kernel how much arrived on each connection (TCP_INFO), and finds the sockets among the process's
+own. If the system cannot tell, nothing is watched.
 
-A look at all connections takes some 2 ms for 500 of them, so there is one each LOOK_S. A large message takes memory as it
-comes in: where this process has grown by GREW_BYTES since the last look, there is one at once.
+A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A large message takes memory while
+it arrives: if the process has grown by GREW_BYTES since the last look, the next one is at once.
 
-Invariant: over a connection come ALLOWED_BYTES at once, and then RATE_BYTES each second, beside a sixteenth of what was
-sent over it, which is far more than its acknowledgements take; and what comes between two looks.
+Invariant: a connection may send ALLOWED_BYTES at once and then RATE_BYTES a second. A sixteenth of what was
+sent to it is allowed too, far more than its acknowledgements take; and whatever arrives between two looks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ALLOWED_BYTES = 4 << 20
 RATE_BYTES = 1 << 20
 LOOK_S = 1.0
 GREW_S = 0.05
-"""Between two looks at how much memory this process has."""
+"""Seconds between two looks at the process's memory."""
 GREW_BYTES = 16 << 20
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
-"""Where tcpi_bytes_acked and tcpi_bytes_received stand in the kernel's struct tcp_info."""
+"""Offsets of tcpi_bytes_acked and tcpi_bytes_received in the kernel's struct tcp_info."""
 _DESCRIPTORS = "/proc/self/fd"
 _MEMORY = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -44,7 +44,7 @@ class _Flow:
         self.allowed = float(ALLOWED_BYTES)
 
     def passed(self, seconds: float, acked: int, received: int) -> bool:
-        """Whether it has brought no more than it may."""
+        """Whether the connection has sent no more than allowed."""
         brought = received - self.received - (acked - self.acked) // 16
         self.received, self.acked = received, acked
         self.allowed = min(self.allowed + RATE_BYTES * seconds, ALLOWED_BYTES) - max(0, brought)
@@ -52,14 +52,14 @@ class _Flow:
 
 
 class Looks:
-    """When the connections are to be looked at."""
+    """Decides when to look at the connections."""
 
     def __init__(self, now_s: float, resident_bytes: int) -> None:
         self._looked_s = now_s
         self._resident_bytes = resident_bytes
 
     def due(self, now_s: float, resident_bytes: int) -> float:
-        """Seconds since the last look, if there is to be one now; else 0."""
+        """Seconds since the last look if another is due now; else 0."""
         passed_s = now_s - self._looked_s
         self._resident_bytes = min(self._resident_bytes, resident_bytes)
         if passed_s < LOOK_S and resident_bytes - self._resident_bytes < GREW_BYTES:
@@ -69,12 +69,14 @@ class Looks:
 
 
 class InflowWatch:
-    """Of the connections to one port of this process; `ended(host)` is told of each that was ended."""
+    """Watches the connections to one port of this process. Calls `ended(host)` for each that was ended."""
 
     def __init__(self, port: int, ended: Callable[[str], None]) -> None:
         self._port = port
         self._ended = ended
-        self._flows: dict[tuple[int, int], _Flow | None] = {}  # by descriptor and inode; None: another socket
+        self._flows: dict[
+            tuple[int, int], _Flow | None
+        ] = {}  # by descriptor and inode; None: not one of these connections
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if os.path.isdir(_DESCRIPTORS) and hasattr(socket, "TCP_INFO"):
@@ -84,7 +86,7 @@ class InflowWatch:
             self._thread.start()
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
@@ -101,7 +103,7 @@ class InflowWatch:
     def _look(self, seconds: float) -> None:
         try:
             names = os.listdir(_DESCRIPTORS)
-        except OSError:  # this process has no descriptor left
+        except OSError:  # no file descriptor is left
             return
         before, self._flows = self._flows, {}
         for name in names:
@@ -135,12 +137,12 @@ class InflowWatch:
             told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
             if len(told) < size or flow.passed(seconds, *_ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT)):
                 return
-            if sock.getsockname()[1] == self._port:  # the descriptor may be another socket's by now
+            if sock.getsockname()[1] == self._port:  # the descriptor may belong to another socket by now
                 host = str(sock.getpeername()[0])
                 sock.shutdown(socket.SHUT_RDWR)
                 self._ended(host)
 
 
 def _resident_bytes(statm: int) -> int:
-    """How much memory this process has, from its open statm: it may have no other descriptor left."""
+    """The process's memory, from its open statm file: there may be no descriptor left to open another."""
     return int(os.pread(statm, 256, 0).split()[1]) * _PAGE_BYTES

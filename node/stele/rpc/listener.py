@@ -1,7 +1,7 @@
-"""The port at which a node takes in streams: connections that begin with a key which this node gave out before.
+"""The port for streams: a connection begins with a key that this node gave out before.
 
-Made by the node; `PeerInbound` and `ClientStreams` give out the keys. Invariant: a key is good once and for seconds;
-who has none is refused, and kept no longer than those seconds.
+Made by the node; `PeerInbound` and `ClientStreams` give out the keys. Invariant: a key is good once and for
+seconds. A connection without one is refused within those seconds.
 """
 
 from __future__ import annotations
@@ -29,26 +29,28 @@ _KEYS_FOR_PEERS = 1_024
 _STRANGERS_MAX = 1_024
 
 Take = Callable[[FramedConnection], None]
-"""Whose connection it is: sets what happens with its frames."""
+"""The owner of a connection: sets what happens with its frames."""
 
 
 class StreamListener:
-    """Listens once `listen` was called; `port` says where."""
+    """Listens once `listen` was called; `port` is then known."""
 
     def __init__(self) -> None:
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._keys: dict[bytes, tuple[Take, float]] = {}  # for whom, good until
-        self._strangers: dict[FramedConnection, asyncio.TimerHandle] = {}  # connections without a key so far
+        self._keys: dict[bytes, tuple[Take, float]] = {}  # (owner, good until)
+        self._strangers: dict[
+            FramedConnection, asyncio.TimerHandle
+        ] = {}  # connections that have not shown a key yet
         self._taken: set[FramedConnection] = set()
         self._closed = False
         self._once = OncePer()
 
     async def listen(self, host: str, port: int) -> None:
-        """Take in connections; port 0 picks one.
+        """Accept connections; port 0 picks one.
 
         Raises:
-            Rejected: INVALID_ARGUMENT if the address is not one of this machine or the port is in use.
+            Rejected: INVALID_ARGUMENT: the address is not one of this machine, or the port is in use.
         """
         address, _ = split_address(await resolve_one(join_address(host, port)))
         try:
@@ -63,7 +65,7 @@ class StreamListener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Hear nobody any more, for good."""
+        """Accept no more connections, for good."""
         self._closed = True
         self._keys.clear()
         if self._server is not None:
@@ -73,16 +75,17 @@ class StreamListener:
             connection.close()
         await asyncio.gather(*(connection.closed() for connection in connections))
         if self._server is not None:
-            await self._server.wait_closed()  # last: from Python 3.12 on it waits for all connections too
+            # Last, because from Python 3.12 on it waits for all connections too.
+            await self._server.wait_closed()
 
     def expect(self, take: Take, *, peer: bool = False) -> bytes:
-        """A key for a stream that is about to be opened; some are kept back for peers.
+        """A key for a stream that is about to be opened. Some are reserved for peers.
 
         Raises:
-            Retryable: NOT_READY before `listen` and after `close`, THROTTLED if too many keys are out.
+            Retryable: NOT_READY before `listen` and after `close`; THROTTLED if too many keys are unused.
         """
         if not self.port or self._closed:
-            raise Retryable("this node does not take in streams now; try again", code=Code.NOT_READY)
+            raise Retryable("this node does not accept streams now; try again", code=Code.NOT_READY)
         now = asyncio.get_running_loop().time()
         self._keys = {key: of for key, of in self._keys.items() if of[1] > now}
         if len(self._keys) >= (_KEYS_MAX if peer else _KEYS_MAX - _KEYS_FOR_PEERS):
@@ -92,37 +95,37 @@ class StreamListener:
         return key
 
     def forget(self, key: bytes) -> None:
-        """A key that was given out is good no more."""
+        """Make a key invalid."""
         self._keys.pop(key, None)
 
-    # --- a connection's life
+    # --- the life of a connection
 
     def came(self, connection: FramedConnection) -> None:
-        """It has said nothing yet."""
-        if self._closed:  # the kernel had taken it in before
+        """A connection was made; it has said nothing yet."""
+        if self._closed:  # the kernel accepted it before
             connection.close()
             return
         connection.lost.add_done_callback(lambda lost: self._gone(connection, lost.result()))
-        if len(self._strangers) >= _STRANGERS_MAX:  # who has a key shows it at once
+        if len(self._strangers) >= _STRANGERS_MAX:  # a connection with a key shows it at once
             oldest = next(iter(self._strangers))
             self._strangers.pop(oldest).cancel()
-            oldest.close(Rejected("too many connections without a key"))
+            oldest.close(Rejected("too many connections have shown no key"))
         late = Rejected("no key came in time")
         timer = asyncio.get_running_loop().call_later(_KEY_TIMEOUT_S, connection.close, late)
         self._strangers[connection] = timer
 
     def show(self, connection: FramedConnection, key: bytes) -> None:
-        """It has shown what should be a key.
+        """The connection has sent what should be a key.
 
         Raises:
-            Rejected: it is none.
+            Rejected: it is not one.
         """
         timer = self._strangers.pop(connection, None)
         if timer is not None:
             timer.cancel()
         found = self._keys.pop(key, None)
         if found is None or found[1] <= asyncio.get_running_loop().time():
-            raise Rejected("it did not begin with a key that this node gave out")
+            raise Rejected("the connection did not begin with a key that this node gave out")
         self._taken.add(connection)
         found[0](connection)
 
@@ -133,7 +136,8 @@ class StreamListener:
             timer.cancel()
         if error is not None:
             self._tell(connection, error)
-            # The connection holds it, and its frames the connection, with the frame that came last.
+            # The connection holds this error, the error its frames, and a frame the connection: break the
+            # cycle.
             let_go(error)
 
     def _tell(self, connection: FramedConnection, error: Exception) -> None:
@@ -147,18 +151,19 @@ class StreamListener:
         elif isinstance(error, SteleError):
             self._once.tell(log.info, "stream ended", source, error.code, source=source, error=str(error))
         else:
-            event = "stream ended by a fault of ours"
+            event = "a stream ended because of a bug"
             self._once.tell(log.error, event, source, type(error), source=source, exc_info=error)
 
 
 class _Stranger(asyncio.Protocol):
-    """A connection from outside that has not shown a key yet; then what comes in goes to the connection directly."""
+    """A connection from outside that has not shown a key yet. After that, bytes go to its FramedConnection
+    directly."""
 
     def __init__(self, listener: StreamListener) -> None:
         self._listener = listener
         self._connection = FramedConnection()
         self._transport: asyncio.BaseTransport
-        self._head = b""  # what it has said so far
+        self._head = b""  # the bytes received so far
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -173,7 +178,9 @@ class _Stranger(asyncio.Protocol):
         prefix = KEY_BYTES.to_bytes(LENGTH_BYTES, "big")
         size = LENGTH_BYTES + KEY_BYTES
         if head[:LENGTH_BYTES] != prefix[: len(head)]:
-            self._connection.close(Rejected("it did not begin with a key that this node gave out"))
+            self._connection.close(
+                Rejected("the connection did not begin with a key that this node gave out")
+            )
         elif len(head) >= size:
             try:
                 self._listener.show(self._connection, head[LENGTH_BYTES:size])
@@ -185,7 +192,7 @@ class _Stranger(asyncio.Protocol):
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    """As gRPC does it: the wildcard of IPv6 takes IPv4 too."""
+    """A listening socket, made as gRPC does it: the IPv6 wildcard also accepts IPv4."""
     if ":" not in address:
         return socket.create_server((address, port), backlog=_BACKLOG)
     both = address == "::" and socket.has_dualstack_ipv6()

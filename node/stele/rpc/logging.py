@@ -1,4 +1,4 @@
-"""Sets up structlog for a process, and keeps a stranger from filling the log. Called once by the command line.
+"""Sets up structlog for a process, and keeps outsiders from filling the log. The command line calls it once.
 
 Invariant: one event is one line, on standard error, with a time, a level, a logger and its ids as key-values.
 """
@@ -20,8 +20,10 @@ SOURCES_MAX = 1_024
 
 
 def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str = "") -> None:
-    """Log to standard error: JSON lines, or text. None: text on a terminal, else JSON. `node_id`: of this process, which each
-    line names as `local_node`. Text has colours on a terminal alone, and none where NO_COLOR is set (no-color.org)."""
+    """Log to standard error, as JSON lines or text. None: text on a terminal, else JSON.
+
+    Each line names `node_id` as `local_node`. Text has colours only on a terminal, and not if NO_COLOR is set
+    (no-color.org)."""
     terminal = sys.stderr.isatty()
     if json_lines is None:
         json_lines = not terminal
@@ -50,7 +52,7 @@ def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str =
 
 
 def _escaped(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What other processes sent gives no orders to the terminal that shows it, and ends no line."""
+    """Escape text from other processes, so that it cannot control the terminal or end a line."""
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = printable(value)
@@ -58,7 +60,7 @@ def _escaped(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mutab
 
 
 def _naming(node_id: str) -> Callable[[Any, str, MutableMapping[str, Any]], MutableMapping[str, Any]]:
-    """Puts this node's name into each line, whichever thread it comes from."""
+    """Adds this node's id to each line, from any thread."""
     name = node_id[:8]
 
     def put(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -69,7 +71,7 @@ def _naming(node_id: str) -> Callable[[Any, str, MutableMapping[str, Any]], Muta
 
 
 class _NamedLogger(structlog.WriteLogger):
-    """Writes lines; its name arrives as the positional argument of `structlog.get_logger`."""
+    """Writes lines. Its name is the positional argument of `structlog.get_logger`."""
 
 
 def _named_logger(*names: str) -> _NamedLogger:
@@ -77,7 +79,7 @@ def _named_logger(*names: str) -> _NamedLogger:
 
 
 class OncePer:
-    """Logs each kind of fault once per source in `seconds`; the next line says how many were left out since."""
+    """Logs each kind of fault once per source in `seconds`. The next line says how many were left out."""
 
     __slots__ = ("_clock", "_seconds", "_seen")
 
@@ -86,12 +88,13 @@ class OncePer:
         self._clock = clock
         self._seen: dict[
             tuple[str, object], list[float]
-        ] = {}  # when it was told, how many were left out since
+        ] = {}  # (time of the last line, faults left out since)
 
     def tell(self, log: Callable[..., Any], event: str, source: str, fault: object, /, **fields: Any) -> bool:
-        """Log `event` with `fields` by `log`, a logger's method, unless that was done within the period. Whether it was.
+        """Log `event` with `fields` by `log`, a logger's method, unless that was done in this period. Returns
+        whether.
 
-        `fault`: one of a fixed set. Of more than SOURCES_MAX sources and faults those beyond share a line for each fault.
+        `fault`: one of a fixed set. Sources and faults beyond SOURCES_MAX share a line for each fault.
         """
         now = self._clock()
         key = (source, fault)

@@ -1,8 +1,8 @@
-"""Calls to whichever master leads. Used by clients, drivers and the operator; owns the list of masters and a guess who
-leads.
+"""Calls to the leader master. Used by clients, drivers and the operator. Keeps the list of masters and who
+may lead.
 
-Any address given may be a name with several addresses. Invariant: a call is retried only while the answer says
-that it was not done, or if the caller says that it may be done twice.
+An address may be a name with several addresses. Invariant: a call is retried only if the answer says that it
+was not done, or if the caller says that it may be done twice.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _NOT_DONE = frozenset(
 _MAYBE_DONE = frozenset((Code.TIMED_OUT, Code.UNKNOWN_OUTCOME))
 _LEADS_NOT = "does not lead"
 _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
-"""Of several masters' errors the one that says most is told; of these the later ones say more."""
+"""Of several masters' errors the most telling one is raised; later ones in this tuple tell more."""
 
 
 LIST_AGAIN_S = 5.0
-"""So long after a leader was asked who the masters are, the next that answers is asked again; nodes likewise."""
+"""This long after the masters were listed, the list is asked for again; likewise for nodes."""
 NODES_ASKED = 3
-"""So many nodes at once are asked who the masters are; some may be gone as well."""
+"""The number of nodes that are asked at once who the masters are. Some may be gone too."""
 
 
 def parse_masters(masters: str | Iterable[str]) -> list[str]:
-    """Addresses of "A,B,C" or of a list; port 7051 where none is given.
+    """Addresses from "A,B,C" or from a list. The default port is 7051.
 
     Raises:
-        Rejected: none at all, or one that is not HOST or HOST:PORT.
+        Rejected: there is no address, or one is not HOST or HOST:PORT.
     """
     given = masters.split(",") if isinstance(masters, str) else masters
     listed = list(given) if isinstance(given, Iterable) else [given]
@@ -59,15 +59,15 @@ def parse_masters(masters: str | Iterable[str]) -> list[str]:
             host, port = split_address(text, default_port=DEFAULT_PORT)
             found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if not found:
-        raise Rejected("no masters given", advice=Advice.NAME_MASTERS)
+        raise Rejected("no masters are given", advice=Advice.NAME_MASTERS)
     return found
 
 
 class Masters:
-    """The masters of a cluster. One per client. `timeout_s` and `rounds` hold for calls that name none themselves.
+    """The masters of a cluster. One per client. `timeout_s` and `rounds` are the defaults for calls.
 
-    `first_contact_s`: patience until any master has answered once; None for those who were told where masters are.
-    `nodes`: addresses of nodes, which are asked who the masters are when no master answers.
+    `first_contact_s`: patience until any master has answered once; None if the masters' addresses are
+    certain. `nodes`: addresses of nodes, which are asked who the masters are if no master answers.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class Masters:
         self._meeting = asyncio.Lock()
         self.met = first_contact_s is None
         """Whether a master has ever answered."""
-        self._unmet = (0.0, "")  # when the last attempt to meet one failed, and why
-        self._known: list[str] = []  # the presumed leader first
+        self._unmet = (0.0, "")  # (time, reason) of the last failed first contact
+        self._known: list[str] = []  # the likely leader first
         self._list_again = 0.0
         self._ask_again = 0.0
         self._by_node: dict[str, str] = {}
         self._rng = rng or random.Random()
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Take up the newest list of addresses; older ones go, those given at the start stay. No address: nothing."""
+        """Replace the list of addresses. Those given at the start stay. An empty list changes nothing."""
         newest = dict.fromkeys(a for a in addresses if a)
         if newest:
             self._known = list(dict.fromkeys([*(a for a in self._known if a in newest), *newest]))
@@ -114,12 +114,13 @@ class Masters:
         idempotent: bool = True,
         retry_when: Callable[[SteleError], bool] = lambda error: False,
     ) -> Any:
-        """Ask the leader master, looking for it as long as `timeout_s` allows, among all of them `rounds` times at most.
+        """Ask the leader master. Look for it within `timeout_s`, and ask all masters at most `rounds` times.
 
-        `idempotent`: also retried when it is not known whether it was done. `retry_when`: other errors to retry on.
+        `idempotent`: retry also if it is not known whether the call was done. `retry_when`: other errors to
+        retry on.
 
         Raises:
-            SteleError: the leader's own answer, or the last reason why there was none; UNAVAILABLE after
+            SteleError: the leader's own answer, or the last reason why there was none. UNAVAILABLE after
                 `first_contact_s` if no master ever answered.
         """
         timeout_s, rounds = timeout_s or self._timeout_s, rounds or self._rounds
@@ -142,7 +143,7 @@ class Masters:
         async with self._meeting:
             if self.met:
                 return
-            if asked < self._unmet[0]:  # whoever waited for the same attempt shares its end
+            if asked < self._unmet[0]:  # callers that waited for the same attempt share its result
                 raise Retryable(self._unmet[1], code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
             try:
                 address = await first_contact(self._pool, self._given, patience_s)
@@ -160,10 +161,10 @@ class Masters:
         idempotent: bool,
         retry_when: Callable[[SteleError], bool],
     ) -> Any:
-        """Ask each master once, hints first. Returns the answer, or the error that says most.
+        """Ask each master once, likely leaders first. Returns the answer, or the error that says most.
 
-        An address of another cluster's may have been a master's of ours, whose pod is gone. Raises WRONG_CLUSTER if there is
-        no other.
+        An address of another cluster may once have been a master of ours whose pod is gone. Raises
+        WRONG_CLUSTER only if there is no other address.
         """
         worst: SteleError = Retryable("no master answers", code=Code.UNAVAILABLE, advice=Advice.CHECK_MASTERS)
         waiting = await self._addresses()
@@ -196,7 +197,7 @@ class Masters:
                     if isinstance(error, NotLeader)
                     else str(error.args[0]).removeprefix(f"{address}: ")
                 )
-                # Whoever listened there may listen elsewhere now: where, is asked again when it is named next.
+                # The master there may have moved. Its address is looked up again when it is named next.
                 self._by_node = {n: a for n, a in self._by_node.items() if a != address}
                 hint = error.leader_hint if isinstance(error, NotLeader) else ""
                 if hint:
@@ -212,7 +213,8 @@ class Masters:
         return _summed_up(worst, said)
 
     async def _hear_of_others(self, leader: str, deadline: float) -> None:
-        """Who else is a master by now: one after another all that were given may be replaced, and then none would answer."""
+        """Ask for the present list of masters. If all given ones were replaced one by one, none would answer
+        later."""
         now = time.monotonic()
         if now < self._list_again or now >= deadline:
             return
@@ -222,7 +224,8 @@ class Masters:
             self.learn(self._by_node.values())
 
     async def _ask_nodes(self, deadline: float) -> None:
-        """All masters may have been replaced while none was asked; nodes tell each new one that they live."""
+        """Ask nodes for the masters: all may have been replaced meanwhile, and nodes report to every new
+        one."""
         now, nodes = time.monotonic(), list(self._nodes())
         if now < self._ask_again or now >= deadline:
             return
@@ -241,7 +244,7 @@ class Masters:
 
         asked = self._rng.sample(nodes, min(len(nodes), NODES_ASKED))
         told = itertools.chain.from_iterable(await asyncio.gather(*(ask(address) for address in asked)))
-        # What a node was given at its start is among it, and may be old: nobody is forgotten for it.
+        # The answers may include old addresses from the nodes' start, so no known address is dropped.
         self._known = list(dict.fromkeys([*self._known, *told]))
 
     async def _list(self, told_by: str, timeout_s: float) -> None:
@@ -265,7 +268,7 @@ class Masters:
                 await self._list(told_by, 1.0)
             except SteleError:
                 return told_by
-            # It does not lead and may have old news: nobody is forgotten for it.
+            # It does not lead and may have an old list, so no known address is dropped.
             self._known = list(dict.fromkeys([*self._known, *self._by_node.values()]))
         return self._by_node.get(node_id, told_by)
 
@@ -275,7 +278,8 @@ class Masters:
 
 
 def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
-    """`worst`, or where it tells of one master only what each of them said: which are down is what has to be known."""
+    """`worst`, or a summary of what each master said if `worst` tells only of one. Users need to know which
+    are down."""
     reasons = ", ".join(f"{address} ({said[address]})" for address in sorted(said))
     if isinstance(worst, NotLeader):
         return NotLeader(f"no master leads: {reasons}{_minority(said)}", leader_hint=worst.leader_hint)
@@ -285,14 +289,14 @@ def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
 
 
 def _minority(said: Mapping[str, str]) -> str:
-    """Why none leads, if so few masters answer that they cannot elect one."""
+    """Why none leads, if too few masters answer to elect a leader."""
     answering, needed = list(said.values()).count(_LEADS_NOT), len(said) // 2 + 1
     if answering >= needed:
         return ""
     answer = "answers" if answering == 1 else "answer"
-    return f"; {answering} of {len(said)} {answer}, a majority ({needed} of {len(said)}) is needed"
+    return f"; {answering} of {len(said)} {answer}, but a majority ({needed} of {len(said)}) is needed"
 
 
 def _says(error: SteleError) -> int:
-    """How much an error tells of the cluster."""
+    """How much an error tells about the cluster; higher is more."""
     return _SAYS_LITTLE.index(error.code) if error.code in _SAYS_LITTLE else len(_SAYS_LITTLE)

@@ -1,9 +1,10 @@
-"""Messages between replicas: per peer node one outbound stream for control and one for bulk, dialled when wanted.
+"""Messages between replicas: for each peer node one outbound stream for control and one for bulk, dialled
+when needed.
 
 Called by stele.consensus on the event loop. A stream is opened over gRPC, where both nodes say who they are
-(OpenPeerStream), and runs over a TCP connection of its own. A message that cannot be sent is lost, which the algorithm
-tolerates; what is sent on one channel arrives in order. Invariant: memory held for a peer is bounded, and control never
-waits behind bulk. A link on which nobody sends any more, and which does not stand, is gone.
+(OpenPeerStream), and uses its own TCP connection. A message that cannot be sent is dropped, which Raft
+tolerates. Messages of one channel arrive in order. Invariant: the memory for a peer is bounded, and control
+never waits behind bulk. A link that is not connected and not used is removed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ OnMessage = Callable[[NodeId, consensus_pb2.ConsensusMessage], None]
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """Bounds and waits of a link to one peer."""
+    """Bounds and waiting times of a link to one peer."""
 
     control_messages_max: int = 4_096
     bulk_bytes_max: int = 64 << 20
@@ -44,14 +45,17 @@ class PeerOptions:
     backoff_first_s: float = 0.05
     backoff_max_s: float = 1.0
     heartbeat_delay_s: float = 0.015
-    """So long a mere heartbeat waits for company: many tablets' heartbeats to a node leave as one frame."""
+    """A mere heartbeat waits this long for others, so that many tablets' heartbeats to a node leave in one
+    frame."""
     forget_s: float = 60.0
-    """So long a link that does not stand is kept while nothing is sent on it: its node may be gone for good."""
+    """An unconnected link is kept this long while nothing is sent on it: its node may be gone for good."""
 
 
 class PeerTransport:
-    """All links of this node. `resolve_address(node_id)` gives the last known HOST:PORT of a node, "" if none; `on_heard`
-    is called for each frame that comes in, before `on_message` is for its messages."""
+    """All links of this node. `resolve_address(node_id)` gives a node's last known HOST:PORT, "" if there is
+    none.
+
+    `on_heard` is called for each frame that arrives, before `on_message` is called for its messages."""
 
     def __init__(
         self,
@@ -77,14 +81,15 @@ class PeerTransport:
 
     @property
     def identity(self) -> Identity:
-        """Of this process."""
+        """The identity of this process."""
         return self.pool.identity
 
     def send(self, node_id: NodeId, raw: bytes, *, bulk: bool = False, may_wait: bool = False) -> bool:
-        """Queue an encoded ConsensusMessage; all that one turn of the loop queues for a peer leaves together. Never blocks.
-        `may_wait`: it is a mere heartbeat.
+        """Queue an encoded ConsensusMessage. Never blocks. What one turn of the loop queues for a peer leaves
+        together.
 
-        False if it was dropped: no connection, a full queue, or a message above the limit.
+        `may_wait`: it is a mere heartbeat. Returns False if the message was dropped: no connection, a full
+        queue, or a message above the limit.
         """
         channel = BULK if bulk else CONTROL
         link = self._links.get((node_id, channel))
@@ -96,12 +101,12 @@ class PeerTransport:
         return False
 
     def connected(self, node_id: NodeId) -> bool:
-        """Whether the control stream to this node stands."""
+        """Whether the control stream to this node is connected."""
         link = self._links.get((node_id, CONTROL))
         return link is not None and link.established
 
     def address_of(self, node_id: NodeId) -> str:
-        """Where to dial a node: what it said last itself, else what the owner knows."""
+        """Where to dial a node: the address it said last, else the one that the owner knows."""
         return self.book.address(node_id) or self._resolve_address(node_id)
 
     async def close(self) -> None:
@@ -111,7 +116,8 @@ class PeerTransport:
 
 
 class _Link:
-    """One outbound stream: a queue, and a task that dials, and dials again. Messages leave at the end of a turn."""
+    """One outbound stream: a queue, and a task that dials and redials. Messages leave at the end of a
+    turn."""
 
     def __init__(
         self,
@@ -140,11 +146,11 @@ class _Link:
 
     @property
     def established(self) -> bool:
-        """Whether the stream stands."""
+        """Whether the stream is connected."""
         return self._connection is not None
 
     def put(self, raw: bytes, may_wait: bool) -> bool:
-        """Queue one encoded message, unless the peer is known not to answer just now."""
+        """Queue one encoded message, unless the peer is known to be unreachable now."""
         if self._resting or len(raw) + 64 > MESSAGE_BYTES_MAX:
             return False
         options = self._transport.options
@@ -152,12 +158,12 @@ class _Link:
             if self._queued_bytes and self._queued_bytes + len(raw) > options.bulk_bytes_max:
                 return False
         elif len(self._queue) >= options.control_messages_max:
-            self._queued_bytes -= len(self._queue.popleft())  # the oldest says least
+            self._queued_bytes -= len(self._queue.popleft())  # the oldest message is worth least
             metrics.peer_dropped.labels(self._channel).inc()
         self._queue.append(raw)
         self._queued_bytes += len(raw)
         if self._flushing:
-            return True  # it leaves with what was queued in this turn before
+            return True  # it leaves with what this turn queued before
         if not may_wait:
             self._wake()
         elif self._timer is None:
@@ -205,14 +211,14 @@ class _Link:
             except SteleError as exc:
                 self._once.tell(
                     self._log.info,
-                    "no stream to peer",
+                    "cannot open a stream to a peer; it will be dialled again",
                     "it stood" if stood_at else "",
                     exc.code,
                     error=str(exc),
                     address=self._address(),
                 )
-            except Exception:  # noqa: BLE001 - whatever it was, a link that ends for good parts two nodes
-                self._log.exception("stream to peer failed; it is dialled again")
+            except Exception:  # noqa: BLE001 - a link must never end for good, or two nodes lose contact
+                self._log.exception("a stream to a peer failed because of a bug; it will be dialled again")
             self._clear()
             if stood_at and self._channel == CONTROL:
                 self._transport.on_disconnect(self._node_id)
@@ -224,7 +230,7 @@ class _Link:
             backoff_s = min(backoff_s * 2, options.backoff_max_s)
 
     async def _is_wanted(self) -> bool:
-        """Whether there is something to send, once there is; False: nothing was for long, and this link is let go."""
+        """Wait until there is something to send. False: nothing came for long, so the link is removed."""
         try:
             async with asyncio.timeout(self._transport.options.forget_s):
                 await self._wanted.wait()
@@ -235,10 +241,10 @@ class _Link:
         return True
 
     async def _dial(self) -> FramedConnection:
-        """Introduce ourselves over gRPC, then connect where the peer says."""
+        """Introduce this node over gRPC, then connect to the port that the peer names."""
         address = self._address()
         if not address:
-            raise Retryable("no address of this node is known yet")
+            raise Retryable("the node's address is not known yet")
         try:
             async with asyncio.timeout(self._transport.options.dial_timeout_s):
                 answer = await self._introduce(address)
@@ -247,7 +253,7 @@ class _Link:
             raise Retryable(f"{address} did not open a stream in time") from None
         connection.on_frames = _nothing_comes_back
         connection.on_full = self._room
-        self._log.info("stream to peer stands", address=address)
+        self._log.info("connected a stream to a peer", address=address)
         return connection
 
     def _room(self, full: bool) -> None:
@@ -269,12 +275,13 @@ class _Link:
         check(transport.identity, transport.book, caller)
         if caller.from_node != self._node_id:
             raise Rejected(
-                f"dialled node {self._node_id}, {caller.from_node or 'nobody'} answered", code=Code.WRONG_NODE
+                f"dialled node {self._node_id}, but {caller.from_node or 'nobody'} answered",
+                code=Code.WRONG_NODE,
             )
         return answer
 
     async def _until_lost(self, connection: FramedConnection) -> None:
-        """Let messages leave until the connection has ended. Raises what ended it."""
+        """Send messages until the connection has ended. Raises what ended it."""
         self._connection = connection
         try:
             self._flush()
@@ -297,4 +304,4 @@ class _Link:
 
 
 def _nothing_comes_back(frames: list[bytes]) -> None:
-    raise Rejected(f"{len(frames)} frames came on a stream that only we send on")
+    raise Rejected(f"{len(frames)} frames arrived on a stream that only this node may send on")

@@ -1,9 +1,9 @@
-"""Places for streams that a node serves at once: shared out to its callers, and taken from those who take nothing. Used by
-flight.py; any thread.
+"""Places for the streams that a node serves at once, shared out fairly among callers. Used by flight.py; any
+thread.
 
-Invariants: no more than `count` places are taken. Who has none is not kept out by one caller that has many: the last quarter
-is for callers below an equal share. Where none is free, a stream whose reader takes nothing for YIELD_S gives way, of the
-callers that have the most.
+Invariants: at most `count` places are taken. A caller with many cannot keep out one with none: the last
+quarter is for callers below an equal share. If no place is free, a stream whose reader took nothing for
+YIELD_S gives way. It is chosen among the callers with the most places.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ YIELD_S = 1.0
 
 
 class Place:
-    """Of one stream. `idle_since_s`: since when its reader lets it wait, on time.monotonic; infinity while it works.
-    `give_way` ends the stream, if its reader still lets it wait."""
+    """A stream's place. `idle_since_s`: when its reader began to take nothing, on time.monotonic; else
+    infinity.
+
+    `give_way` ends the stream if its reader still takes nothing."""
 
     __slots__ = ("_places", "give_way", "idle_since_s", "source")
 
@@ -30,23 +32,23 @@ class Place:
         self.give_way: Callable[[], None] = lambda: None
 
     def release(self) -> None:
-        """Another may have it; a second call does nothing."""
+        """Free the place. A second call does nothing."""
         places, self._places = self._places, None
         if places is not None:
             places.left(self)
 
 
 class Places:
-    """`count` of them, for one kind of stream."""
+    """`count` places for one kind of stream."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._lock = threading.RLock()  # the end of a stream may come wherever memory is taken, in here too
+        self._lock = threading.RLock()  # a stream may be freed at any memory allocation, also in here
         self._taken: dict[Place, None] = {}
         self._of: Counter[str] = Counter()
 
     def take(self, source: str) -> Place | None:
-        """A place for a stream of this caller; None: there is none."""
+        """A place for a stream of this caller; None if there is none."""
         for _ in range(self._count + 1):
             with self._lock:
                 if self._may_take(source):
@@ -61,7 +63,7 @@ class Places:
         return None
 
     def left(self, place: Place) -> None:
-        """Its stream has ended."""
+        """The stream of this place has ended."""
         with self._lock:
             if self._taken.pop(place, place) is None:
                 self._of[place.source] -= 1

@@ -1,10 +1,12 @@
-"""Requests of unary calls that are under way: gRPC says of none how large it is before all of it has come.
+"""Limits how many unary requests are read at once: gRPC does not say how large one is before all of it has
+arrived.
 
-Used by `Guard`. So a place is taken before a request is read, and given back once all of it is there and is charged to the
-budget. Whoever finds no place waits for its turn (`FairQueue`); meanwhile gRPC holds 64 KiB of it.
+Used by `Guard`. A request gets a place before it is read, and gives it back once it is read and charged to
+the budget. A request without a place waits for its turn (`FairQueue`); gRPC holds at most 64 KiB of it
+meanwhile.
 
-Invariant: no more than `places` requests are read at once. One that does not come is given up after ARRIVES_S; while others
-wait, the one that began first after YIELD_S.
+Invariant: at most `places` requests are read at once. A request that does not arrive is given up after
+ARRIVES_S. While others wait, the one that began first is given up after YIELD_S.
 """
 
 from __future__ import annotations
@@ -23,18 +25,18 @@ YIELD_S = 2.0
 
 
 class RequestPlaces:
-    """Event loop only."""
+    """The places. Event loop only."""
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._waiting: FairQueue[asyncio.Future[None]] = FairQueue()
-        self._reading: dict[asyncio.Timeout, float] = {}  # since when; the one that began first is the first
+        self._reading: dict[asyncio.Timeout, float] = {}  # start times, in order
 
     async def receive(self, source: tuple[str, ...], read: Callable[[], Awaitable[T]]) -> T:
-        """The request that `read` gives, once there is a place.
+        """Read the request with `read`, once there is a place.
 
         Raises:
-            Retryable: TIMED_OUT, it did not come in time; what `read` raises.
+            Retryable: TIMED_OUT: it did not arrive in time. Also what `read` raises.
         """
         if self._free:
             self._free -= 1
@@ -51,7 +53,7 @@ class RequestPlaces:
                     del self._reading[timeout]
         except TimeoutError:
             raise Retryable(
-                "the request did not come in time, and others wait; send it again", code=Code.TIMED_OUT
+                "the request did not arrive in time while others waited; send it again", code=Code.TIMED_OUT
             ) from None
         finally:
             self._leave()
@@ -64,7 +66,7 @@ class RequestPlaces:
             await future
         except asyncio.CancelledError:
             if not self._waiting.remove(source, future):
-                self._leave()  # it had its place already
+                self._leave()  # it already had its place
             raise
 
     def _leave(self) -> None:
@@ -77,7 +79,7 @@ class RequestPlaces:
         self._free += 1
 
     def _hurry(self) -> None:
-        """While others wait, the one that began first has so long and no longer."""
+        """While others wait, give the request that began first only YIELD_S."""
         if self._waiting and self._reading:
             oldest, began_s = next(iter(self._reading.items()))
             due_s = max(began_s + YIELD_S, asyncio.get_running_loop().time())

@@ -1,6 +1,6 @@
-"""Host names to addresses. Called by channels.py and peers.py before they dial; keeps nothing.
+"""Resolves host names. Called by channels.py and peers.py before they dial. Caches nothing.
 
-gRPC's own resolver caches, and knows a name's new address only after its channel failed for a while; a pod's address
+gRPC's own resolver caches, and learns a new address only some time after its channel failed. A pod's address
 changes with every restart. So names are resolved here, in a thread, at each dial.
 """
 
@@ -15,7 +15,7 @@ from stele.rpc.threads import in_thread
 
 
 def split_address(address: str, *, default_port: int | None = None) -> tuple[str, int]:
-    """(host, port) of `host:port`, `[v6]:port`, or `host` where there is a default port.
+    """(host, port) of `host:port`, `[v6]:port`, or of `host` if there is a default port.
 
     Raises:
         Rejected: INVALID_ARGUMENT for anything else.
@@ -40,11 +40,11 @@ def join_address(host: str, port: int) -> str:
 
 
 async def resolve(address: str, *, default_port: int | None = None) -> list[str]:
-    """All `ip:port` that `address` means, in the resolver's order. An address that is an IP already is not looked up.
+    """All `ip:port` that `address` resolves to, in the resolver's order. An IP address is not looked up.
 
     Raises:
-        Rejected: if `address` is not HOST:PORT.
-        Retryable: UNAVAILABLE if the name does not resolve now.
+        Rejected: `address` is not HOST:PORT.
+        Retryable: UNAVAILABLE: the name does not resolve now.
     """
     host, port = split_address(address, default_port=default_port)
     try:
@@ -60,5 +60,5 @@ async def resolve(address: str, *, default_port: int | None = None) -> list[str]
 
 
 async def resolve_one(address: str) -> str:
-    """The first of `resolve`."""
+    """The first address of `resolve`."""
     return (await resolve(address))[0]

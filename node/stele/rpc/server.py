@@ -1,7 +1,8 @@
 """The gRPC server of a node or master: limits, keepalive, and the guard in front of every servicer.
 
-Servicers simply raise `SteleError`. Invariant: no unary request is read before its caller was checked and it has a place
-(`RequestPlaces`), none is decoded before its bytes were charged, and none is answered with a traceback.
+Servicers just raise `SteleError`. Invariant: no unary request is read before its caller was checked and it
+has a place (`RequestPlaces`). None is decoded before its bytes were charged. None is answered with a
+traceback.
 """
 
 from __future__ import annotations
@@ -45,35 +46,35 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Below the clients' keepalive time, else they are sent away for pinging too often.
+    # Below the clients' keepalive time; otherwise the server would drop clients for pinging too often.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 4),
     ("grpc.http2.max_ping_strikes", 0),
-    # A port in use is an error to report, not one to share.
+    # A port in use must be an error, not be shared.
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 16 << 10),
-    # What nobody has asked to read yet: 64 KiB of a call, and so many calls of a connection.
+    # Limits of unread data: 64 KiB of a call, and this many calls of a connection.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_concurrent_streams", 256),
 )
 
 _JUDGE_STARTS = frozenset({"/stele.v1.MasterService/TSHeartbeat"})
-"""Methods that judge an earlier start of their caller themselves."""
+"""Methods that judge by themselves whether their caller is an earlier start."""
 _CANNOT_LISTEN = {
     errno.EADDRINUSE: ("the port is in use", "stop what uses it or choose another"),
-    errno.EADDRNOTAVAIL: ("the address is not this machine's", "give one that is, or 0.0.0.0"),
+    errno.EADDRNOTAVAIL: ("the address is not this machine's", "use one that is, or 0.0.0.0"),
     errno.EACCES: ("this user may not use the port", "choose one above 1023"),
 }
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Checks identity, charges the budget, decodes, and turns what a servicer raises into a status."""
+    """Checks identity, charges the budget, decodes, and turns a servicer's errors into statuses."""
 
     def __init__(self, identity: Identity, book: PeerBook, budget: ByteBudget) -> None:
         self._identity = identity
         self._book = book
         self._budget = budget
         self._once = OncePer()
-        # Of what clients may have, and of the nodes' reserve, a quarter is for requests that are under way.
+        # A quarter of the clients' part, and of the nodes' reserve, is for requests that are being read.
         clients_bytes = budget.limit_bytes - budget.reserve_bytes
         self._of_clients = RequestPlaces(_places(clients_bytes))
         self._of_nodes = RequestPlaces(_places(budget.reserve_bytes))
@@ -83,13 +84,14 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """The servicer's handler behind this guard."""
+        """See grpc.aio.ServerInterceptor: the servicer's handler behind this guard."""
         method = handler_call_details.method
         handler = await continuation(handler_call_details)
         if handler is None:
             return grpc.stream_stream_rpc_method_handler(self._unknown(method))
         metadata = handler_call_details.invocation_metadata
-        # As a stream of one request, which is the same to the caller: so it is read when we want it.
+        # Served as a stream of one request, which the caller cannot tell: so this code decides when to read
+        # it.
         return grpc.stream_unary_rpc_method_handler(
             self._unary(handler, method, metadata), None, handler.response_serializer
         )
@@ -97,13 +99,13 @@ class Guard(grpc.aio.ServerInterceptor):
     def _unary(self, handler: Any, method: str, metadata: Any) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(_: Any, context: Any) -> Any:
             raw = b""
-            source = source_of(context.peer())  # gRPC forgets it of a call that it has ended itself
+            source = source_of(context.peer())  # read now: gRPC forgets it once it has ended the call
             try:
                 control = self._admit(method, metadata)
                 places = self._of_nodes if control else self._of_clients
                 came: Any = await places.receive(source, context.read)
                 if came is grpc.aio.EOF:
-                    raise Rejected(f"{method[:100]}: a call without a request")
+                    raise Rejected(f"{method[:100]}: the call has no request")
                 raw, came = came, None
                 with self._budget.charge(len(raw) + REQUEST_BYTES, control=control):
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
@@ -112,8 +114,8 @@ class Guard(grpc.aio.ServerInterceptor):
                 )
                 metrics.rpc_requests.labels(method, "OK").inc()
                 return response
-            except Exception as exc:  # noqa: BLE001 - the border: what is not ours is logged and told as INTERNAL
-                raw = b""  # what ends the call holds this frame until the collector runs
+            except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
+                raw = b""  # the error holds this frame until the garbage collector runs
                 await self._refuse(context, method, source[0], exc)
 
         return call
@@ -137,7 +139,7 @@ class Guard(grpc.aio.ServerInterceptor):
         try:
             request = handler.request_deserializer(raw)
         except DecodeError as exc:
-            raise Rejected(f"{method}: {len(raw)} bytes that are no request of this method") from exc
+            raise Rejected(f"{method}: the {len(raw)} bytes are not a request of this method") from exc
         refuse_beyond_bounds(request)
         return request
 
@@ -170,7 +172,7 @@ def make_server(identity: Identity, book: PeerBook, budget: ByteBudget) -> grpc.
 
 
 async def check_free(address: str, flag: str) -> None:
-    """Make sure that this process can listen at `address` (HOST:PORT), which `flag` gave. Binds and lets go.
+    """Check that this process can listen at `address` (HOST:PORT), which `flag` gave. Binds and releases it.
 
     Raises:
         Rejected: INVALID_ARGUMENT with the reason and what to do.
@@ -179,11 +181,11 @@ async def check_free(address: str, flag: str) -> None:
         host, port = split_address(await resolve_one(address))
     except Retryable as exc:
         raise Rejected(
-            f"{flag} {address}: the name does not resolve; give an address of this machine"
+            f"{flag} {address}: the name does not resolve; use an address of this machine"
         ) from exc
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # gRPC sets it too
         try:
             probe.bind((host, port))
         except OSError as exc:
@@ -195,7 +197,7 @@ async def bind(server: grpc.aio.Server, address: str) -> int:
     """Listen at `address` (HOST:PORT); port 0 picks one. Returns the port. Call before `server.start()`.
 
     Raises:
-        Rejected: INVALID_ARGUMENT if the address is not one of this machine or the port is in use.
+        Rejected: INVALID_ARGUMENT: the address is not one of this machine, or the port is in use.
     """
     _, wanted = split_address(address)
     resolved = await resolve_one(address)
@@ -212,8 +214,9 @@ async def bind(server: grpc.aio.Server, address: str) -> int:
 
 
 async def stop(server: grpc.aio.Server, grace_s: float) -> None:
-    """Refuse new calls, wait `grace_s` seconds for those under way, then cut them off; nothing is served on return.
+    """Refuse new calls, give those in progress `grace_s` seconds, then cut them off. Nothing is served on
+    return.
 
-    That may take long on a machine that stands still: whoever runs the process bounds its end.
+    This may take long on a stalled machine, so the process's owner must bound it.
     """
     await server.stop(grace_s)

@@ -1,8 +1,8 @@
-"""Waits for Flight that end: a stream whose other end goes silent is given up, a call that is not taken is left behind.
+"""Bounded waits for Flight: a silent stream is given up, and a call that is not accepted is left behind.
 
-Used by stele.rpc.flight_client, in its callers' threads. pyarrow bounds a whole call only, and a stream may rightly take hours; so what is
-bounded here is the time between two signs of life. A stopped process or a machine that dropped off the network keeps
-its connections for minutes otherwise.
+Used by stele.rpc.flight_client, in its callers' threads. pyarrow can only bound a whole call, but a stream
+may rightly take hours. So this bounds the time between two signs of life. Otherwise a stopped process, or a
+machine that left the network, would hold its connections for minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_S = 0.2
 
 
 class Watched:
-    """A stream under watch. `due`: when it is cancelled unless something has come, on time.monotonic."""
+    """A watched stream. `due`: when it is cancelled if nothing arrives, on time.monotonic."""
 
     __slots__ = ("cancel", "due", "gone")
 
@@ -31,16 +31,17 @@ class Watched:
 
 
 class Watchdog:
-    """One thread, begun with the first stream, that cancels those that are overdue."""
+    """A thread that cancels overdue streams. It starts with the first stream."""
 
     def __init__(self) -> None:
-        self._lock = RLock()  # the end of an object may call `forget` wherever memory is taken, in here too
+        # Reentrant: an object may be freed and call `forget` at any memory allocation, also in here.
+        self._lock = RLock()
         self._watched: dict[int, Watched] = {}
         self._thread: Thread | None = None
         self._closed = Event()
 
     def watch(self, cancel: Callable[[], None]) -> Watched:
-        """Begin; `cancel` is called from another thread, at most once."""
+        """Watch a stream. `cancel` is called from another thread, at most once."""
         watched = Watched(cancel)
         with self._lock:
             self._watched[id(watched)] = watched
@@ -55,11 +56,11 @@ class Watchdog:
             self._watched.pop(id(watched), None)
 
     def close(self) -> None:
-        """End the thread; nothing is cancelled any more."""
+        """End the thread. Nothing is cancelled any more."""
         self._closed.set()
 
     def cancel_all(self) -> None:
-        """Cancel whatever is under watch, now."""
+        """Cancel all watched streams now."""
         with self._lock:
             watched, self._watched = list(self._watched.values()), {}
         for one in watched:
@@ -79,22 +80,24 @@ class Watchdog:
 
 
 def silent(where: str, stall_s: float) -> Retryable:
-    """The error of a stream that was given up."""
+    """The error of a silent stream that was given up."""
     return Retryable(f"{where} has sent nothing for {stall_s:g} s", code=Code.TIMED_OUT)
 
 
 def stopped(where: str) -> Retryable:
-    """The error of a stream that its reader no longer wants."""
+    """The error of a stream that its reader does not want any more."""
     return Retryable(f"{where}: the stream was stopped", code=Code.UNAVAILABLE)
 
 
 def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str) -> Any:
-    """What `call()` returns, a Flight reader, or raises; waits `stall_s` for it and until `stop` at most.
+    """Run `call()`, which opens a Flight reader, for at most `stall_s` and until `stop` is set. Raises what
+    it raises.
 
-    A call that is left behind keeps a thread until TCP gives up, and its stream is cancelled if it comes after all.
+    A call that is left behind keeps a thread until TCP gives up. If it opens a stream after all, that is
+    cancelled.
 
     Raises:
-        Retryable: TIMED_OUT; UNAVAILABLE, `stop` was set.
+        Retryable: TIMED_OUT; or UNAVAILABLE because `stop` was set.
     """
     answer: SimpleQueue[Any] = SimpleQueue()
     left = Event()
@@ -102,7 +105,7 @@ def open_stream(call: Callable[[], Any], stall_s: float, stop: Event, where: str
     def work() -> None:
         try:
             reader = call()
-        except Exception as exc:  # noqa: BLE001 - raised where it is waited for
+        except Exception as exc:  # noqa: BLE001 - raised to the caller that waits
             answer.put(exc)
             return
         answer.put(reader)

@@ -1,8 +1,9 @@
-"""Threads for what blocks, and what becomes of them when the program ends. Used by the client and by resolve.py.
+"""Threads for blocking work, and what happens to them when the program ends. Used by the client and by
+resolve.py.
 
-When the main thread ends, the interpreter first joins the threads of executors and gives out no more of them, then joins the
-program's own; what is left is stopped in the middle of whatever it does. Invariant: no thread of `ReaderThreads` keeps a
-program from ending, and none is left reading when the interpreter goes.
+When the main thread ends, the interpreter first joins the threads of executors and starts no more of them.
+Then it joins the program's own threads. Threads left after that are stopped at an arbitrary place. Invariant:
+no thread of `ReaderThreads` keeps a program from ending, and none reads any more when the interpreter goes.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from stele.model.errors import Rejected
 
 T = TypeVar("T")
 _END_S = 5.0
-"""How long a program that ends waits for readers that were told to stop."""
-_stop_of: dict[Thread, Callable[[], None]] = {}  # of each reader there is
+"""Seconds that an ending program waits for readers that were told to stop."""
+_stop_of: dict[Thread, Callable[[], None]] = {}  # by reader
 
 
 def main_thread_ended() -> Rejected:
-    """The error of what would need another thread by now."""
+    """The error when another thread would be needed, but the main thread has ended."""
     return Rejected(
-        "the main thread of this program has ended, and Python begins no more threads then; join your threads first"
+        "the main thread of this program has ended, so Python starts no more threads; join your threads before that"
     )
 
 
 def begin(executor: Executor | None, call: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-    """`call(*args)` in a thread of `executor`, by default the event loop's.
+    """Run `call(*args)` in a thread of `executor`; by default, of the event loop's executor.
 
     Raises:
         Rejected: the main thread has ended, or the executor was shut down.
@@ -40,15 +41,17 @@ def begin(executor: Executor | None, call: Callable[..., T], *args: Any) -> asyn
     try:
         return asyncio.get_running_loop().run_in_executor(executor, call, *args)
     except RuntimeError as exc:
-        # Python has no other word for it. An executor that has threads shuts itself down then.
+        # Python has no exception type for this. An executor that already has threads shuts itself down then.
         if "interpreter shutdown" not in str(exc) and "after shutdown" not in str(exc):
             raise
         raise main_thread_ended() from exc
 
 
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
-    """What `call(*args)` returns: from a thread, so that the event loop goes on meanwhile; once there are no more threads, as
-    when a client is closed at the program's exit, from here. Raises what it raises."""
+    """The result of `call(*args)`, run in a thread so that the event loop goes on. Raises what it raises.
+
+    If no thread can be started, as when a client is closed at the program's exit, it runs in the calling
+    thread."""
     try:
         answer = begin(None, call, *args)
     except Rejected:
@@ -57,10 +60,11 @@ async def in_thread(call: Callable[..., T], *args: Any) -> T:
 
 
 class ReaderThreads(Executor):
-    """A thread for each call. `stop` ends them all soon: it is called when the program ends, after its own threads have.
+    """A thread for each call. `stop` ends them all soon; it is called when the program ends, after its own
+    threads.
 
-    Calls that wait for somebody to take what they read would hold up for ever a program that left them: an executor of the
-    standard library is joined before anything could tell them.
+    A reader may wait for somebody to take what it read. If the program has ended, it would wait for ever: an
+    executor of the standard library is joined before it could be stopped.
     """
 
     def __init__(self, name: str, stop: Callable[[], None]) -> None:
@@ -68,7 +72,7 @@ class ReaderThreads(Executor):
         self._stop = stop
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Begin `fn`; raises RuntimeError if there can be no thread for it."""
+        """Start `fn` in a thread. Raises RuntimeError if no thread can be started."""
         future: Future[T] = Future()
 
         def work() -> None:
@@ -76,7 +80,7 @@ class ReaderThreads(Executor):
                 if future.set_running_or_notify_cancel():
                     try:
                         found = fn(*args, **kwargs)
-                    except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
+                    except BaseException as exc:  # noqa: BLE001 - raised to the caller that waits
                         future.set_exception(exc)
                     else:
                         future.set_result(found)
@@ -94,7 +98,8 @@ class ReaderThreads(Executor):
 
 
 def _end_readers() -> None:
-    """A thread that comes back from reading when the interpreter has gone could end the process badly."""
+    """Stop readers: a thread that returns from a read after the interpreter has gone could crash the
+    process."""
     left = dict(_stop_of)
     for stop in set(left.values()):
         stop()

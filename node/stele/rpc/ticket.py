@@ -1,7 +1,8 @@
-"""Tickets and commands of Arrow Flight: which rows of which tablet, or which bytes of a tablet copy. Serves nothing.
+"""Tickets and commands of Arrow Flight: which rows of which tablet, or which bytes of a tablet copy. Serves
+nothing.
 
-A version byte, then JSON, so that a client in any language can write one. Invariant: an unknown version is refused,
-never guessed at.
+The format is a version byte and JSON, so that a client in any language can write it. Invariant: an unknown
+version is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, SCAN_WAIT_MAX_MS
 from stele.model.errors import Code, Rejected
 from stele.model.ids import is_id
-from stele.model.jsons import parse_json, whole
+from stele.model.jsons import parse_json, whole_number
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
@@ -28,8 +29,8 @@ T = TypeVar("T")
 class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
-    `wait_ms` is how long the node may wait until the snapshot can be served. `fork_id`: of the copy of the cluster that the
-    ticket was made for; None: not said.
+    `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
+    that the ticket is for; None: not said.
     """
 
     cluster_id: str
@@ -41,7 +42,7 @@ class Ticket:
     fork_id: str | None = None
 
     def encode(self) -> bytes:
-        """Bytes of the ticket; `decode_ticket` is the inverse."""
+        """The ticket as bytes; `decode_ticket` is the inverse."""
         return _encode(
             {
                 "cluster": self.cluster_id,
@@ -57,14 +58,14 @@ class Ticket:
     @staticmethod
     def _parse(fields: dict[str, Any]) -> Ticket:
         if not is_id(fields["tablet"]):
-            raise ValueError("tablet is no identifier")
+            raise ValueError("tablet is not an identifier")
         return Ticket(
             cluster_id=str(fields["cluster"]),
             tablet_id=str(fields["tablet"]),
-            snapshot=whole(fields["snapshot"], _U64_MAX),
-            schema_version=whole(fields["schema_version"], _U64_MAX),
+            snapshot=whole_number(fields["snapshot"], _U64_MAX),
+            schema_version=whole_number(fields["schema_version"], _U64_MAX),
             scan=json.dumps(fields["scan"]),
-            wait_ms=min(whole(fields.get("wait_ms", 5_000), _U64_MAX), SCAN_WAIT_MAX_MS),
+            wait_ms=min(whole_number(fields.get("wait_ms", 5_000), _U64_MAX), SCAN_WAIT_MAX_MS),
             fork_id=_fork_of(fields),
         )
 
@@ -75,7 +76,8 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class CopyTicket:
-    """`length` bytes from `offset` on of one file of a copy session. Says who asks whom, as metadata of a call do."""
+    """`length` bytes from `offset` on of one file of a copy session. Names caller and callee, as a call's
+    metadata do."""
 
     cluster_id: str
     session_id: str
@@ -89,7 +91,7 @@ class CopyTicket:
     fork_id: str | None = None
 
     def encode(self) -> bytes:
-        """Bytes of the ticket."""
+        """The ticket as bytes."""
         return _encode(
             {
                 "cluster": self.cluster_id,
@@ -108,10 +110,10 @@ class CopyTicket:
     @staticmethod
     def _parse(fields: dict[str, Any]) -> CopyTicket:
         if not is_id(fields["from_node"]) or not is_id(fields["to_node"]):
-            raise ValueError("from_node or to_node is no identifier")
-        offset, length = whole(fields["offset"], INDEX_MAX), whole(fields["length"], INDEX_MAX)
+            raise ValueError("from_node or to_node is not an identifier")
+        offset, length = whole_number(fields["offset"], INDEX_MAX), whole_number(fields["length"], INDEX_MAX)
         if length == 0:
-            raise ValueError("no such range of a file")
+            raise ValueError("the range of the file is invalid")
         return CopyTicket(
             cluster_id=str(fields["cluster"]),
             session_id=str(fields["session"]),
@@ -119,9 +121,9 @@ class CopyTicket:
             offset=offset,
             length=length,
             from_node=str(fields["from_node"]),
-            from_incarnation=whole(fields["from_incarnation"], INCARNATION_MAX),
+            from_incarnation=whole_number(fields["from_incarnation"], INCARNATION_MAX),
             to_node=str(fields["to_node"]),
-            protocol_version=whole(fields["protocol"], _U64_MAX),
+            protocol_version=whole_number(fields["protocol"], _U64_MAX),
             fork_id=_fork_of(fields),
         )
 
@@ -135,10 +137,10 @@ def _fork_of(fields: dict[str, Any]) -> str | None:
 
 
 def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
-    """The ticket of either kind: one that names a session is a copy's.
+    """Decode a ticket of either kind. One that names a session is a copy's.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version this program does not know; INVALID_ARGUMENT for no ticket.
+        Rejected: UNSUPPORTED_VERSION: this program does not know the version. INVALID_ARGUMENT: not a ticket.
     """
 
     def parse(fields: dict[str, Any]) -> Ticket | CopyTicket:
@@ -149,9 +151,9 @@ def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
 
 @dataclass(frozen=True, slots=True)
 class ScanCommand:
-    """What GetFlightInfo asks: a whole table by name, or one tablet. `columns` by name, () for all.
+    """A GetFlightInfo command: a whole table by name, or one tablet. `columns` by name; () for all.
 
-    `snapshot` 0: now.
+    `snapshot` 0 means now.
     """
 
     table: str = ""
@@ -160,7 +162,7 @@ class ScanCommand:
     snapshot: int = 0
 
     def encode(self) -> bytes:
-        """Bytes of the command."""
+        """The command as bytes."""
         return _encode(
             {
                 "table": self.table,
@@ -172,17 +174,17 @@ class ScanCommand:
 
     @staticmethod
     def decode(raw: bytes) -> ScanCommand:
-        """The inverse of `encode`. Raises as `decode_ticket` does."""
+        """The inverse of `encode`. Raises what `decode_ticket` raises."""
 
         def parse(fields: dict[str, Any]) -> ScanCommand:
             command = ScanCommand(
                 table=str(fields.get("table", "")),
                 tablet_id=str(fields.get("tablet", "")),
                 columns=tuple(str(name) for name in fields.get("columns", ())),
-                snapshot=whole(fields.get("snapshot", 0), _U64_MAX),
+                snapshot=whole_number(fields.get("snapshot", 0), _U64_MAX),
             )
             if bool(command.table) == bool(command.tablet_id):
-                raise ValueError("name a table or a tablet, one of them")
+                raise ValueError("name either a table or a tablet")
             return command
 
         return _decode(raw, "command", parse)
@@ -196,10 +198,10 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T]) -> T:
     if not raw or raw[0] != TICKET_VERSION:
         version = raw[0] if raw else "none"
         raise Rejected(
-            f"{what}: version {version} is unknown, this program reads {TICKET_VERSION}: a byte, then JSON",
+            f"{what}: version {version} is unknown; this program reads {TICKET_VERSION}: a byte, then JSON",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
         return parse(parse_json(raw[1:]))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise Rejected(f"{what}: {exc!r}; expected what stele.rpc.ticket describes") from exc
+        raise Rejected(f"{what}: {exc!r}; the format is described in stele.rpc.ticket") from exc
