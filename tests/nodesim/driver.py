@@ -135,8 +135,9 @@ class Driver:
     # Mending
 
     def mend(self) -> None:
-        """One step towards a group in which nobody needs a copy, has FAILED or is gone: first a new peer, then the old one goes.
-        Only the leader that all know to lead is asked."""
+        """One step towards a group in which nobody needs a copy, has FAILED or is gone. As the real planner: a group with no
+        fault to spare gives the vote of the lost one up first, any other gets a new voter first. Only the leader that all
+        know to lead is asked."""
         leader = self.leader()
         if leader is None or leader.core is None or leader.replica is None or not leader.replica.is_leader:
             return
@@ -147,10 +148,14 @@ class Driver:
         if not ill:
             return
         idle = [p for p in ill if not p.votes]
+        sound = [p for p in config.voters if p not in ill]
         fresh = config.peer(self._fresh) if self._fresh is not None else None
         if idle or (fresh is not None and fresh.member_type is MemberType.VOTER and fresh not in ill):
             self._fresh = None if not idle else self._fresh
             self._propose(leader, ChangeType.REMOVE, (idle or ill)[0])
+        elif len(sound) <= config.majority:
+            given_up = replace(ill[0], member_type=MemberType.NON_VOTER, promote=False)
+            self._propose(leader, ChangeType.MODIFY, given_up)
         elif (fresh is None or fresh in ill) and len(config.peers) < _PEERS_MAX + 2:
             new = self._copy(leader)
             if new is not None:

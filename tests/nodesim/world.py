@@ -377,8 +377,8 @@ class World:
         for peer in leader.config.peers:
             node = self.nodes[peer.replica_id]
             core = node.core
-            if node.failed or (core is not None and core.log.last_index < leader.log.start.index):
-                continue  # only a copy brings it back, and the driver may not come to it
+            if node.failed:
+                continue
             if core is None or core.term != leader.term or core.leader != leader.self_replica:
                 return False
             if core.log.handed_index < leader.commit_index - 40 or core.config != leader.config:
