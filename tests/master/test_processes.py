@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from stele.client.streams import Streams
 from stele.driver.executor import Executor
 from stele.driver.policy import Policy
 from stele.driver.view import ClusterView, NodeState
@@ -24,7 +25,6 @@ from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto import tserver_pb2
-from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from tests.harness.processes import Cluster
 from tests.master.harness import create_request
 
@@ -118,9 +118,14 @@ async def no_client_writes_the_catalog(cluster: Cluster, caller: Caller) -> None
         value=b"v",
         deadline_ms=2000,
     )
-    for address in cluster.master_addresses:
-        with pytest.raises(Rejected, match="written by the masters alone"):
-            await caller.pool.unary(address, TabletServerServiceStub, "Kv", request)
+    streams = Streams(caller.pool)
+    try:
+        for master in cluster.masters:
+            stream = streams.to(master.node_id, master.address)
+            with pytest.raises(Rejected, match="written by the masters alone"):
+                await stream.ask(tserver_pb2.ClientRequest(kv=request), timeout_s=60)
+    finally:
+        await streams.close()
 
 
 async def create_fail_over_delete(cluster: Cluster, caller: Caller) -> None:

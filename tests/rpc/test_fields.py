@@ -108,4 +108,3 @@ def test_what_is_within_its_bounds_passes() -> None:
             table_name="n" * 10_000, config=common_pb2.ConfigurationPB(opid_index=-1, peers=[PEER])
         )
     )
-    refuse_beyond_bounds(tserver_pb2.WriteRequest(block=b"x" * (1 << 20), sequence=HUGE))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stele.client.streams import Streams
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import DataState
 from stele.model.bounds import FENCE_STEP_MAX, TERM_JUMP_MAX
@@ -18,7 +19,7 @@ from stele.model.ids import ClusterId, NodeId, OpId, ReplicaId, TabletId, new_id
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
-from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub, TabletServerServiceStub
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
 from stele.tserver.node import Node
 from stele.tserver.options import NodeOptions
 from tests.consensus.cluster import OPTIONS, wait_until
@@ -51,6 +52,14 @@ class Alone:
 
     async def ask(self, service: type, method: str, request: Any) -> Any:
         return await self.node.pool.unary(self.node.address, service, method, request, timeout_s=60.0)
+
+    async def send(self, request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        """Over a client's stream."""
+        streams = Streams(self.node.pool)
+        try:
+            return await streams.to(self.node.node_id, self.node.address).ask(request, timeout_s=60.0)
+        finally:
+            await streams.close()
 
     async def create(self, tablet_id: TabletId, opid: OpId) -> None:
         peer = Peer(self.options.node_id, ReplicaId(1), self.node.address)
@@ -275,5 +284,5 @@ async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Al
     assert core.status().term == 9
     with pytest.raises(Rejected) as refused:
         write = tserver_pb2.WriteRequest(tablet_id=id_to_pb(tablet_id), tablet_incarnation=2)
-        await alone.ask(TabletServerServiceStub, "Write", write)
+        await alone.send(tserver_pb2.ClientRequest(write=write))
     assert refused.value.code is Code.STALE_INCARNATION

@@ -1,4 +1,5 @@
-"""Every unary call, every field of it, every kind of hostile value: refused or done, never INTERNAL; and all else goes on."""
+"""Every unary call and client request, every field, every kind of hostile value: refused or done, never INTERNAL; and all
+else goes on."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from stele.client import AsyncClient
+from stele.client.streams import Streams
 from stele.consensus.replica import ReplicaState
 from stele.model.errors import Code, SteleError
 from stele.model.ids import NodeId, TabletId, new_id
@@ -34,6 +36,8 @@ from tests.tserver.local import SCHEMA, LocalCluster, count
 NODES = 1
 AT_ONCE = 16
 CALL_S = 5.0
+STREAM = "client stream"
+"""Not a service: what is sent there, by the field of ClientRequest that holds it."""
 
 _F = FieldDescriptor
 _INTEGERS = {
@@ -174,11 +178,6 @@ def templates(
     }
     of_tablets = {
         "OpenClientStream": common_pb2.OpenStreamRequest(hello=hello),
-        "Write": tserver_pb2.WriteRequest(tablet_id=tablet, client_id=nobody, sequence=1, block=b"x"),
-        "Read": tserver_pb2.ReadRequest(tablet_id=tablet, keys=b"x", column_ids=[0], schema_version=1),
-        "Kv": tserver_pb2.KvRequest(
-            tablet_id=id_to_pb(space), op=tserver_pb2.KV_READ, key=b"k", client_id=nobody
-        ),
         "Checksum": tserver_pb2.ChecksumRequest(tablet_id=tablet),
     }
     of_admins = {
@@ -195,7 +194,15 @@ def templates(
         ),
         "FlushTablet": tserver_pb2.FlushTabletRequest(tablet_id=tablet),
     }
+    of_streams = {
+        "write": tserver_pb2.WriteRequest(tablet_id=tablet, client_id=nobody, sequence=1, block=b"x"),
+        "read": tserver_pb2.ReadRequest(tablet_id=tablet, keys=b"x", column_ids=[0], schema_version=1),
+        "kv": tserver_pb2.KvRequest(
+            tablet_id=id_to_pb(space), op=tserver_pb2.KV_READ, key=b"k", client_id=nobody
+        ),
+    }
     return {
+        STREAM: of_streams,
         "MasterService": of_master,
         "ConsensusService": of_consensus,
         "TabletCopyService": of_copies,
@@ -231,12 +238,21 @@ async def attack(
 ) -> tuple[Counter[str], list[str]]:
     """What was answered, and what never may be."""
     gate, answers, wrong = asyncio.Semaphore(AT_ONCE), Counter[str](), list[str]()
+    node, streams = cluster.running["node-0"], Streams(pool)
+
+    async def send(service: str, method: str, request: Message) -> None:
+        if service == STREAM:
+            asked = tserver_pb2.ClientRequest()
+            getattr(asked, method).CopyFrom(request)
+            await streams.to(node.node_id, node.address).ask(asked, timeout_s=CALL_S)
+            return
+        address = cluster.master_address if service == "MasterService" else node.address
+        await pool.unary(address, STUBS[service], method, request, timeout_s=CALL_S)
 
     async def call(service: str, method: str, what: str, request: Message) -> None:
-        address = cluster.master_address if service == "MasterService" else cluster.running["node-0"].address
         async with gate:
             try:
-                await pool.unary(address, STUBS[service], method, request, timeout_s=CALL_S)
+                await send(service, method, request)
                 code = Code.OK
             except SteleError as exc:
                 code = exc.code
@@ -252,6 +268,7 @@ async def attack(
             for what, changed in hostile(request)
         )
     )
+    await streams.close()
     return answers, wrong
 
 

@@ -24,7 +24,7 @@ LENGTHS: dict[str, int] = {
     # Identifiers: 16 bytes or none, as stele.rpc.convert says.
     **dict.fromkeys(
         (
-            *("tablet_id", "table_id", "node_id", "cluster_id", "client_id", "leader_hint", "source_node"),
+            *("tablet_id", "table_id", "node_id", "cluster_id", "leader_hint", "source_node"),
             *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids"),
         ),
         ELSEWHERE,
@@ -44,8 +44,6 @@ LENGTHS: dict[str, int] = {
     ),
     "default_value": ELSEWHERE,
     **dict.fromkeys(("split_keys", "range_start", "range_end"), bounds.KEY_BYTES_MAX),
-    # Rows and keys of clients. The message limit and the tablet bound them.
-    **dict.fromkeys(("block", "keys", "key", "value"), ELSEWHERE),
 }
 """Characters of strings and bytes of byte strings, also of each item in a list."""
 
@@ -66,10 +64,7 @@ NUMBERS: dict[str, int] = {
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
-    **dict.fromkeys(
-        (*("sequence", "lowest_unfinished", "first_attempt_us", "digest", "snapshot", "bytes_per_second"),),
-        ELSEWHERE,
-    ),
+    **dict.fromkeys(("snapshot", "bytes_per_second"), ELSEWHERE),
 }
 """Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""
 

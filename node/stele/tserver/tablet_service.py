@@ -1,4 +1,4 @@
-"""TabletServerService: writes, point reads, key space operations, checksums; over unary calls and client streams.
+"""TabletServerService: writes, point reads and key space operations over client streams; checksums and status by unary calls.
 
 Parses requests at the edge and hands them to replicas. Invariant: nothing is proposed that was not validated, and
 whatever a client sent comes back as a result or as a SteleError.
@@ -60,9 +60,9 @@ class TabletService(TabletServerServiceServicer):
         """One request of a client stream, other than a write."""
         match request.WhichOneof("body"):
             case "read":
-                return pb.ClientResponse(read=await self.read(request.read))
+                return pb.ClientResponse(read=await self._read(request.read))
             case "kv":
-                return pb.ClientResponse(kv=await self.kv(request.kv))
+                return pb.ClientResponse(kv=await self._kv(request.kv))
             case other:
                 raise Rejected(f"client request of kind {other}; expected write, read or kv")
 
@@ -94,27 +94,7 @@ class TabletService(TabletServerServiceServicer):
             response.row_errors.add(row=each.row, code=int(each.code), message=each.message)
         return response
 
-    # --- unary calls
-
-    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
-        """Where a client's requests go, and the key to begin with."""
-        return self._open_stream(request)
-
-    async def Write(self, request: pb.WriteRequest, context: Any) -> pb.WriteResponse:
-        """As on a stream."""
-        replica = self._replicas.of_request(request.tablet_id)
-        future = self.begin_write(request)
-        return self.end_write(await replica.writes.outcome(future, request.deadline_ms or WRITE_DEADLINE_MS))
-
-    async def Read(self, request: pb.ReadRequest, context: Any) -> pb.ReadResponse:
-        """As on a stream."""
-        return await self.read(request)
-
-    async def Kv(self, request: pb.KvRequest, context: Any) -> pb.KvResponse:
-        """As on a stream."""
-        return await self.kv(request)
-
-    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+    async def _read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or the latest."""
         replica = self._replicas.of_request(request.tablet_id)
         _check_tablet(replica, "table")
@@ -134,7 +114,7 @@ class TabletService(TabletServerServiceServicer):
         )
         return pb.ReadResponse(rows=rows, snapshot=snapshot)
 
-    async def kv(self, request: pb.KvRequest) -> pb.KvResponse:
+    async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
         replica = self._replicas.of_request(request.tablet_id)
         _check_tablet(replica, "keyspace")
@@ -225,6 +205,12 @@ class TabletService(TabletServerServiceServicer):
                 retry_after_ms=wait_ms if wait_ms <= RETRY_AFTER_MS_MAX else 0,
             )
         machine.admit(header, wall_us, error_us)
+
+    # --- unary calls
+
+    async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
+        """Where a client's requests go, and the key to begin with."""
+        return self._open_stream(request)
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""

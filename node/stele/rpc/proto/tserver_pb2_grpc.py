@@ -40,21 +40,6 @@ class TabletServerServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
                 _registered_method=True)
-        self.Write = channel.unary_unary(
-                '/stele.v1.TabletServerService/Write',
-                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteResponse.FromString,
-                _registered_method=True)
-        self.Read = channel.unary_unary(
-                '/stele.v1.TabletServerService/Read',
-                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadResponse.FromString,
-                _registered_method=True)
-        self.Kv = channel.unary_unary(
-                '/stele.v1.TabletServerService/Kv',
-                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.KvRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.KvResponse.FromString,
-                _registered_method=True)
         self.ListTablets = channel.unary_unary(
                 '/stele.v1.TabletServerService/ListTablets',
                 request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ListTabletsRequest.SerializeToString,
@@ -77,26 +62,8 @@ class TabletServerServiceServicer:
 
     def OpenClientStream(self, request, context):
         """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
-        by request_id; see OpenStreamResponse.
+        by request_id; see OpenStreamResponse. The only way to write and read rows and keys.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Write(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Read(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Kv(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -127,21 +94,6 @@ def add_TabletServerServiceServicer_to_server(servicer, server):
                     servicer.OpenClientStream,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.SerializeToString,
-            ),
-            'Write': grpc.unary_unary_rpc_method_handler(
-                    servicer.Write,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteResponse.SerializeToString,
-            ),
-            'Read': grpc.unary_unary_rpc_method_handler(
-                    servicer.Read,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadResponse.SerializeToString,
-            ),
-            'Kv': grpc.unary_unary_rpc_method_handler(
-                    servicer.Kv,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.KvRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.KvResponse.SerializeToString,
             ),
             'ListTablets': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTablets,
@@ -186,87 +138,6 @@ class TabletServerService:
             '/stele.v1.TabletServerService/OpenClientStream',
             stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_common__pb2.OpenStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Write(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stele.v1.TabletServerService/Write',
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.WriteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Read(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stele.v1.TabletServerService/Read',
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.ReadResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Kv(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stele.v1.TabletServerService/Kv',
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.KvRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_tserver__pb2.KvResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,11 +34,8 @@ class TabletServerServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TabletServerServiceAsyncStub: ...
     OpenClientStream: _grpc.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]
     """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
-    by request_id; see OpenStreamResponse.
+    by request_id; see OpenStreamResponse. The only way to write and read rows and keys.
     """
-    Write: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.WriteRequest, _tserver_pb2.WriteResponse]
-    Read: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.ReadRequest, _tserver_pb2.ReadResponse]
-    Kv: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.KvRequest, _tserver_pb2.KvResponse]
     ListTablets: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.ListTabletsRequest, _tserver_pb2.ListTabletsResponse]
     GetNodeStatus: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.GetNodeStatusRequest, _tserver_pb2.GetNodeStatusResponse]
     Checksum: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.ChecksumRequest, _tserver_pb2.ChecksumResponse]
@@ -49,11 +46,8 @@ class TabletServerServiceAsyncStub(TabletServerServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenClientStream: _aio.UnaryUnaryMultiCallable[_common_pb2.OpenStreamRequest, _common_pb2.OpenStreamResponse]  # type: ignore[assignment]
     """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
-    by request_id; see OpenStreamResponse.
+    by request_id; see OpenStreamResponse. The only way to write and read rows and keys.
     """
-    Write: _aio.UnaryUnaryMultiCallable[_tserver_pb2.WriteRequest, _tserver_pb2.WriteResponse]  # type: ignore[assignment]
-    Read: _aio.UnaryUnaryMultiCallable[_tserver_pb2.ReadRequest, _tserver_pb2.ReadResponse]  # type: ignore[assignment]
-    Kv: _aio.UnaryUnaryMultiCallable[_tserver_pb2.KvRequest, _tserver_pb2.KvResponse]  # type: ignore[assignment]
     ListTablets: _aio.UnaryUnaryMultiCallable[_tserver_pb2.ListTabletsRequest, _tserver_pb2.ListTabletsResponse]  # type: ignore[assignment]
     GetNodeStatus: _aio.UnaryUnaryMultiCallable[_tserver_pb2.GetNodeStatusRequest, _tserver_pb2.GetNodeStatusResponse]  # type: ignore[assignment]
     Checksum: _aio.UnaryUnaryMultiCallable[_tserver_pb2.ChecksumRequest, _tserver_pb2.ChecksumResponse]  # type: ignore[assignment]
@@ -67,29 +61,8 @@ class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_common_pb2.OpenStreamResponse, _abc.Awaitable[_common_pb2.OpenStreamResponse]]:
         """One stream per client process and node: frames of ClientRequest there, of ClientResponse back, in any order, matched
-        by request_id; see OpenStreamResponse.
+        by request_id; see OpenStreamResponse. The only way to write and read rows and keys.
         """
-
-    @_abc_1.abstractmethod
-    def Write(
-        self,
-        request: _tserver_pb2.WriteRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_tserver_pb2.WriteResponse, _abc.Awaitable[_tserver_pb2.WriteResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def Read(
-        self,
-        request: _tserver_pb2.ReadRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_tserver_pb2.ReadResponse, _abc.Awaitable[_tserver_pb2.ReadResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def Kv(
-        self,
-        request: _tserver_pb2.KvRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_tserver_pb2.KvResponse, _abc.Awaitable[_tserver_pb2.KvResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListTablets(
