@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from stele.client.batcher import GATE_S
 from stele.client.bulk import BLOCK_ROWS
-from stele.client.waiting_rows import Part
-from stele.model.block import RowOp
+from stele.client.dealing import Dealer
+from stele.client.waiting_rows import Item, Part
+from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.keys import encode_tuple
 from stele.model.partition import PartitionSchema, RangePartition
@@ -211,6 +213,21 @@ async def test_rows_of_plain_values_and_others_share_blocks_in_their_order(tmp_p
         assert found["id"] == [-1, *range(100), 1_000, 1_001]
         assert found["name"] == [None, None, None, "third", *["first"] * 97, "old", "second"]
         assert found["n"][1:5] == [0, -1, 2, 3]
+
+
+async def test_rows_of_one_turn_are_dealt_out_together(tmp_path: Path) -> None:
+    """One by one they would be written all the same, at many times the cost."""
+    sizes: list[int] = []
+
+    class Counting(Dealer):
+        def deal(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
+            sizes.append(len(group))
+            return super().deal(group)
+
+    async with one_tablet(tmp_path) as (_, table, _):
+        table._batcher._dealer = Counting(SCHEMA, PartitionSchema())
+        await asyncio.gather(*(table.put({"id": n, "name": "row", "n": n}) for n in range(10)))
+    assert sizes == [10]
 
 
 async def test_a_row_given_in_the_turn_of_a_round_that_sends_nothing_is_written(tmp_path: Path) -> None:

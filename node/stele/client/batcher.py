@@ -13,28 +13,21 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
-
-import numpy as np
-import pyarrow as pa
 
 from stele.client.attempts import Asking
+from stele.client.dealing import Dealer
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient
-from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups, joined_ops
-from stele.model.block import INSERTS, RowError, RowOp, encode_block
+from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups_of
+from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected, SteleError, error_for
-from stele.model.partition import PartitionSchema, assign, assign_few, rows_by_tablet
-from stele.model.plain import plain_rows
-from stele.model.rows import batch_from_rows
+from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
 BLOCK_ROWS_MAX = 8_192
 BLOCK_BYTES_MAX = 4 << 20
 """A block has at most this many bytes of rows, unless it is a single row."""
-_PLAIN_ROWS_MAX = 512
-"""For more rows at once, Arrow is faster."""
 GATE_S = 0.05
 """How long one tablet's block may delay the blocks for other tablets, once."""
 _LOOK_S = 0.5  # how often a close checks whether anybody still waits
@@ -58,10 +51,9 @@ class Batcher:
     ) -> None:
         self._table = table
         self._schema = schema
-        self._partitioning = partitioning
+        self._dealer = Dealer(schema, partitioning)
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
-        self._plain = plain_rows(schema)
         self._rows: list[Item] = []
         self._turn = 0
         self._turn_open = False
@@ -161,7 +153,7 @@ class Batcher:
         stay in order."""
         rows, self._rows = self._rows, []
         try:
-            groups = list(groups(rows))
+            groups = list(groups_of(rows))
         except Exception:  # noqa: BLE001 - a row's names cannot be read; handling each alone shows which
             groups = [[item] for item in rows]
         for group in groups:
@@ -171,8 +163,7 @@ class Batcher:
         """Assign rows of one shape to tablets. If all fail together, one may be the cause, so each is tried
         alone."""
         try:
-            if not self._route_plain(group):
-                self._route_group(group)
+            parts, errors = self._dealer.deal(group)
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             if len(group) == 1:
                 fail(group[0][2], exc)
@@ -180,52 +171,11 @@ class Batcher:
             for item in group:
                 if not item[2].done():
                     self._deal_out([item])
-
-    def _route_plain(self, group: list[Item]) -> bool:
-        """Assign some dozens of plain rows without Arrow, which would take several times as long.
-
-        False: they are not plain rows, and take the usual way."""
-        op = group[0][0]
-        if self._plain is None or len(group) > _PLAIN_ROWS_MAX or op not in INSERTS:
-            return False
-        each, rows, futures, _ = zip(*group)
-        if any(other is not op for other in each):
-            return False
-        found = self._plain.values(rows)
-        if found is None:
-            return False
-        values, columns = found
-        ordinals = assign_few(columns, self._schema, self._partitioning)
-        parts: dict[int, Part] = {}
-        for ordinal, row, future in zip(ordinals, values, futures):
-            part = parts.get(ordinal)
-            if part is None:
-                part = parts[ordinal] = Part(op, self._schema.column_ids, [], [])
-            part.rows.append(row)
-            part.futures.append(future)
-        for ordinal, part in parts.items():
-            self._waiting.setdefault(ordinal, deque()).append(part)
-        return True
-
-    def _route_group(self, group: list[Item]) -> None:
-        each, rows, futures, _ = map(list, zip(*group))
-        ops: RowOp | np.ndarray = each[0]
-        batch, column_ids, kept, errors = batch_from_rows(rows, self._schema, each[0])
+            return
         for error in errors:
-            self._refuse(futures[error.row], with_key(error, rows[error.row], self._schema))
-        if errors:
-            each, futures = ([column[i] for i in kept.tolist()] for column in (each, futures))
-        if any(op is not ops for op in each):
-            ops = np.array(each, np.uint8)
-        order, pieces = rows_by_tablet(assign(batch, self._schema, self._partitioning))
-        if len(pieces) > 1:  # one gather for all tablets; each tablet's rows are a slice of it
-            batch = batch.take(pa.array(order))
-            if not isinstance(ops, RowOp):
-                ops = ops[order]
-            futures = [futures[i] for i in order.tolist()]
-        for ordinal, start, end in pieces:
-            part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
-            part = Part(part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
+            _, row, future, _ = group[error.row]
+            self._refuse(future, with_key(error, row, self._schema))
+        for ordinal, part in parts:
             self._waiting.setdefault(ordinal, deque()).append(part)
 
     def _send(self, ordinal: int) -> None:
@@ -251,8 +201,8 @@ class Batcher:
         self._leaving[ordinal] = part
         try:
             if len(parts) > 1:
-                self._join(part, parts)
-            block = self._block(part)
+                self._dealer.join(part, parts)
+            block = self._dealer.block(part)
             if len(block) > BLOCK_BYTES_MAX and len(part.futures) > 1:
                 raise Rejected(f"the block of several rows has {len(block)} bytes", code=Code.TOO_LARGE)
             write = self._tablet_of(ordinal).start_write(
@@ -261,32 +211,6 @@ class Batcher:
             self._writes[ordinal] = write
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             self._answered(ordinal, exc)
-
-    def _join(self, whole: Part, parts: list[Part]) -> None:
-        """Join several parts with the same columns into one."""
-        whole.ops = joined_ops(parts)
-        plain = [part.rows for part in parts if isinstance(part.rows, list)]
-        if len(plain) == len(parts) and isinstance(whole.ops, RowOp):
-            whole.rows = list(chain.from_iterable(plain))
-        else:
-            whole.rows = pa.concat_batches([self._batch(part) for part in parts])
-
-    def _batch(self, part: Part) -> pa.RecordBatch:
-        if not isinstance(part.rows, list):
-            return part.rows
-        assert self._plain is not None
-        return self._plain.batch(part.rows)
-
-    def _block(self, part: Part) -> bytes:
-        ops, rows = part.ops, part.rows
-        if (
-            self._plain is not None
-            and isinstance(ops, RowOp)
-            and isinstance(rows, list)
-            and len(rows) <= self._plain.rows_max
-        ):
-            return self._plain.encode(ops, rows)
-        return encode_block(ops, part.column_ids, self._batch(part), self._schema.version)
 
     def _answered(self, ordinal: int, end: WriteResponse | BaseException) -> None:
         """A tablet's block has ended."""
@@ -321,7 +245,7 @@ class Batcher:
                 future.set_result(timestamp)
 
     def _refuse_rows(self, part: Part, errors: list[RowError]) -> None:
-        for error in with_keys(errors, self._batch(part), self._schema):
+        for error in with_keys(errors, self._dealer.batch(part), self._schema):
             self._refuse(part.futures[error.row], error)
 
     def _refuse(self, future: Done, error: RowError) -> None:

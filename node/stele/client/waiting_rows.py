@@ -7,7 +7,7 @@ group.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Part:
         return Part(ops, self.column_ids, rows, self.futures[start:end], alone=True)
 
 
-def joined_ops(parts: list[Part]) -> RowOp | np.ndarray:
+def joined_ops(parts: Sequence[Part]) -> RowOp | np.ndarray:
     """The operations of several parts together: one for all rows if they agree, else one byte per row."""
     first = parts[0].ops
     if isinstance(first, RowOp) and all(part.ops is first for part in parts):
@@ -74,7 +74,7 @@ def joined_ops(parts: list[Part]) -> RowOp | np.ndarray:
     return np.concatenate(each)
 
 
-def groups(rows: list[Item]) -> Iterable[list[Item]]:
+def groups_of(rows: list[Item]) -> Iterable[list[Item]]:
     """The rows in groups that can each be converted together. A row that cannot be read fails by itself."""
     first = rows[0][0]
     if first not in UPDATES and all(item[0] is first for item in rows):

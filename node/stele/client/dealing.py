@@ -1,0 +1,118 @@
+"""Deals rows out to tablets and encodes their blocks. Used by batcher.py; waits for nothing.
+
+The one place that chooses how: a few plain rows (`stele.model.plain`) stay Python values, since making Arrow arrays of
+them costs several times as much. All other rows become Arrow batches.
+
+Invariant: both ways send the same rows to the same tablets as the same bytes, and refuse the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from stele.client.waiting_rows import Item, Part, joined_ops
+from stele.model.block import INSERTS, RowError, RowOp, encode_block
+from stele.model.partition import PartitionSchema, assign, assign_few, rows_by_tablet
+from stele.model.plain import plain_rows
+from stele.model.rows import batch_from_rows
+from stele.model.schema import Schema
+
+PLAIN_ROWS_MAX = 512
+"""For more rows at once, Arrow is faster."""
+
+
+class Dealer:
+    """Deals out and encodes rows of one table. `plain` false: never as plain values."""
+
+    def __init__(self, schema: Schema, partitioning: PartitionSchema, *, plain: bool = True) -> None:
+        self._schema = schema
+        self._partitioning = partitioning
+        self._plain = plain_rows(schema) if plain else None
+
+    def deal(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
+        """Parts by the ordinal of their tablet, and the errors of refused rows, by their place in `group`.
+
+        `group`: one or more rows of one shape, see `groups_of`. Any exception may come of a row's values: then nothing is
+        dealt out.
+        """
+        plain = self._deal_plain(group)
+        return (plain, []) if plain is not None else self._deal_arrow(group)
+
+    def _deal_plain(self, group: Sequence[Item]) -> list[tuple[int, Part]] | None:
+        """As `deal`; None if any of the rows is not plain."""
+        op = group[0][0]
+        if self._plain is None or len(group) > PLAIN_ROWS_MAX or op not in INSERTS:
+            return None
+        each, rows, futures, _ = zip(*group)
+        if any(other is not op for other in each):
+            return None
+        found = self._plain.values(rows)
+        if found is None:
+            return None
+        values, columns = found
+        ordinals = assign_few(columns, self._schema, self._partitioning)
+        parts: dict[int, Part] = {}
+        for ordinal, row, future in zip(ordinals, values, futures):
+            part = parts.get(ordinal)
+            if part is None:
+                part = parts[ordinal] = Part(op, self._schema.column_ids, [], [])
+            part.rows.append(row)
+            part.futures.append(future)
+        return list(parts.items())
+
+    def _deal_arrow(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
+        each, rows, futures, _ = map(list, zip(*group))
+        ops: RowOp | np.ndarray = each[0]
+        batch, column_ids, kept, errors = batch_from_rows(rows, self._schema, each[0])
+        if errors:
+            each, futures = ([column[i] for i in kept.tolist()] for column in (each, futures))
+        if any(op is not ops for op in each):
+            ops = np.array(each, np.uint8)
+        order, pieces = rows_by_tablet(assign(batch, self._schema, self._partitioning))
+        if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
+            batch = batch.take(pa.array(order))
+            if not isinstance(ops, RowOp):
+                ops = ops[order]
+            futures = [futures[i] for i in order.tolist()]
+        parts = []
+        for ordinal, start, end in pieces:
+            part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
+            part = Part(part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
+            parts.append((ordinal, part))
+        return parts, errors
+
+    def join(self, whole: Part, parts: Sequence[Part]) -> None:
+        """Give `whole` the operations and rows of `parts`, which have its columns.
+
+        Raises:
+            pyarrow.ArrowInvalid: their rows cannot be one batch.
+        """
+        whole.ops = joined_ops(parts)
+        plain = [part.rows for part in parts if isinstance(part.rows, list)]
+        if len(plain) == len(parts) and isinstance(whole.ops, RowOp):
+            whole.rows = list(chain.from_iterable(plain))
+        else:
+            whole.rows = pa.concat_batches([self.batch(part) for part in parts])
+
+    def batch(self, part: Part) -> pa.RecordBatch:
+        """The rows of a part in Arrow."""
+        if not isinstance(part.rows, list):
+            return part.rows
+        assert self._plain is not None
+        return self._plain.batch(part.rows)
+
+    def block(self, part: Part) -> bytes:
+        """The encoded block of a part."""
+        ops, rows = part.ops, part.rows
+        if (
+            self._plain is not None
+            and isinstance(ops, RowOp)
+            and isinstance(rows, list)
+            and len(rows) <= self._plain.rows_max
+        ):
+            return self._plain.encode(ops, rows)
+        return encode_block(ops, part.column_ids, self.batch(part), self._schema.version)
