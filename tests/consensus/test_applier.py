@@ -14,8 +14,7 @@ from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Retryable
 from stele.model.ids import OpId
 from stele.tablet.keyspace import KeySpace
-from stele.tablet.lookup import Lookup
-from stele.tablet.machine import Outcome
+from stele.tablet.machine import Lookup, Outcome
 from tests.consensus.cluster import WAIT_S
 
 END = Retryable("the replica is FAILED", code=Code.NOT_LEADER)

@@ -13,7 +13,7 @@ from stele.model.block import RowOp, encode_block
 from stele.model.errors import Corrupt
 from stele.model.schema import Schema
 from stele.tablet.locate import StoreRows
-from stele.tablet.lookup import Lookup
+from stele.tablet.machine import Lookup
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located
 from tests.tablet.twin import FOREVER, flush, new_store, rows_of, write_entry

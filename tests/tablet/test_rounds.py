@@ -22,8 +22,7 @@ from stele.model.schema import Schema
 from stele.model.writeop import encode
 from stele.tablet.block_checks import check_block
 from stele.tablet.locate import StoreRows
-from stele.tablet.lookup import Lookup
-from stele.tablet.machine import Outcome
+from stele.tablet.machine import Lookup, Outcome
 from stele.tablet.manifest import NAME as MANIFEST
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located

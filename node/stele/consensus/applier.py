@@ -17,8 +17,7 @@ from typing import Any
 
 from stele.model.entry import Entry
 from stele.model.errors import InvariantViolation, SteleError, ensure
-from stele.tablet.lookup import Lookup
-from stele.tablet.machine import Outcome, StateMachine
+from stele.tablet.machine import Lookup, Outcome, StateMachine
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 _READ_BYTES = 4 << 20

@@ -27,8 +27,7 @@ from stele.consensus.shielded import together, until_done, until_finished
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.tablet.checksums import RangeSums, SumsInside
-from stele.tablet.files import translate
-from stele.tablet.reading import sum_at
+from stele.tablet.files import sum_at, translate
 
 T = TypeVar("T")
 CHUNK_BYTES = 32 << 20

@@ -34,9 +34,8 @@ from stele.tablet.colformat import (
     padded,
     read_footer,
 )
-from stele.tablet.files import translate
-from stele.tablet.lookup import WouldBlock
-from stele.tablet.reading import read_at, sum_at
+from stele.tablet.files import read_at, sum_at, translate
+from stele.tablet.machine import WouldBlock
 from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, lower_bound
 
 _BISECT_KEYS = 16

@@ -28,8 +28,7 @@ from stele.tablet import keyfile
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
-from stele.tablet.lookup import Lookup
-from stele.tablet.machine import Checkpoint, Outcome
+from stele.tablet.machine import Checkpoint, Lookup, Outcome
 from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 from stele.tablet.progress import Progress
 

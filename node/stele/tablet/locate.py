@@ -16,7 +16,7 @@ from stele.model.errors import ensure
 from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
-from stele.tablet.lookup import WouldBlock
+from stele.tablet.machine import WouldBlock
 from stele.tablet.memtable import MemTable
 from stele.tablet.sorted_runs import Positions, concat_batches
 from stele.tablet.writing import U64, Located

@@ -21,7 +21,20 @@ from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
 from stele.model.record import record
 from stele.model.writeop import WriteHeader
-from stele.tablet.lookup import Lookup
+
+
+class WouldBlock(Exception):
+    """The caller asked for a brief look, but it would take long. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What must be looked up before an entry can be applied. It takes too long for the event loop.
+
+    `run` blocks and may read files. It changes nothing and does not raise, so it may run in any thread. Pass its
+    result to `StateMachine.apply` once, with no other entry applied in between."""
+
+    run: Callable[[], Any]
 
 
 @record

@@ -33,7 +33,7 @@ from stele.model.layout import layout_of
 from stele.model.schema import Schema
 from stele.tablet.chunk import U64, Chunk
 from stele.tablet.hash_index import HashIndex
-from stele.tablet.lookup import WouldBlock
+from stele.tablet.machine import WouldBlock
 from stele.tablet.order import SharedOrder, SortedRows
 from stele.tablet.sorted_runs import Mask, Positions, Run, concat_batches
 

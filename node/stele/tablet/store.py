@@ -36,8 +36,7 @@ from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.flushing import StoreFlush, read_once
 from stele.tablet.locate import StoreRows
-from stele.tablet.lookup import Lookup, WouldBlock
-from stele.tablet.machine import Checkpoint, Outcome
+from stele.tablet.machine import Checkpoint, Lookup, Outcome, WouldBlock
 from stele.tablet.manifest import Manifest
 from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import SMALL_ROWS, MemTable, MemView
