@@ -89,7 +89,8 @@ Step = tuple[Function, ...]
 """One of them is called."""
 
 
-def _place(file: str) -> Path:
+def place(file: str) -> Path:
+    """The file that pages name so."""
     return next(base / file for base in (NODE, OPERATOR) if (base / file).exists())
 
 
@@ -103,12 +104,23 @@ def steps(page: Path) -> dict[int, list[Step]]:
                 file = span
                 joined = bool(alternative)
                 continue
-            assert span in defined(_place(file)).own, f"row {number}: {file} has no {span}"
+            assert span in defined(place(file)).own, f"row {number}: {file} has no {span}"
             if joined or alternative:
                 row[-1] = (*row[-1], (file, span))
             else:
                 row.append(((file, span),))
             joined = False
+    return found
+
+
+def functions_of(cell: str) -> list[Function]:
+    """The functions that a cell of a table names, each with the file before it."""
+    found, file = list[Function](), ""
+    for span in re.findall(r"`([^`]+)`", cell):
+        if span.endswith(".py"):
+            file = span
+        else:
+            found.append((file, span))
     return found
 
 

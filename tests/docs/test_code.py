@@ -39,7 +39,13 @@ PARTS = (
 )
 """Folders of code with a README of their own."""
 HEAL = ROOT / "docs" / "heal-in-code.md"
-PAGES = (PUT, HEAL, ROOT / "docs" / "healing.md", *(part / "README.md" for part in PARTS))
+PAGES = (
+    PUT,
+    HEAL,
+    ROOT / "docs" / "design.md",
+    ROOT / "docs" / "healing.md",
+    *(part / "README.md" for part in PARTS),
+)
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
