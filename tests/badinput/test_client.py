@@ -57,9 +57,15 @@ async def test_predicates_and_keys_as_people_write_them(tmp_path: Path) -> None:
             ([("id",)], "predicate ('id',): expected (column, operator, value), or text like 'id > 1'"),
             (("id", "=", 1, 2), "predicate ('id', '=', 1, 2): expected (column, operator, value), or text"),
             (("id", "="), "predicate ('id', '='): '=' needs a value; expected (column, operator, value)"),
-            (("id", 5), "operator 5; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null"),
-            (("id", "~", 1), "operator '~'; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null"),
-            ([("id", "==", 1)], "operator '=='; expected one of =,"),
+            (
+                ("id", 5),
+                "operator 5 is unknown; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null",
+            ),
+            (
+                ("id", "~", 1),
+                "operator '~' is unknown; expected one of =, !=, <, <=, >, >=, in, is_null, is_not_null",
+            ),
+            ([("id", "==", 1)], "operator '==' is unknown; expected one of =,"),
             (
                 ("colour", "=", 1),
                 "predicate ('colour', '=', 1): the table has no column 'colour'; expected one of id, n",
@@ -80,15 +86,15 @@ FRAME = pd.DataFrame({"id": [1]})
 WRONG: list[tuple[Callable[[AsyncClient, AsyncTable, AsyncKeySpace], Any], str]] = [
     (
         lambda c, t, k: t.put([1, 2]),
-        "row is [1, 2]: expected a mapping of column names to values, like {'id': 1}, got list",
+        "row [1, 2]: expected a mapping of column names to values, like {'id': 1}, got list",
     ),
-    (lambda c, t, k: t.update(5), "row is 5: expected a mapping"),
-    (lambda c, t, k: t.delete(5), "row is 5: expected a mapping"),
+    (lambda c, t, k: t.update(5), "row 5: expected a mapping"),
+    (lambda c, t, k: t.delete(5), "row 5: expected a mapping"),
     (
         lambda c, t, k: t.apply("replace", {"id": 1}),
         "op 'replace': expected one of insert, insert_ignore, upsert",
     ),
-    (lambda c, t, k: t.new_session().upsert("id"), "row is 'id': expected a mapping"),
+    (lambda c, t, k: t.new_session().upsert("id"), "row 'id': expected a mapping"),
     (
         lambda c, t, k: t.new_session(flush_interval_s=-1),
         "flush_interval_s -1: expected a number of seconds, 0 or above",
@@ -183,7 +189,7 @@ async def test_a_name_that_is_not_there_comes_with_the_next_step(tmp_path: Path)
             (client.open_table("t"), "no table t; list_tables() shows the existing ones"),
             (client.describe("t"), "no table t; list_tables() shows the existing ones"),
             (client.delete_table("t"), "no table t; list_tables() shows the existing ones"),
-            (client.keyspace("k"), "no key space k; make it with create_keyspace('k')"),
+            (client.keyspace("k"), "no key space k; create it with create_keyspace('k')"),
         ):
             with pytest.raises(Rejected, match="NOT_FOUND") as caught:
                 await call

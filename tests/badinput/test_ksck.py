@@ -161,7 +161,7 @@ def of_a_newer_version(found: View) -> None:
             far_behind,
             1,
             "NOT HEALTHY",
-            "replica 3 on flights-node-3 (10.0.0.3:7050) is behind what its leader's",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) lacks entries that its leader's log no longer has",
         ),
         (
             out_of_reach,

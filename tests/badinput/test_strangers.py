@@ -97,7 +97,7 @@ def foreign_tickets(member: Member) -> None:
         other = Ticket(new_id(), new_id(), 1, 1, "{}").encode()
         asks: tuple[tuple[Callable[[], Any], str], ...] = (
             (lambda: client.do_get(fl.Ticket(other)).read_all(), "this is cluster"),
-            (lambda: client.do_get(fl.Ticket(b"junk")).read_all(), "is unknown, this program reads"),
+            (lambda: client.do_get(fl.Ticket(b"junk")).read_all(), "is unknown; this program reads"),
             (lambda: list(client.list_flights()), "only GetFlightInfo and DoGet"),
         )
         for ask, words in asks:

@@ -209,7 +209,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     for hashes, words in (
         (["no:8", "id,zz:4"], "--hash no:8: 'no' is no --column; --hash id,zz:4: 'zz' is no --column"),
         (["id:1"], "--hash id:1: 1 buckets; expected 2 or more"),
-        (["id:2", "id:4"], r"hash: \['id'\] in two hashes; expected each column in one"),
+        (["id:2", "id:4"], r"hash: columns \['id'\] are in two hashes; expected each column in one"),
     ):
         with pytest.raises(Rejected, match=words):
             table_from_options("t", ["id:int64"], "id", hashes)

@@ -194,7 +194,7 @@ def test_what_describe_prints_makes_the_same_table(tmp_path: Path, partitioning:
 
 def test_split_values_that_are_none_are_told(tmp_path: Path) -> None:
     for split, told in (
-        ("[x]", "no int64"),
+        ("[x]", "not an int64"),
         ("{encoded: zz}", "expected values, or"),
         ("[1, 2]", "expected a value for each of id"),
         ("null", "a key is never null"),

@@ -68,7 +68,7 @@ def test_conditions() -> None:
         ("id >= 1 <= 5", "expected AND before <="),
         ("id = 1;", "leave out the ;"),
         ("(id = 1)", "write conditions without parentheses, joined by AND"),
-        ("NOT id = 1", "there is no NOT; turn the operator round, != for ="),
+        ("NOT id = 1", "there is no NOT; use the opposite operator, such as != for ="),
         ("colour = 1", "no column colour; expected one of id, name"),
         ("1 = id", "1 where a column is expected; write COLUMN OPERATOR VALUE"),
         ('"id" = 1', "write the name of a column without quotes"),

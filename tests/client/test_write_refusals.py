@@ -358,4 +358,4 @@ async def test_a_row_that_is_too_large_is_told_by_its_table_and_key(tmp_path: Pa
         )
         assert [type(result) for result in results] == [int, Rejected, int]
         assert isinstance(results[1], Rejected) and results[1].code is Code.TOO_LARGE
-        assert re.match("table t: id=2: write of [0-9]+ bytes; at most [0-9]+", results[1].args[0])
+        assert re.match("table t: id=2: the write has [0-9]+ bytes; at most [0-9]+", results[1].args[0])

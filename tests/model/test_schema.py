@@ -39,7 +39,7 @@ def test_every_fault_is_named_at_once() -> None:
         "'1bad'",
         "OK: the name is used twice",
         "twice: the id 2",
-        "far: id 9",
+        "far: its id 9",
         "int128",
         "nokey: a key column cannot be nullable",
         "nokey: a double cannot be a key",

@@ -86,7 +86,7 @@ async def test_what_stands_still_is_closed_sooner_while_others_wait(clock: list[
     assert not still.closed
     held.holds(waiting, 1 << 18)
     await look(held, clock, 0.5)
-    assert "stood still" in still.closed and not waiting.held_back and not waiting.closed
+    assert "arrived too slowly" in still.closed and not waiting.held_back and not waiting.closed
     await look(held, clock, arriving.STILL_S)
     assert waiting.closed
     held = Arriving(1 << 20)

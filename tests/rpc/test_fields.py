@@ -62,33 +62,33 @@ def test_no_bound_is_of_a_field_that_is_gone() -> None:
 
 PEER = common_pb2.PeerPB(replica_id=1, member_type=common_pb2.VOTER)
 BEYOND: list[tuple[Message, str]] = [
-    (master_pb2.RegisterNodeRequest(name="n" * 6_000_000), "RegisterNodeRequest.name of 6000000 characters; at most 253"),
-    (master_pb2.SetNodeStateRequest(reason="é" * 5_000), "SetNodeStateRequest.reason of 5000 characters"),
-    (master_pb2.SetNodeStateRequest(state=9), "SetNodeStateRequest.state 9 is no value"),  # type: ignore[arg-type]
-    (master_pb2.SetNodeStateRequest(epoch=HUGE), "SetNodeStateRequest.epoch 18446744073709551615"),
-    (master_pb2.ClaimDriverRequest(holder="h" * 600), "ClaimDriverRequest.holder of 600"),
+    (master_pb2.RegisterNodeRequest(name="n" * 6_000_000), "RegisterNodeRequest.name has 6000000 characters; at most 253 are allowed"),
+    (master_pb2.SetNodeStateRequest(reason="é" * 5_000), "SetNodeStateRequest.reason has 5000 characters"),
+    (master_pb2.SetNodeStateRequest(state=9), "SetNodeStateRequest.state is 9"),  # type: ignore[arg-type]
+    (master_pb2.SetNodeStateRequest(epoch=HUGE), "SetNodeStateRequest.epoch is 18446744073709551615"),
+    (master_pb2.ClaimDriverRequest(holder="h" * 600), "ClaimDriverRequest.holder has 600"),
     (master_pb2.ClaimDriverRequest(holder="h", ttl_ms=HUGE), "ClaimDriverRequest.ttl_ms"),
-    (master_pb2.BeginIntentRequest(intent=master_pb2.IntentPB(kind="k" * 65)), "IntentPB.kind of 65"),
-    (master_pb2.EndIntentRequest(committed_config=common_pb2.ConfigurationPB(peers=[PEER] * 1_001)), "ConfigurationPB.peers: 1001"),
-    (master_pb2.EndIntentRequest(committed_config=common_pb2.ConfigurationPB(opid_index=-2)), "ConfigurationPB.opid_index -2"),
+    (master_pb2.BeginIntentRequest(intent=master_pb2.IntentPB(kind="k" * 65)), "IntentPB.kind has 65"),
+    (master_pb2.EndIntentRequest(committed_config=common_pb2.ConfigurationPB(peers=[PEER] * 1_001)), "ConfigurationPB.peers has 1001 items"),
+    (master_pb2.EndIntentRequest(committed_config=common_pb2.ConfigurationPB(opid_index=-2)), "ConfigurationPB.opid_index is -2"),
     (
         consensus_pb2.BulkChangeConfigRequest(peer=common_pb2.PeerPB(address="a" * 513)),
-        "PeerPB.address of 513",
+        "PeerPB.address has 513",
     ),
     (
         consensus_pb2.BulkChangeConfigRequest(peer=common_pb2.PeerPB(member_type=7)),  # type: ignore[arg-type]
-        "PeerPB.member_type 7 is no value",
+        "PeerPB.member_type is 7",
     ),
-    (consensus_pb2.BulkChangeConfigRequest(type=9), "BulkChangeConfigRequest.type 9 is no value"),  # type: ignore[arg-type]
+    (consensus_pb2.BulkChangeConfigRequest(type=9), "BulkChangeConfigRequest.type is 9"),  # type: ignore[arg-type]
     (
         consensus_pb2.StartTabletCopyRequest(witness_start=common_pb2.OpIdPB(term=1, index=HUGE)),
         "OpIdPB.index",
     ),
     (
         tserver_pb2.CreateTabletRequest(partition=common_pb2.PartitionPB(range_end=b"k" * 9_000)),
-        "PartitionPB.range_end of 9000 bytes",
+        "PartitionPB.range_end has 9000 bytes",
     ),
-    (master_pb2.GetTabletLocationsRequest(tablet_ids=[b""] * 100_001), "tablet_ids: 100001 of them"),
+    (master_pb2.GetTabletLocationsRequest(tablet_ids=[b""] * 100_001), "tablet_ids has 100001 items"),
 ]  # fmt: skip
 
 

@@ -213,7 +213,7 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         assert said.startswith("NOT_LEADER: no master leads: ")
         assert said.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in said
         assert said.count("(connection refused)") == 2
-        assert said.endswith("; 1 of 3 answers, a majority (2 of 3) is needed")
+        assert said.endswith("; 1 of 3 answers, but a majority (2 of 3) is needed")
         await members[2].stop()
         await told(masters, r"no master answers: .*refused.*refused.*refused")
     finally:

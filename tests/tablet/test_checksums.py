@@ -58,7 +58,7 @@ def test_each_flipped_byte_of_a_range_is_found(seed: int) -> None:
         data = DATA[:at] + bytes([DATA[at] ^ 1 << draw.randrange(8)]) + DATA[at + 1 :]
         sums = RangeSums("f", ranges)
         if inside := next(((begin, end) for begin, end, _ in ranges if begin <= at < end), None):
-            with pytest.raises(Corrupt, match=f"f: bytes {inside[0]} to {inside[1]} are not"):
+            with pytest.raises(Corrupt, match=f"f: bytes {inside[0]} to {inside[1]} have a wrong checksum"):
                 for begin, end in pieces:
                     sums.compare(begin, end, sum_of(data))
         else:
@@ -100,7 +100,7 @@ def test_each_byte_of_a_column_file_is_compared(tmp_path: Path) -> None:
         for at in (begin, end - 1):
             sums = sums_inside(name, len(data), reader(data))
             assert sums is not None
-            with pytest.raises(Corrupt, match=f"bytes {begin} to {end} are not"):
+            with pytest.raises(Corrupt, match=f"bytes {begin} to {end} have a wrong checksum"):
                 sums.compare(0, len(data), sum_of(flipped(data, at)))
     for at in (0, 10, 63, ranges[-1][1], len(data) - 21, len(data) - 20, len(data) - 9, len(data) - 1):
         with pytest.raises(Corrupt):

@@ -88,7 +88,7 @@ async def test_a_worker_that_cannot_be_started_fails_its_job_alone(tmp_path: Pat
     store = _store(tmp_path, Twin())
     job = store.plan_compaction(full=True)
     assert job is not None
-    with pytest.raises(Retryable, match="could not be started"):
+    with pytest.raises(Retryable, match="could not start"):
         await Compactor(python=str(tmp_path / "no-python")).run(job)
     store.abandon_compaction(job)
     again = store.plan_compaction(full=True)

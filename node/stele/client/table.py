@@ -218,7 +218,7 @@ class AsyncTable:
         self._streams.ensure_open()
         batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
         if errors:
-            raise Rejected(f"table {self.name}: the key {shown(key)} is wrong: {errors[0].message}")
+            raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
         (ordinal,) = assign(batch, self.schema, self.partition_schema).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
