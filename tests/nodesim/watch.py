@@ -83,10 +83,9 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
                 _role_changed(node, core, effect)
             case fx.ProposalLost(opid):
                 world.history.lost(node.replica_id, opid)
-            case fx.PeerSound(replica_id, sound):
-                world.trace(
-                    "{} finds that {} {}", node.replica_id, replica_id, "is sound" if sound else "has FAILED"
-                )
+            case fx.PeerSound(replica_id, sound, cause):
+                how = "is sound" if sound else "has FAILED"
+                world.trace("{} finds that {} {}: {}", node.replica_id, replica_id, how, cause)
                 ensure(sound == (replica_id in node.told_failed), "what is told of a peer is no change")
                 if sound:
                     del node.told_failed[replica_id]
@@ -100,9 +99,9 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
                 world.trace(
                     "{} has configuration {} ({}): {}", node.replica_id, config.opid_index, committed, cause
                 )
-            case fx.PeerNeedsCopy(replica_id):
+            case fx.PeerNeedsCopy(replica_id, cause):
                 world.met["a peer needs a copy"] += 1
-                world.trace("{} finds that {} needs a copy", node.replica_id, replica_id)
+                world.trace("{} finds that {} needs a copy: {}", node.replica_id, replica_id, cause)
     role = before.role
     for effect in effects:
         if isinstance(effect, fx.RoleChanged):

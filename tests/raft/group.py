@@ -196,10 +196,12 @@ class Group:
                 say(f"{me} finds that n{replica_id} needs a copy: {cause}")
             case PeerForgot(replica_id, cause):
                 say(f"{me} finds that n{replica_id} forgot: {cause}")
-            case PeerReached(replica_id, reached):
-                say(f"{me} finds that n{replica_id} {'answers again' if reached else 'does not answer'}")
-            case PeerSound(replica_id, sound):
-                say(f"{me} finds that n{replica_id} {'is sound again' if sound else 'has FAILED'}")
+            case PeerReached(replica_id, reached, cause):
+                how = "answers again" if reached else "does not answer"
+                say(f"{me} finds that n{replica_id} {how}: {cause}")
+            case PeerSound(replica_id, sound, cause):
+                how = "is sound again" if sound else "has FAILED"
+                say(f"{me} finds that n{replica_id} {how}: {cause}")
             case ReadLog(to, first_index, _):
                 say(f"{me} reads its log from {first_index} for n{to}")
                 entries = []

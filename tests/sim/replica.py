@@ -403,14 +403,12 @@ class SimReplica:
             case TransferDone() | ChangeCommitted():
                 world.trace("{}: {}", self.replica_id, type(effect).__name__)
                 world.clients.over(self.replica_id, effect.context)
-            case PeerReached(replica_id, reached):
-                world.trace(
-                    "{} finds that {} {}", self.replica_id, replica_id, "answers" if reached else "is silent"
-                )
-            case PeerSound(replica_id, sound):
-                world.trace(
-                    "{} finds that {} {}", self.replica_id, replica_id, "is sound" if sound else "has FAILED"
-                )
+            case PeerReached(replica_id, reached, cause):
+                how = "answers" if reached else "is silent"
+                world.trace("{} finds that {} {}: {}", self.replica_id, replica_id, how, cause)
+            case PeerSound(replica_id, sound, cause):
+                how = "is sound" if sound else "has FAILED"
+                world.trace("{} finds that {} {}: {}", self.replica_id, replica_id, how, cause)
                 ensure(sound == (replica_id in self._told_failed), "what is told of a peer is no change")
                 if sound:
                     del self._told_failed[replica_id]

@@ -191,11 +191,9 @@ class CoreRuntime:
             self._core_failed(exc)
 
     def _core_failed(self, error: Exception) -> None:
-        if isinstance(error, SteleError):
-            self._fail(error)
-        else:
-            self._fail(InvariantViolation(f"raft core: {error!r}; this replica stops"))
-            log.error("replica runtime failed", exc_info=error)
+        expected = isinstance(error, SteleError)
+        log.error("replica runtime failed", cause=self.core.cause, exc_info=None if expected else error)
+        self._fail(error if expected else InvariantViolation(f"raft core: {error!r}; this replica stops"))
 
     def _fail(self, error: Exception) -> None:
         self.stop()

@@ -193,12 +193,12 @@ class StartedReplica:
             case fx.MessageIgnored(sender, cause):
                 node_id = self.members.node_of.get(sender, NodeId(""))
                 self._host.dropped(node_id, "log", f"replica {sender}: {cause}")
-            case fx.PeerReached(replica_id, well) | fx.PeerSound(replica_id, well):
+            case fx.PeerReached(replica_id, well, cause) | fx.PeerSound(replica_id, well, cause):
                 ill, again = _PEER_IS[type(effect)]
                 if well:
-                    log.info(again, peer=replica_id)
+                    log.info(again, peer=replica_id, cause=cause)
                 else:
-                    log.warning(ill, peer=replica_id)
+                    log.warning(ill, peer=replica_id, cause=cause)
                 standing.report()
 
     def _role_changed(self, change: fx.RoleChanged) -> None:

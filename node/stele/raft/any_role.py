@@ -148,7 +148,7 @@ def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest)
 def take_update_response(role: Acting, sender: ReplicaId, response: UpdateResponse) -> None:
     """An answer to a leader that is none any more tells its term, and nothing else."""
     if response.term > role.state.term:
-        role.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+        role.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
 
 
 def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -> None:
@@ -163,7 +163,7 @@ def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -
         _answer_vote(state, sender, request, False, alive)
         return
     if request.term > state.term:
-        role.switch.adopt_term(request.term, f"{sender} stands for term {request.term}")
+        role.switch.adopt_term(request.term, f"replica {sender} stands for term {request.term}")
     granted = _free_to_vote(state, sender, request) and _up_to_date(state, request)
     if granted and state.voted_for is None:
         state.give_vote(sender)
@@ -194,6 +194,6 @@ def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) 
     if response.failed:
         return False
     if response.term > state.term:
-        role.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+        role.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
         return False
     return True

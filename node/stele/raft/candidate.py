@@ -36,9 +36,9 @@ class Candidate:
             refuse_old_term(state, sender, request)
             return
         if request.term > state.term:
-            self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+            self.switch.adopt_term(request.term, f"replica {sender} is at term {request.term}")
         else:
-            self.switch.follow(sender, f"heard from the leader of term {state.term}")
+            self.switch.follow(sender, f"replica {sender} leads term {state.term}")
         self.switch.receive(sender, request)
 
     def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:

@@ -12,8 +12,9 @@ from stele.model.config import Configuration, MemberType, Peer, encode_configura
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, ensure
 from stele.model.ids import OPID_NONE, OpId
+from stele.raft.cause import cause_of
 from stele.raft.effects import ChangeRefused, ConfigChanged, Role
-from stele.raft.events import ProposeChange
+from stele.raft.events import ChangeType, ProposeChange
 from stele.raft.handover import Handover
 from stele.raft.membership import PeerFacts, Refusal, changed_peers, unsafe
 from stele.raft.peers import Peers
@@ -25,7 +26,7 @@ from stele.raft.state import RaftState
 class Changes:
     """Membership changes of one leadership."""
 
-    __slots__ = ("_handover", "_peers", "promotion_due", "state")
+    __slots__ = ("_causes", "_handover", "_peers", "promotion_due", "state")
 
     def __init__(self, state: RaftState, peers: Peers, handover: Handover) -> None:
         self.state = state
@@ -33,6 +34,8 @@ class Changes:
         self._handover = handover
         self.promotion_due = False
         """Whether a peer that waits to become a voter has answered in this turn."""
+        self._causes: dict[int, str] = {}
+        """By replica_id: the cause of the last change of a peer. The promotion that follows has the same cause."""
 
     def on_propose_change(self, event: ProposeChange) -> None:
         """Append the configuration asked for, or say why it cannot be."""
@@ -75,18 +78,25 @@ class Changes:
             return Refusal(
                 Code.UNSAFE_CHANGE, "the leader itself is to go and no other voter can take over now"
             )
-        self.append(event.context, peers, f"change {event.change_type.name} of {event.peer.replica_id}")
+        cause = cause_of(event)
+        if event.change_type is ChangeType.REMOVE:
+            self._causes.pop(event.peer.replica_id, None)
+        else:
+            self._causes[event.peer.replica_id] = cause
+        self.append(
+            event.context, peers, cause, f"{event.change_type.name} of replica {event.peer.replica_id}"
+        )
         return None
 
-    def append(self, context: int | None, peers: tuple[Peer, ...], cause: str) -> None:
-        """Append the configuration; it is in force from now on."""
+    def append(self, context: int | None, peers: tuple[Peer, ...], cause: str, why: str) -> None:
+        """Append the configuration; it is in force from now on. `cause` and `why` are told."""
         state = self.state
         index = state.log.last_index + 1
-        state.pending.change = PendingChange(context, OpId(state.term, index))
+        state.pending.change = PendingChange(context, OpId(state.term, index), cause)
         payload = encode_configuration(Configuration(index, peers))
         state.log.append(Entry(state.term, index, EntryKind.CONFIG, 0, payload))
         state.judge_witness()
-        state.outbox.others.append(ConfigChanged(state.config, False, cause))
+        state.outbox.others.append(ConfigChanged(state.config, False, f"{cause}: {why}"))
         ensure(
             state.resting_role is Role.FOLLOWER, "raft: a leader must stay a voter of its own configuration"
         )
@@ -140,7 +150,8 @@ class Changes:
             voter = replace(peer, member_type=MemberType.VOTER, promote=False, witness_start=OPID_NONE)
             peers = tuple(voter if p is peer else p for p in state.config.peers)
             if self._unsafe(peers) is None:
-                self.append(None, peers, f"replica {peer.replica_id} has caught up")
+                cause = self._causes.pop(peer.replica_id, "") or cause_of(state.event)
+                self.append(None, peers, cause, f"replica {peer.replica_id} has caught up")
                 return
 
     def _ready(self, peer: Peer, progress: Progress) -> bool:

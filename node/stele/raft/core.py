@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from stele.model.config import Configuration
 from stele.model.ids import ReplicaId
+from stele.raft.cause import cause_of
 from stele.raft.effects import Effect, Role
 from stele.raft.events import Event, InitialState
 from stele.raft.messages import UpdateResponse
@@ -91,6 +92,11 @@ class RaftCore:
         """Whether something may follow from an answer by itself. Else it needs no turn."""
         leader = self._roles.leader
         return leader is None or leader.awaits_answer(sender, answer)
+
+    @property
+    def cause(self) -> str:
+        """What the core is taking, as the cause of an effect would tell it; after an error: what it failed at."""
+        return cause_of(self.state.event)
 
     # What is known
 

@@ -9,6 +9,9 @@ The owner's duties:
 
 Invariant: within one list of effects the order is Send that waits for no Persist, Persist, Send that waits, all others in
 the order they came about. So peers receive while the leader writes (dissertation 10.2.1).
+
+`cause` of an effect names the event it came from and says why it followed: "Tick at 612 ms: no leader heard within the
+election timeout" (`cause.cause_of`).
 """
 
 from __future__ import annotations
@@ -183,11 +186,14 @@ class PeerNeedsCopy:
 
 @record
 class PeerReached:
-    """A peer that this leader believed to answer has not done so for `unreached_ms` (`reached` false), or does again. To say
-    that it is FAILED is an answer."""
+    """A peer of this leader has not answered for `unreached_ms` (`reached` false), or answers again.
+
+    An answer that says FAILED is an answer, too.
+    """
 
     replica_id: ReplicaId
     reached: bool
+    cause: str
 
 
 @record
@@ -196,6 +202,7 @@ class PeerSound:
 
     replica_id: ReplicaId
     sound: bool
+    cause: str
 
 
 @record

@@ -89,24 +89,29 @@ class Propose:
 class ProposeChange:
     """Change one member. ADD takes the whole peer, REMOVE only its replica_id, MODIFY its new type and `promote`.
 
-    Answered by ChangeCommitted or ChangeRefused.
+    Answered by ChangeCommitted or ChangeRefused. `cause`: why, in the words of whoever asks.
     """
 
     context: int
     change_type: ChangeType
     peer: Peer
     cas_opid_index: int
+    cause: str = ""
 
 
 @record
 class TransferLeadership:
-    """Hand over to `target`, or to the voter that leads least among those that keep up, else to the most advanced. Answered by
-    TransferDone or TransferFailed. `leads`: how many groups the nodes of peers lead, as far as the owner knows."""
+    """Hand leadership over. Answered by TransferDone or TransferFailed.
+
+    `target` None: to the voter that leads least of those that keep up; if none keeps up, to the most advanced. `leads`:
+    how many groups the nodes of peers lead, as far as the owner knows. `cause`: why, in the words of whoever asks.
+    """
 
     context: int
     target: ReplicaId | None
     now_ms: int
     leads: tuple[tuple[ReplicaId, int], ...] = ()
+    cause: str = ""
 
 
 @record

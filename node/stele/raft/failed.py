@@ -31,7 +31,7 @@ class Failed:
         """Refuse under the asker's own term, so that the answer is heard."""
         state = self.state
         if request.term >= state.term and state.leader != sender:
-            state.set_role(state.resting_role, sender, f"heard from the leader of term {request.term}")
+            state.set_role(state.resting_role, sender, f"replica {sender} leads term {request.term}")
         answer = UpdateResponse(
             request.term,
             False,

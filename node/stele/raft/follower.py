@@ -54,7 +54,7 @@ class Follower:
             if request.term < state.term:
                 refuse_old_term(state, sender, request)
             else:
-                self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+                self.switch.adopt_term(request.term, f"replica {sender} is at term {request.term}")
                 self.switch.receive(sender, request)
             return
         if state.leader != sender:
@@ -85,7 +85,7 @@ class Follower:
                 return
             for entry in new:
                 if log.append(entry) is not None:
-                    self._config_changed(self._leaders_word())
+                    self._config_changed(self._leader_has("appended"))
         verified = max(self.verified_index, commit_index, preceding.index + len(entries))
         if verified > log.last_index:
             verified = log.last_index
@@ -95,7 +95,7 @@ class Follower:
             if known > commit_index:
                 state.commit_to(known)
                 if commit_index < log.config_index:
-                    state.config_committed(commit_index, self._leaders_word())
+                    state.config_committed(commit_index, self._leader_has("committed"))
                 state.hand_out()
         if entries:
             # The answer waits for the disk, so it may vouch for all that is known to match.
@@ -107,7 +107,7 @@ class Follower:
         """Stand at once, as the leader asks (dissertation 3.10)."""
         state = self.state
         if request.term == state.term and state.may_campaign and self._may_take_over_from(sender):
-            self.switch.stand(f"leader {sender} hands over", ignore_live_leader=True)
+            self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True)
 
     def _may_take_over_from(self, leader: ReplicaId) -> bool:
         """A witness takes nothing over. An unfit replica does so from a witness only, which serves nobody anyway."""
@@ -125,7 +125,7 @@ class Follower:
             )
             return False
         self.pre_vote = None
-        state.set_role(state.resting_role, leader, f"heard from the leader of term {state.term}")
+        state.set_role(state.resting_role, leader, f"replica {leader} leads term {state.term}")
         if state.timer.due_ms == NEVER_MS:
             state.draw_election()
         state.follow_word_of(leader)
@@ -148,7 +148,7 @@ class Follower:
             skip += 1
         return entries[skip:]
 
-    def _truncate(self, from_index: int, cause: str) -> None:
+    def _truncate(self, from_index: int, why: str) -> None:
         """Drop a suffix that lost; a configuration in it is undone."""
         state = self.state
         # Answers that vouch for the suffix wait for its Persist, so it must have one before it goes.
@@ -158,21 +158,21 @@ class Follower:
             state.outbox.others.append(ProposalLost(entry.opid))
         state.pending.truncated(from_index)
         if config_index >= from_index:
-            self._config_changed(f"undone: {cause}")
+            self._config_changed(f"undone: {why}")
 
-    def _config_changed(self, cause: str) -> None:
+    def _config_changed(self, why: str) -> None:
         """Take the place that the active configuration gives to this replica."""
         state = self.state
         state.judge_witness()
-        state.outbox.others.append(ConfigChanged(state.config, False, cause))
+        state.outbox.others.append(ConfigChanged(state.config, False, state.because(why)))
         role = state.resting_role
         if role is not state.role:
             self.pre_vote = None
-            state.set_role(role, state.leader, cause)
+            state.set_role(role, state.leader, why)
             state.draw_election()
 
-    def _leaders_word(self) -> str:
-        return f"leader {self.state.leader} of term {self.state.term}"
+    def _leader_has(self, done: str) -> str:
+        return f"leader {self.state.leader} of term {self.state.term} has {done} it"
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
         """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""
@@ -230,21 +230,21 @@ class Follower:
         else:
             state.timer.due_ms = NEVER_MS
 
-    def campaign(self, cause: str) -> None:
+    def campaign(self, why: str) -> None:
         """Ask who would vote for this replica; a single voter stands at once."""
         state = self.state
         state.draw_election()
         if not state.may_campaign:
             return
         if state.leader is not None:
-            state.set_role(Role.FOLLOWER, None, cause)
-        self.ask_around(cause)
+            state.set_role(Role.FOLLOWER, None, why)
+        self.ask_around(why)
 
-    def ask_around(self, cause: str) -> None:
+    def ask_around(self, why: str) -> None:
         """Begin the pre-vote; there is nobody to ask where this is the only voter."""
         state = self.state
         if state.config.majority == 1:
-            self.switch.stand(cause, ignore_live_leader=False)
+            self.switch.stand(why, ignore_live_leader=False)
             return
         self.pre_vote = Ballot(state, state.term + 1, pre_vote=True, ignore_live_leader=False)
         self.pre_vote.take_own()

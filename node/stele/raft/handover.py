@@ -89,11 +89,11 @@ class Handover:
             transfer.sent = transfer.asked = True
             state.outbox.send(transfer.target, TimeoutNow(state.term), 0)
 
-    def end(self, code: Code, cause: str) -> None:
+    def end(self, code: Code, why: str) -> None:
         """Leadership is over. A target that was asked may still come to lead, and is waited for."""
         pending = self._state.pending
         if pending.transfer is not None and not pending.transfer.asked:
-            pending.end_transfer(code, f"leadership ended: {cause}")
+            pending.end_transfer(code, f"leadership ended: {why}")
 
     def best_successor(self, leads: tuple[tuple[ReplicaId, int], ...] = ()) -> ReplicaId | None:
         """Of the sound voters that keep up, the one that leads least; if none keeps up, the most advanced.

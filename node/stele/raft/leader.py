@@ -76,11 +76,11 @@ class Leader:
 
     # The beginning and the end
 
-    def begin(self, cause: str) -> None:
+    def begin(self, why: str) -> None:
         """Tell of the election, and append an entry of this term."""
         state = self.state
         state.pending.end_transfer(Code.UNAVAILABLE, f"replica {state.self_replica} was elected again")
-        state.set_role(Role.LEADER, state.self_replica, cause)
+        state.set_role(Role.LEADER, state.self_replica, why)
         state.term_leader = state.self_replica
         state.heard_ms = None
         state.timer.due_ms = NEVER_MS
@@ -88,15 +88,15 @@ class Leader:
         payload = encode_configuration(state.config)
         state.log.append(Entry(state.term, state.log.last_index + 1, EntryKind.NOOP, 0, payload))
 
-    def end(self, code: Code, cause: str) -> None:
+    def end(self, code: Code, why: str) -> None:
         """Answer whoever waits for this leader."""
         others = self.state.outbox.others
         for event in self.handover.release():
-            message = f"leadership ended before it was proposed: {cause}"
+            message = f"leadership ended before it was proposed: {why}"
             others.append(ProposalRefused(event.context, code, message))
         for context in self.reads.abandon():
-            others.append(ReadRefused(context, code, f"leadership ended: {cause}"))
-        self.handover.end(code, cause)
+            others.append(ReadRefused(context, code, f"leadership ended: {why}"))
+        self.handover.end(code, why)
 
     @property
     def caught_up_ms(self) -> int | None:
@@ -167,7 +167,7 @@ class Leader:
         """Note what the peer holds, that it answers, and whether it is sound; what follows from it is the turn's end."""
         state = self.state
         if response.term > state.term:
-            self.switch.adopt_term(response.term, f"{sender} is at term {response.term}")
+            self.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
             return
         if response.term < state.term:
             return
@@ -190,7 +190,7 @@ class Leader:
         if progress.failed is not response.failed:
             self._tell_sound(progress, not response.failed)
         if progress.unreached:
-            self._tell_reached(progress, True)
+            self._tell_reached(progress, True, "it answers")
         if response.failed:
             # It abstains: neither its copy nor its word counts any more.
             return
@@ -208,11 +208,12 @@ class Leader:
     def _tell_sound(self, progress: Progress, sound: bool) -> None:
         progress.failed = not sound
         self.peers.recount = True  # its copy counts again, also where it acknowledges nothing new
-        self.state.outbox.others.append(PeerSound(progress.replica_id, sound))
+        why = "it answers as a sound replica" if sound else "it says that it is FAILED"
+        self.state.outbox.others.append(PeerSound(progress.replica_id, sound, self.state.because(why)))
 
-    def _tell_reached(self, progress: Progress, reached: bool) -> None:
+    def _tell_reached(self, progress: Progress, reached: bool, why: str) -> None:
         progress.unreached = not reached
-        self.state.outbox.others.append(PeerReached(progress.replica_id, reached))
+        self.state.outbox.others.append(PeerReached(progress.replica_id, reached, self.state.because(why)))
 
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
         """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
@@ -234,11 +235,11 @@ class Leader:
         progress.probe_from(max(next_index, 1))
 
     def _forgot(self, progress: Progress, response: UpdateResponse) -> None:
-        cause = (
+        why = (
             f"it acknowledged entries up to {progress.match}, and refuses what follows {response.preceding_index}: its log "
             f"ends at {response.last_received}"
         )
-        self.state.outbox.others.append(PeerForgot(progress.replica_id, cause))
+        self.state.outbox.others.append(PeerForgot(progress.replica_id, self.state.because(why)))
         progress.forgot(self.state.now_ms)
 
     def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
@@ -268,7 +269,7 @@ class Leader:
         if request.term < state.term:
             refuse_old_term(state, sender, request)
         elif request.term > state.term:
-            self.switch.adopt_term(request.term, f"update of term {request.term} from {sender}")
+            self.switch.adopt_term(request.term, f"replica {sender} is at term {request.term}")
             self.switch.receive(sender, request)
         else:
             state.ignore(
@@ -303,8 +304,8 @@ class Leader:
         state = self.state
         state.advance_clock(event.now_ms)
         state.stalled_until_ms = state.now_ms + state.options.election_max_ms
-        cause = "a sync of its own log stalls for an election timeout"
-        self.switch.follow(None, cause, Code.STEPPING_DOWN)
+        why = "a sync of its own log stalls for an election timeout"
+        self.switch.follow(None, why, Code.STEPPING_DOWN)
 
     def on_log_read(self, event: LogRead) -> None:
         """Send a slow peer what the owner has read for it."""
@@ -354,8 +355,8 @@ class Leader:
         if index > before and self.may_commit(index):
             state.commit_to(index)
             if before < state.log.config_index:
-                cause = f"a majority of {len(self.peers.voters)} voters holds it"
-                if state.config_committed(before, cause):
+                why = f"a majority of {len(self.peers.voters)} voters holds it"
+                if state.config_committed(before, why):
                     self.peers.follow_config()
 
     def own_match(self) -> int:
@@ -380,8 +381,8 @@ class Leader:
         heard = self.peers.answered_since(now - state.options.election_max_ms)
         if heard < state.config.majority:
             voters = len(self.peers.voters)
-            cause = f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
-            self.switch.follow(None, cause, Code.NO_QUORUM)
+            why = f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
+            self.switch.follow(None, why, Code.NO_QUORUM)
             return
         gone = 0
         for progress in self.peers.progress.values():
@@ -407,7 +408,7 @@ class Leader:
         now = state.now_ms
         progress.look(self.replication.last_for(progress), now)
         if not progress.unreached and now - progress.last_heard_ms > options.unreached_ms:
-            self._tell_reached(progress, False)
+            self._tell_reached(progress, False, f"no answer for {options.unreached_ms} ms")
         replicates = progress.state is PeerState.REPLICATE
         if replicates and progress.inflight and now - progress.moved_ms > options.election_min_ms:
             progress.probe_from(progress.match + 1)

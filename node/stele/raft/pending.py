@@ -16,13 +16,17 @@ from stele.raft.outbox import Outbox
 
 
 class PendingChange:
-    """A configuration that this replica appended as leader at `opid`. `context` is None for its own promotions."""
+    """A configuration that this replica appended as leader at `opid`. `context` is None for its own promotions.
 
-    __slots__ = ("context", "opid")
+    `cause`: what made the leader append it.
+    """
 
-    def __init__(self, context: int | None, opid: OpId) -> None:
+    __slots__ = ("cause", "context", "opid")
+
+    def __init__(self, context: int | None, opid: OpId, cause: str) -> None:
         self.context = context
         self.opid = opid
+        self.cause = cause
 
 
 class Transfer:
@@ -51,6 +55,11 @@ class Pending:
         self._outbox = outbox
         self.change: PendingChange | None = None
         self.transfer: Transfer | None = None
+
+    def cause_of_commit(self, commit_index: int) -> str:
+        """The cause of the change, if a commit index of `commit_index` commits it; else ""."""
+        change = self.change
+        return change.cause if change is not None and change.opid.index <= commit_index else ""
 
     def committed(self, commit_index: int) -> None:
         """Answer the change if its entry is committed now."""

@@ -57,8 +57,8 @@ class Replication:
         """Its log ends before this one begins: tell the owner, and send heartbeats only."""
         log = self._state.log
         progress.needs_copy(log.start.index + 1, self._state.now_ms)
-        cause = f"it has nothing after {progress.match} that matches; this log begins after {log.start}"
-        self._state.outbox.others.append(PeerNeedsCopy(progress.replica_id, cause))
+        why = f"it has nothing after {progress.match} that matches; this log begins after {log.start}"
+        self._state.outbox.others.append(PeerNeedsCopy(progress.replica_id, self._state.because(why)))
 
     def send_read(self, progress: Progress, event: LogRead) -> None:
         """Send what the owner has read from its log for a slow peer, if that is still this log."""

@@ -14,24 +14,24 @@ from stele.raft.state import RaftState
 
 
 class Switch(Protocol):
-    """Changes of role. `cause` is told with RoleChanged."""
+    """Changes of role. `why` is told in the cause of RoleChanged."""
 
     def start(self, now_ms: int) -> None:
         """Begin in the role that the configuration gives. Campaign at once where named to lead, or where nobody else votes."""
 
-    def adopt_term(self, term: int, cause: str) -> None:
+    def adopt_term(self, term: int, why: str) -> None:
         """Enter a higher term as a follower of nobody."""
 
-    def follow(self, leader: ReplicaId | None, cause: str, code: Code = Code.NOT_LEADER) -> None:
+    def follow(self, leader: ReplicaId | None, why: str, code: Code = Code.NOT_LEADER) -> None:
         """Stop leading or campaigning within the term. `code` answers whoever waits for a leader that ends."""
 
-    def campaign(self, cause: str) -> None:
+    def campaign(self, why: str) -> None:
         """Follow nobody, and ask who would vote for this replica."""
 
-    def stand(self, cause: str, *, ignore_live_leader: bool) -> None:
+    def stand(self, why: str, *, ignore_live_leader: bool) -> None:
         """Raise the term and ask for votes in it."""
 
-    def lead(self, cause: str) -> None:
+    def lead(self, why: str) -> None:
         """A majority has voted for this replica."""
 
     def fail(self, reason: str) -> None:

@@ -59,12 +59,14 @@ class Roles:
         """Give each event to the role that acts when its turn comes."""
         state = self.state
         for event in events:
+            state.event = event
             if type(event) is Received:
                 if event.now_ms > state.now_ms:
                     state.now_ms = event.now_ms
                 self._handlers.messages[type(event.message)](self.acting, event.sender, event.message)
             else:
                 self._handlers.events[type(event)](self.acting, event)
+        state.event = None  # it may hold entries
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """As `Switch.receive`."""
@@ -92,48 +94,48 @@ class Roles:
         if isinstance(acting, Follower) and state.may_campaign and ((hinted and state.fit) or single):
             acting.campaign("named to lead" if hinted else "the only voter")
 
-    def adopt_term(self, term: int, cause: str) -> None:
+    def adopt_term(self, term: int, why: str) -> None:
         """As `Switch.adopt_term`."""
         self.state.enter_term(term, None)
-        self.follow(None, cause)
+        self.follow(None, why)
 
-    def follow(self, leader: ReplicaId | None, cause: str, code: Code = Code.NOT_LEADER) -> None:
+    def follow(self, leader: ReplicaId | None, why: str, code: Code = Code.NOT_LEADER) -> None:
         """As `Switch.follow`. A new Follower knows nothing yet of how its log meets the leader's."""
-        self._follow(leader, cause, code)
+        self._follow(leader, why, code)
 
-    def campaign(self, cause: str) -> None:
+    def campaign(self, why: str) -> None:
         """As `Switch.campaign`."""
-        self._follow(None, cause, Code.NOT_LEADER).ask_around(cause)
+        self._follow(None, why, Code.NOT_LEADER).ask_around(why)
 
-    def _follow(self, leader: ReplicaId | None, cause: str, code: Code) -> Follower:
+    def _follow(self, leader: ReplicaId | None, why: str, code: Code) -> Follower:
         state, was = self.state, self.acting
         follower = self._parts.follower(state, self)
         self._act(follower, table.FOLLOWER)
-        state.set_role(state.resting_role, leader, cause)
+        state.set_role(state.resting_role, leader, why)
         if not isinstance(was, Follower) or state.timer.due_ms == NEVER_MS:
             state.draw_election()
         if leader is not None:
             state.follow_word_of(leader)
         if isinstance(was, Leader):
-            was.end(code, cause)
+            was.end(code, why)
         return follower
 
-    def stand(self, cause: str, *, ignore_live_leader: bool) -> None:
+    def stand(self, why: str, *, ignore_live_leader: bool) -> None:
         """As `Switch.stand`."""
         state = self.state
         state.enter_term(state.term + 1, state.self_replica)
         state.heard_ms = None
         candidate = Candidate(state, self, ignore_live_leader=ignore_live_leader)
         self._act(candidate, table.CANDIDATE)
-        state.set_role(Role.CANDIDATE, None, cause)
+        state.set_role(Role.CANDIDATE, None, why)
         state.draw_election()
         candidate.ballot.ask()
 
-    def lead(self, cause: str) -> None:
+    def lead(self, why: str) -> None:
         """As `Switch.lead`."""
         leader = self._parts.leader(self.state, self, self._parts.changes)
         self._act(leader, table.LEADER)
-        leader.begin(cause)
+        leader.begin(why)
 
     def fail(self, reason: str) -> None:
         """As `Switch.fail`. A leader names its heir, as its silence may not be noticed: the peers of a group at rest listen

@@ -11,8 +11,9 @@ from __future__ import annotations
 from stele.model.config import Configuration, MemberType
 from stele.model.errors import ensure
 from stele.model.ids import ReplicaId
+from stele.raft.cause import cause_of
 from stele.raft.effects import Committed, ConfigChanged, HardState, MessageIgnored, Role, RoleChanged
-from stele.raft.events import InitialState
+from stele.raft.events import Event, InitialState
 from stele.raft.log import LogView
 from stele.raft.options import RaftOptions
 from stele.raft.outbox import Outbox
@@ -28,6 +29,7 @@ class RaftState:
         "all_replicated_index",
         "caught_up_ms",
         "commit_index",
+        "event",
         "failed",
         "fit",
         "has_data",
@@ -72,6 +74,8 @@ class RaftState:
         self.pending = Pending(log, self.outbox)
         self.timer = ElectionTimer(options, rng)
         self.now_ms = 0
+        self.event: Event | None = None
+        """The event that is being taken; None between turns, and at the end of one."""
         self.term = initial.term
         self.voted_for = initial.voted_for
         self.commit_index = initial.commit_index
@@ -161,14 +165,14 @@ class RaftState:
         self.voted_for = candidate
         self.outbox.hard_state = HardState(self.term, candidate)
 
-    def set_role(self, role: Role, leader: ReplicaId | None, cause: str) -> None:
+    def set_role(self, role: Role, leader: ReplicaId | None, why: str) -> None:
         """Note which role is acted from now on and who leads, and tell it."""
         self.role = role
         self.leader = leader
         if leader is not None:
             self.lost_leader = None
         serves = role is Role.LEADER and not self.witness
-        self.outbox.others.append(RoleChanged(role, self.term, leader, cause, serves))
+        self.outbox.others.append(RoleChanged(role, self.term, leader, self.because(why), serves))
 
     @property
     def term_committed(self) -> bool:
@@ -216,7 +220,7 @@ class RaftState:
             ensure(False, f"raft: commit index {index} is not within {self.commit_index} and the log's end")
         self.commit_index = index
 
-    def config_committed(self, before: int, cause: str) -> bool:
+    def config_committed(self, before: int, why: str) -> bool:
         """Tell what the commit index, which rose from `before`, made of the configurations below it.
 
         Returns whether the committed configuration changed.
@@ -224,7 +228,8 @@ class RaftState:
         config = self.committed_config
         changed = config is not self.log.config_at(before)
         if changed:
-            self.outbox.others.append(ConfigChanged(config, True, cause))
+            cause = self.pending.cause_of_commit(self.commit_index) or cause_of(self.event)
+            self.outbox.others.append(ConfigChanged(config, True, f"{cause}: {why}"))
         self.pending.committed(self.commit_index)
         return changed
 
@@ -236,9 +241,15 @@ class RaftState:
 
     # Messages
 
-    def ignore(self, sender: ReplicaId, cause: str) -> None:
+    def ignore(self, sender: ReplicaId, why: str) -> None:
         """Tell of a message that no sound replica sends."""
-        self.outbox.others.append(MessageIgnored(sender, cause))
+        self.outbox.others.append(MessageIgnored(sender, self.because(why)))
+
+    # Causes
+
+    def because(self, why: str) -> str:
+        """The `cause` of an effect: the event that is being taken, and why the effect follows from it."""
+        return f"{cause_of(self.event)}: {why}"
 
     def node_id(self) -> str:
         """The node of this replica, as its configuration names it; "" outside of the configuration."""

@@ -1,0 +1,81 @@
+"""The cause of an effect: the event that the core was taking when the effect came about, as one line of text.
+
+Logs of nodes, Kubernetes events and the stories of the simulator show causes. The same event has the same text in all.
+
+Invariant: a cause is put into words only where an effect shows it. So an event costs one assignment (`RaftState.event`).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from stele.raft.events import (
+    Compacted,
+    DataArrived,
+    Event,
+    Fitness,
+    LogRead,
+    PeerFailed,
+    Persisted,
+    Propose,
+    ProposeChange,
+    Received,
+    ReportFailed,
+    RequestRead,
+    Start,
+    SyncStalled,
+    Tick,
+    TransferLeadership,
+)
+from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
+
+END_OF_TURN = "end of turn"
+"""The cause of what follows from all events of a turn together, as a commit does."""
+
+
+def cause_of(event: Event | None) -> str:
+    """The text for `event`; None stands for the end of a turn.
+
+    An order that somebody outside the group gave has that one's own cause (`ProposeChange.cause`).
+    """
+    match event:
+        case None:
+            return END_OF_TURN
+        case Received():
+            return _cause_of_message(event)
+        case ProposeChange(context=context, cause=cause) | TransferLeadership(context=context, cause=cause):
+            return cause or f"{type(event).__name__} {context}"
+        case Propose(context=context) | RequestRead(context=context):
+            return f"{type(event).__name__} {context}"
+        case Start(now_ms=now_ms) | Tick(now_ms=now_ms) | SyncStalled(now_ms=now_ms):
+            return f"{type(event).__name__} at {now_ms} ms"
+        case Persisted(persist_id=persist_id):
+            return f"Persisted {persist_id}"
+        case LogRead(to=to, first_index=first_index):
+            return f"LogRead from {first_index} for {to}"
+        case PeerFailed(replica_id=replica_id):
+            return f"PeerFailed {replica_id}"
+        case Compacted(opid=opid):
+            return f"Compacted {opid}"
+        case Fitness(fit=fit):
+            return f"Fitness {fit}"
+        case DataArrived() | ReportFailed():
+            return type(event).__name__
+        case _:
+            assert_never(event)
+
+
+def _cause_of_message(event: Received) -> str:
+    message = event.message
+    text = f"{type(message).__name__} of term {message.term} from {event.sender}"
+    match message:
+        case UpdateRequest(preceding=preceding):
+            return f"{text} after {preceding}"
+        case UpdateResponse(preceding_index=index):
+            return f"{text} after {index}"
+        case VoteRequest(pre_vote=True) | VoteResponse(pre_vote=True):
+            return f"pre-vote {text}"
+        case VoteRequest() | VoteResponse() | TimeoutNow():
+            return text
+        case _:
+            assert_never(message)
