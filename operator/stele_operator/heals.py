@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from stele.driver.executor import Report
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress, with_names
-from stele.driver.situation import Member, Situation, judge
+from stele.driver.situation import judge
 from stele.driver.steps import WAITS, Blocked, WaitCopy
 from stele.driver.view import NodeView
 from stele_operator.plan.budgets import some
@@ -61,22 +61,13 @@ def works(report: Report, policy: Policy) -> list[Work]:
             found.append(Work(record))
             continue
         situation = judge(tablet, report.view, policy, nodes)
-        at_fault = _at_fault(situation)
+        at_fault = situation.at_fault
         intent = situation.intent
         joining = tablet.report(intent.replica_id, intent.target_node) if intent is not None else None
         arrived = joining.copy.bytes_done if joining is not None and joining.copy is not None else 0
         node, fault = (at_fault.peer.node_id, at_fault.fault) if at_fault is not None else ("", "")
         found.append(Work(record, node, fault, arrived))
     return found
-
-
-def _at_fault(s: Situation) -> Member | None:
-    """The member that is replaced, or that cannot serve."""
-    replaced = s.member(s.intent.replaces_replica) if s.intent is not None else None
-    if replaced is not None and replaced.fault:
-        return replaced
-    joining = s.joining
-    return next((m for m in s.members if m.fault and m is not joining), None)
 
 
 @dataclass
@@ -94,17 +85,26 @@ class _Heal:
     """How often each step was done, in the order in which they first were."""
     arrived: dict[str, int] = field(default_factory=dict)
     """Bytes of each tablet's copy."""
+    causes: dict[str, None] = field(default_factory=dict)
+    """Names of its causes (`stele.driver.causes`): one, and those of heals that an earlier driver began."""
 
     @property
     def size(self) -> str:
         tablets, tables = len(self.tables), len(set(self.tables.values()))
         return f"{tablets} tablet{'s' * (tablets != 1)} of {tables} table{'s' * (tables != 1)}"
 
+    @property
+    def named(self) -> str:
+        """Its causes, as the logs of nodes name them, in brackets."""
+        return f" ({', '.join(self.causes)})" if self.causes else ""
+
     def take(self, work: Work) -> None:
         record = work.record
         self.tables[record.tablet_id] = record.table_name
         self.open[record.tablet_id] = record
         self.fault = self.fault or work.fault
+        if record.cause:
+            self.causes[record.cause] = None
         self.arrived[record.tablet_id] = max(self.arrived.get(record.tablet_id, 0), work.bytes_done)
         if record.kind not in _WAITS and not record.error:
             self.steps[record.step] = self.steps.get(record.step, 0) + 1
@@ -129,7 +129,7 @@ class _Heal:
     def sum(self, now_s: float) -> str:
         steps = ", ".join(f"{step} {count}" for step, count in self.steps.items())
         took = f"{max(0.0, now_s - self.began_s):.0f} s"
-        return f"{self.size} in {took}: {steps}; {sum(self.arrived.values()):,} bytes copied"
+        return f"{self.size} in {took}: {steps}; {sum(self.arrived.values()):,} bytes copied{self.named}"
 
 
 class Heals:
@@ -178,7 +178,7 @@ class Heals:
     def _began(self, node: str, names: Mapping[str, str]) -> News:
         heal = self._heals[node]
         fault = f" ({heal.fault})" if heal.fault else ""
-        return News("HealBegan", f"{_name(node, names)}{fault}: {heal.size}")
+        return News("HealBegan", f"{_name(node, names)}{fault}: {heal.size}{heal.named}")
 
     def _going_on(self, names: Mapping[str, str], now_s: float) -> Iterable[News]:
         for node, heal in self._heals.items():
@@ -212,7 +212,8 @@ class Heals:
             elif not record.tablet_id:
                 why += f" (not yet: {with_names(record.error, names)})" if record.error else ""
                 if self._is_new(where, record.kind, _same(why)):
-                    news.append(News(record.step, f"{where}: {why}"))
+                    named = f" ({record.cause})" if record.cause else ""
+                    news.append(News(record.step, f"{where}: {why}{named}"))
         fresh = [(step, found) for (step, same), found in waiting.items() if self._is_new("", step, same)]
         for step, found in fresh[:BLOCKED_MAX]:
             where, _, why = found[0].partition(": ")

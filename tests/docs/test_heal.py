@@ -1,11 +1,15 @@
-"""A tablet that lost a voter is healed by the functions that docs/heal-in-code.md names, in its order."""
+"""A tablet that lost a voter is healed by the functions that docs/heal-in-code.md names, in its order, under one cause."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import re
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import structlog.testing
 
 from stele.client import AsyncClient
 from stele.driver.policy import Policy
@@ -38,8 +42,10 @@ async def follower(cluster: LocalCluster, link: MasterLink) -> str:
             await asyncio.sleep(0.05)
 
 
-async def passes(link: MasterLink, policy: Policy, done: Callable[[ClusterView], bool]) -> ClusterView:
-    """Passes like the operator's, until the view is as wanted."""
+async def passes(
+    link: MasterLink, policy: Policy, done: Callable[[ClusterView], bool], events: list[str]
+) -> ClusterView:
+    """Passes like the operator's, until the view is as wanted. What it would tell as events is added to `events`."""
 
     async def nobody_hears() -> None: ...
 
@@ -51,10 +57,11 @@ async def passes(link: MasterLink, policy: Policy, done: Callable[[ClusterView],
                 return view
             resting = healer.rests(view, policy)
             await healer.run(link, None if resting else view, policy, {}, nobody_hears)
+            events += (f"{news.reason} {news.message}" for news in healer.news())
             await asyncio.sleep(0.1)
 
 
-async def heal(link: MasterLink, dead: str) -> ClusterView:
+async def heal(link: MasterLink, dead: str, events: list[str]) -> ClusterView:
     """Until no tablet counts on the dead node; then, its fate's time-out being over, until it is RETIRED; the view then."""
 
     def moved_away(view: ClusterView) -> bool:
@@ -65,15 +72,33 @@ async def heal(link: MasterLink, dead: str) -> ClusterView:
         return node is not None and node.state is NodeState.RETIRED
 
     silent = Policy(dead_after_ms=SILENT_MS)
-    await passes(link, silent, moved_away)
-    return await passes(link, replace(silent, lost=frozenset({dead})), retired)
+    await passes(link, silent, moved_away, events)
+    return await passes(link, replace(silent, lost=frozenset({dead})), retired, events)
+
+
+def check_cause(events: Sequence[str], lines: Sequence[MutableMapping[str, Any]], dead: str) -> None:
+    """The event that tells of the heal, the driver's log and those of the nodes name the same cause."""
+    (began,) = (event for event in events if event.startswith("HealBegan") and "its node is silent" in event)
+    found = re.search(rf"\((heal/{dead[:8]}-\d+)\)$", began)
+    assert found is not None, began
+    cause = found[1]
+    named = [line for line in lines if str(line.get("cause", "")).startswith(f"{cause}: ")]
+    steps = {line["step"] for line in named if line["event"] == "step done"}
+    assert {"BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer"} <= steps
+    assert {"copy ordered", "copy done"} <= {line["event"] for line in named}
+    changes = [line for line in named if line["event"] == "configuration"]
+    whys = [str(line["cause"]).rpartition(": ")[2] for line in changes if not line["committed"]]
+    assert [why.partition(" of ")[0] for why in whys if " of " in why] == ["MODIFY", "ADD", "REMOVE"]
+    assert [why for why in whys if why.endswith("has caught up")]
+    assert sum(bool(line["committed"]) for line in changes) >= len(whys)
 
 
 async def test_a_heal_goes_through_the_functions_that_its_page_names(tmp_path: Path) -> None:
     rows = steps(HEAL)
     assert list(rows) == list(range(1, 25))
     wanted = {function for row in IN_NODES for step in rows[row] for function in step}
-    with Calls(wanted) as calls:
+    events: list[str] = []
+    with Calls(wanted) as calls, structlog.testing.capture_logs() as lines:
         cluster = await LocalCluster(tmp_path, nodes=4).start()
         link = MasterLink(cluster.cluster_id, "test")
         link.learn([cluster.master_address])
@@ -84,7 +109,7 @@ async def test_a_heal_goes_through_the_functions_that_its_page_names(tmp_path: P
                 name = await follower(cluster, link)
                 await cluster.stop(name)
                 calls.record()
-                view = await heal(link, cluster.ids[name])
+                view = await heal(link, cluster.ids[name], events)
                 assert await count(client) == 100
         finally:
             await link.close()
@@ -95,3 +120,4 @@ async def test_a_heal_goes_through_the_functions_that_its_page_names(tmp_path: P
     for aside in (ROWS_ARRIVE, range(13, 16)):
         chain = [(number, step) for number in IN_NODES if number not in aside for step in rows[number]]
         assert first_missing(calls.made, chain) == ""
+    check_cause(events, lines, cluster.ids[name])

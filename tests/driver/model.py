@@ -267,6 +267,7 @@ class Cluster:
             step.source_node,
             step.replaces_replica,
             step.witness,
+            cause=step.cause,
         )
 
     def _start_copy(self, step: StartCopy) -> None:

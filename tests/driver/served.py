@@ -206,6 +206,7 @@ class Masters(MasterServiceServicer):
                 NodeId(asked.source_node),
                 asked.replaces_replica,
                 asked.witness,
+                cause=asked.cause,
             )
             cluster.apply(step)
         return mpb.BeginIntentResponse(intent=intent_to_pb(cluster.intents[asked.tablet_id]))

@@ -89,7 +89,9 @@ def test_a_machine_lost_is_two_events_however_many_tablets_it_had(tablets: int) 
     assert driver.reasons() - Counter(Blocked=3) == Counter(HealBegan=1, HealEnded=1)
     began, ended = (n for n in driver.told if n.reason != "Blocked")
     node = f"node {node_name(1)[:8]}"
-    assert began.message == f"{node} (its node is silent): {there} tablets of 3 tables"
+    cause = f"(heal/{node_name(1)[:8]}-1)"
+    assert began.message == f"{node} (its node is silent): {there} tablets of 3 tables {cause}"
+    assert ended.message.endswith(cause)
     assert ended.message.startswith(f"{node}: {there} tablets of 3 tables in ")
     steps = ended.message.partition(": ")[2].partition(": ")[2]
     assert f"Removing {there}" in steps and f"Ending {there}" in steps
@@ -143,8 +145,12 @@ def test_a_driver_that_goes_on_with_anothers_heal_tells_what_is_left_of_it() -> 
         driver.round()
     driver.heals = Heals()
     driver.told.clear()
+    driver.cluster.epoch += 1
     driver.until_done()
     assert driver.reasons()["HealBegan"] == driver.reasons()["HealEnded"] == 1
+    assert all(
+        n.message.endswith(f"(heal/{node_name(1)[:8]}-1)") for n in driver.told if n.reason != "Blocked"
+    )
 
 
 def test_nothing_left_to_do_ends_what_had_begun() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
 from functools import partial
@@ -88,6 +89,16 @@ async def test_a_machine_is_lost_and_the_operator_killed_and_all_is_healed(tmp_p
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
         assert {"NodeLost", "PodDeleted", "ClaimReleased", "HealEnded"} <= reasons
         assert not {"Beginning", "Copying", "Demoting", "AddingWitness", "Removing", "Ending"} & reasons
+        await check_cause(made, tmp_path / "local")
+
+
+async def check_cause(made: Bench, folder: Path) -> None:
+    """The heal of the node is named by its event and by the log of a pod that changed members for it."""
+    ended = [e["message"] for e in await made.events("TabletCluster") if e["reason"] == "HealEnded"]
+    causes = {cause for message in ended for cause in re.findall(r"heal/[0-9a-f]{8}-\d+", message)}
+    lines = [line for path in folder.rglob("*.log") for line in path.read_text(errors="replace").splitlines()]
+    changes = [line for line in lines if "configuration" in line]
+    assert any(f"{cause}: " in line for cause in causes for line in changes), causes
 
 
 async def refused(made: Bench) -> None:

@@ -94,4 +94,5 @@ def _show(progress: Progress) -> None:
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     left = f", {progress.eta_s:.0f} s left" if progress.eta_s is not None else ""
     trouble = f" ({progress.error})" if progress.error else ""
-    say(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{trouble}")
+    cause = f" ({progress.cause})" if progress.cause else ""
+    say(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{trouble}{cause}")

@@ -67,7 +67,7 @@ class CopyOrder:
     """What StartTabletCopy asked for.
 
     `witness_start`: OPID_NONE stands for the source's checkpoint. `caller_term`: the term of the tablet, as the caller
-    knew it. `log_only`: the witness fetches nothing yet. `bytes_per_second`: 0 for no bound.
+    knew it. `log_only`: the witness fetches nothing yet. `bytes_per_second`: 0 for no bound. `cause`: why, for the log.
     """
 
     tablet_id: TabletId
@@ -79,6 +79,7 @@ class CopyOrder:
     bytes_per_second: int = 0
     caller_term: int = 0
     log_only: bool = False
+    cause: str = ""
 
 
 class CopyHome(Protocol):
@@ -179,20 +180,27 @@ class TabletCopy:
         self._prepared.set()
 
     async def _run(self) -> None:
+        order = self.order
+        about = {"tablet": order.tablet_id, "replica": order.replica_id, "cause": order.cause}
+        log.info(
+            "copy ordered",
+            source=order.source_node,
+            witness=order.witness,
+            log_only=order.log_only,
+            **about,
+        )
         try:
             if self.order.log_only:
                 await self._prepare_log()
-                log.info("witness prepared", tablet=self.order.tablet_id, replica=self.order.replica_id)
+                log.info("witness prepared", **about)
             else:
                 await self._copy()
                 self.progress.state = "Done"
-                log.info("copy done", tablet=self.order.tablet_id, replica=self.order.replica_id)
+                log.info("copy done", **about)
         except Exception as exc:
             self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
             unexpected = None if isinstance(exc, SteleError) else exc
-            log.warning(
-                "copy failed", tablet=self.order.tablet_id, error=self.progress.error, exc_info=unexpected
-            )
+            log.warning("copy failed", error=self.progress.error, exc_info=unexpected, **about)
             let_go(exc)  # its frames hold what came last, and this one that error
         finally:
             self._prepared.set()

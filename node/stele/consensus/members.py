@@ -65,8 +65,10 @@ class Members:
 
     # --- orders
 
-    async def change_config(self, change_type: ChangeType, peer: Peer, cas_opid_index: int) -> Configuration:
-        """Change one member; returns the committed configuration.
+    async def change_config(
+        self, change_type: ChangeType, peer: Peer, cas_opid_index: int, cause: str = ""
+    ) -> Configuration:
+        """Change one member; returns the committed configuration. `cause`: why, for the log.
 
         Raises:
             Retryable: NOT_LEADER, NOT_READY, CHANGE_IN_PROGRESS, STEPPING_DOWN.
@@ -75,13 +77,15 @@ class Members:
         self._standing.check_leader()
         context = next(self._contexts)
         return await self._ask(
-            self._changes, context, ProposeChange(context, change_type, peer, cas_opid_index)
+            self._changes, context, ProposeChange(context, change_type, peer, cas_opid_index, cause)
         )
 
     async def transfer_leadership(
-        self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None
+        self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None, cause: str = ""
     ) -> None:
         """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep up.
+
+        `cause`: why, for the log.
 
         Raises:
             Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
@@ -91,7 +95,9 @@ class Members:
         context = next(self._contexts)
         known = leads or {}
         led = tuple((p.replica_id, known.get(p.node_id, 0)) for p in self._standing.config.peers)
-        event = TransferLeadership(context, target, self._runtime.now_ms(), led)
+        if cause:
+            self._standing.log.info("handing over", to=target, cause=cause)
+        event = TransferLeadership(context, target, self._runtime.now_ms(), led, cause)
         await self._ask(self._transfers, context, event)
 
     async def _ask(

@@ -202,11 +202,17 @@ class Executor:
             try:
                 await orders.give(step, view)
             except SteleError as exc:
-                log.info("step not done", step=type(step).__name__, tablet=step.tablet_id, error=str(exc))
+                log.info(
+                    "step not done",
+                    step=type(step).__name__,
+                    tablet=step.tablet_id,
+                    cause=step.because,
+                    error=str(exc),
+                )
                 self._count(step, exc)
                 return Outcome(step, exc)
         self._count(step, None)
-        log.info("step done", step=type(step).__name__, tablet=step.tablet_id, reason=step.reason)
+        log.info("step done", step=type(step).__name__, tablet=step.tablet_id, cause=step.because)
         return Outcome(step)
 
     def _count(self, step: Step, error: SteleError | None) -> None:
@@ -225,7 +231,9 @@ class Executor:
         if self._refusals[(step.tablet_id, step.replica_id)] < _WITNESS_REFUSALS_MAX:
             return step
         reason = "the leader keeps refusing the witness, its start is too old"
-        return CancelCopy(step.tablet_id, step.cas, reason, step.replica_id, step.target_node)
+        return CancelCopy(
+            step.tablet_id, step.cas, reason, step.replica_id, step.target_node, cause=step.cause
+        )
 
     def _stopped(self, error: SteleError) -> SteleError:
         if error.code is not Code.STALE_EPOCH:

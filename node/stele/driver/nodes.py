@@ -6,7 +6,9 @@ Invariant: a node retires only when no configuration that is in force, and no in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
+from stele.driver.causes import heal_cause
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_back, is_dead
 from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
@@ -21,10 +23,11 @@ def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
         return
     named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
     named.update(i.target_node for i in view.intents)
+    epoch = view.claim.epoch if view.claim is not None else 0
     for node in sorted(view.nodes, key=lambda n: n.node_id):
         step = _node_step(node, node.node_id in named, policy)
         if step is not None:
-            yield step
+            yield replace(step, cause=heal_cause(node.node_id, epoch))
 
 
 def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:

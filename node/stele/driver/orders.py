@@ -120,6 +120,7 @@ class Orders:
             start,
             view.now_us + INTENT_TTL_US,
             step.reason,
+            step.cause,
         )
         request = master_pb2.BeginIntentRequest(epoch=self._epoch, intent=intent_to_pb(intent))
         await self._masters.call("BeginIntent", request)
@@ -168,6 +169,7 @@ class Orders:
             bytes_per_second=self._policy.bytes_per_second,
             table_id=id_to_pb(tablet.table_id),
             log_only=step.log_only,
+            reason=cut(step.because),
         )
         answer = await self._to_node(_node(step.target_node, view), "StartTabletCopy", request)
         told = opid_from_pb(answer.witness_start)
@@ -189,6 +191,7 @@ class Orders:
             True,
             step.witness_start,
             log_only=True,  # a copy that runs goes on
+            cause=step.cause,
         )
         start = await self._start_copy(prepared, view)
         plain = self._new_peer(step.target_node, step.replica_id, view)
@@ -213,14 +216,14 @@ class Orders:
             peer=peer_to_pb(peer),
             cas_config_opid_index=step.cas,
             driver_epoch=self._epoch,
-            reason=cut(step.reason),
+            reason=cut(step.because),
         )
         answer = await self._to_node(_node(tablet.leader_node, view), "BulkChangeConfig", request)
         return config_from_pb(answer.committed)
 
     async def _move_leader(self, step: MoveLeader, view: ClusterView) -> None:
         request = consensus_pb2.LeaderStepDownRequest(
-            tablet_id=id_to_pb(step.tablet_id), driver_epoch=self._epoch
+            tablet_id=id_to_pb(step.tablet_id), driver_epoch=self._epoch, reason=cut(step.because)
         )
         leader = _node(_tablet(step.tablet_id, view).leader_node, view)
         await self._to_node(leader, "LeaderStepDown", request)

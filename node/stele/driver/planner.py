@@ -8,7 +8,9 @@ a tuple: the first that has something to do decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
 from stele.driver.nodes import node_steps, silent_nodes
@@ -102,7 +104,7 @@ class _Planner:
         for check in self.checks:
             step = check(s)
             if step is not None:
-                return step
+                return replace(step, cause=cause_of(s, self.epoch))
         return None
 
     def not_heard(self, s: Situation) -> Step | None:

@@ -21,8 +21,10 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step, of a tablet, of a whole node (`node_id`), or of neither. `eta_s` is None while unknown; `error` says why
-    the step was not done this time."""
+    """One step, of a tablet, of a whole node (`node_id`), or of neither.
+
+    `eta_s` is None while unknown. `error` says why the step was not done this time. `cause`: as `Step.cause`.
+    """
 
     tablet_id: str
     table_name: str
@@ -35,6 +37,7 @@ class Progress:
     eta_s: float | None = None
     error: str = ""
     node_id: str = ""
+    cause: str = ""
 
     @property
     def where(self) -> str:
@@ -72,6 +75,7 @@ class Pace:
             eta,
             error,
             step.node_id if isinstance(step, DrainNode | ReturnNode | RetireNode) else "",
+            step.cause,
         )
 
     def keep(self, copies: set[tuple[str, int]]) -> None:

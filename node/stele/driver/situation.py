@@ -213,6 +213,15 @@ class Situation:
             return None
         return self.tablet.report(self.intent.replica_id, self.intent.target_node)
 
+    @property
+    def at_fault(self) -> Member | None:
+        """The member that is replaced, or that cannot serve; None where no member but the joining one has a fault."""
+        replaced = self.member(self.intent.replaces_replica) if self.intent is not None else None
+        if replaced is not None and replaced.fault:
+            return replaced
+        joining = self.joining
+        return next((m for m in self.members if m.fault and m is not joining), None)
+
     def member(self, replica_id: int) -> Member | None:
         """The member with this replica_id, or None."""
         for member in self.members:

@@ -5,7 +5,7 @@ Invariant: a step names the configuration index it was planned on, and its reaso
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TabletId
@@ -21,6 +21,13 @@ class Step:
     tablet_id: TabletId
     cas: int
     reason: str
+    cause: str = field(default="", kw_only=True)
+    """What it is a part of, in one word (`driver/causes.py`): the same for all steps of a heal."""
+
+    @property
+    def because(self) -> str:
+        """Cause and reason, as nodes and masters log them."""
+        return f"{self.cause}: {self.reason}" if self.cause else self.reason
 
 
 @dataclass(frozen=True, slots=True)

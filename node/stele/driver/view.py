@@ -168,6 +168,8 @@ class Intent:
     witness_start: OpId = OPID_NONE
     expires_us: int = 0
     reason: str = ""
+    cause: str = ""
+    """As `Step.cause`; empty if a driver of an earlier version began it."""
 
 
 @dataclass(frozen=True, slots=True)

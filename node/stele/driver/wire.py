@@ -123,6 +123,7 @@ def intent_from_pb(pb: master_pb2.IntentPB) -> Intent:
         witness_start=opid_from_pb(pb.witness_start),
         expires_us=pb.expires_us,
         reason=pb.reason,
+        cause=pb.cause,
     )
 
 
@@ -139,6 +140,7 @@ def intent_to_pb(intent: Intent) -> master_pb2.IntentPB:
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
         reason=cut(intent.reason),
+        cause=cut(intent.cause),
     )
 
 

@@ -127,6 +127,7 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
         reason=cut(intent.reason),
+        cause=cut(intent.cause),
         config_index=intent.config_index,
     )
 

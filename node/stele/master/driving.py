@@ -143,6 +143,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
             asked.HasField("witness_start"),
             opid_from_pb(asked.witness_start),
             asked.reason,
+            asked.cause,
         )
         counted = replace(tablet, next_replica_id=replica_id + 1)
         await _commit(lead, request.epoch, [swap(tablet, counted), insert(intent), unchanged(target)])

@@ -155,6 +155,7 @@ class IntentRecord(Row):
     witness: bool = False
     witness_start: OpId = OPID_NONE
     reason: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

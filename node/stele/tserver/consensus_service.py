@@ -10,6 +10,7 @@ from typing import Any
 
 from stele.consensus.copy_target import CopyOrder
 from stele.consensus.fetch import CopySource
+from stele.model.bounds import cut
 from stele.model.errors import Rejected, Retryable
 from stele.model.ids import NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.events import ChangeType
@@ -63,7 +64,9 @@ class ConsensusService(ConsensusServiceServicer):
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         change, peer = ChangeType(request.type), peer_from_pb(request.peer)
         with order:
-            config = await replica.members.change_config(change, peer, request.cas_config_opid_index)
+            config = await replica.members.change_config(
+                change, peer, request.cas_config_opid_index, cut(request.reason)
+            )
             await order.carried_out()
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 
@@ -78,7 +81,7 @@ class ConsensusService(ConsensusServiceServicer):
                 raise Rejected(f"node {id_from_pb(request.target_node)} is no peer of this tablet")
             target = peer.replica_id
         with order:
-            await self._replicas.transfer(replica, target)
+            await self._replicas.transfer(replica, target, cause=cut(request.reason))
             await order.carried_out()
         return pb.LeaderStepDownResponse()
 
@@ -111,6 +114,7 @@ class ConsensusService(ConsensusServiceServicer):
             bytes_per_second=request.bytes_per_second,
             caller_term=request.caller_term,
             log_only=request.log_only,
+            cause=cut(request.reason),
         )
         if order.log_only and not order.witness:
             raise Rejected("log_only is of a witness; another replica has no log without its rows")

@@ -159,9 +159,16 @@ class Replicas:
         return known
 
     async def transfer(
-        self, replica: Replica, target: ReplicaId | None = None, leads: Counter[NodeId] | None = None
+        self,
+        replica: Replica,
+        target: ReplicaId | None = None,
+        leads: Counter[NodeId] | None = None,
+        *,
+        cause: str = "",
     ) -> None:
-        """Hand one leadership to `target`, or to the voter whose node leads least. `leads`: as `leads` gave it, kept up by this.
+        """Hand one leadership to `target`, or to the voter whose node leads least.
+
+        `leads`: as `leads` gave it, kept up by this. `cause`: why, for the log.
 
         Raises:
             As `Members.transfer_leadership`.
@@ -172,12 +179,12 @@ class Replicas:
         heir = min(named, key=lambda p: known[p.node_id], default=None)
         told = {p.node_id: known[p.node_id] for p in heirs}
         if heir is None:
-            return await replica.members.transfer_leadership(target, told)
+            return await replica.members.transfer_leadership(target, told, cause)
         key = replica.superblock.key
         self._heirs[key] = heir.node_id
         known[heir.node_id] += 1
         try:
-            await replica.members.transfer_leadership(target, told)
+            await replica.members.transfer_leadership(target, told, cause)
         finally:
             self._heirs.pop(key, None)
 

@@ -382,6 +382,7 @@ class BulkChangeConfigRequest(_message.Message):
     driver_epoch: _builtins.int
     """0: an administrator, no claim held"""
     reason: _builtins.str
+    """why; begins with the cause of a driver's heal; empty: not told"""
     @_builtins.property
     def peer(self) -> _common_pb2.PeerPB: ...
     def __init__(
@@ -429,20 +430,24 @@ class LeaderStepDownRequest(_message.Message):
     TABLET_ID_FIELD_NUMBER: _builtins.int
     TARGET_NODE_FIELD_NUMBER: _builtins.int
     DRIVER_EPOCH_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     target_node: _builtins.bytes
     """empty: whoever is most advanced"""
     driver_epoch: _builtins.int
+    reason: _builtins.str
+    """as BulkChangeConfigRequest"""
     def __init__(
         self,
         *,
         tablet_id: _builtins.bytes = ...,
         target_node: _builtins.bytes = ...,
         driver_epoch: _builtins.int = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_epoch", b"driver_epoch", "tablet_id", b"tablet_id", "target_node", b"target_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_epoch", b"driver_epoch", "reason", b"reason", "tablet_id", b"tablet_id", "target_node", b"target_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -528,6 +533,7 @@ class StartTabletCopyRequest(_message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
     LOG_ONLY_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     replica_id: _builtins.int
     """the new replica's"""
@@ -542,6 +548,8 @@ class StartTabletCopyRequest(_message.Message):
     table_id: _builtins.bytes
     log_only: _builtins.bool
     """a witness logs and votes, and fetches no rows before it is told again without this"""
+    reason: _builtins.str
+    """as BulkChangeConfigRequest"""
     @_builtins.property
     def witness_start(self) -> _common_pb2.OpIdPB: ...
     def __init__(
@@ -558,10 +566,11 @@ class StartTabletCopyRequest(_message.Message):
         bytes_per_second: _builtins.int = ...,
         table_id: _builtins.bytes = ...,
         log_only: _builtins.bool = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["witness_start", b"witness_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "caller_term", b"caller_term", "driver_epoch", b"driver_epoch", "log_only", b"log_only", "replica_id", b"replica_id", "source_address", b"source_address", "source_node", b"source_node", "table_id", b"table_id", "tablet_id", b"tablet_id", "witness", b"witness", "witness_start", b"witness_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "caller_term", b"caller_term", "driver_epoch", b"driver_epoch", "log_only", b"log_only", "reason", b"reason", "replica_id", b"replica_id", "source_address", b"source_address", "source_node", b"source_node", "table_id", b"table_id", "tablet_id", b"tablet_id", "witness", b"witness", "witness_start", b"witness_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

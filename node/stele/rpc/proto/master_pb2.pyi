@@ -897,6 +897,7 @@ class IntentPB(_message.Message):
     WITNESS_START_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     CONFIG_INDEX_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     replica_id: _builtins.int
     source_node: _builtins.bytes
@@ -910,6 +911,8 @@ class IntentPB(_message.Message):
     reason: _builtins.str
     config_index: _builtins.int
     """opid_index of the committed configuration when begun or taken over"""
+    cause: _builtins.str
+    """the heal that it is a part of, in one word; empty: begun by a driver of an earlier version"""
     @_builtins.property
     def witness_start(self) -> _common_pb2.OpIdPB:
         """set: the new replica starts as a witness there"""
@@ -928,10 +931,11 @@ class IntentPB(_message.Message):
         witness_start: _common_pb2.OpIdPB | None = ...,
         reason: _builtins.str = ...,
         config_index: _builtins.int = ...,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["witness_start", b"witness_start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_index", b"config_index", "epoch", b"epoch", "expires_us", b"expires_us", "kind", b"kind", "reason", b"reason", "replaces_replica", b"replaces_replica", "replica_id", b"replica_id", "source_node", b"source_node", "tablet_id", b"tablet_id", "target_node", b"target_node", "witness_start", b"witness_start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "config_index", b"config_index", "epoch", b"epoch", "expires_us", b"expires_us", "kind", b"kind", "reason", b"reason", "replaces_replica", b"replaces_replica", "replica_id", b"replica_id", "source_node", b"source_node", "tablet_id", b"tablet_id", "target_node", b"target_node", "witness_start", b"witness_start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
