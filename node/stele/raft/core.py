@@ -76,7 +76,7 @@ class RaftCore:
     def next_deadline_ms(self) -> int:
         """When the next Tick is due at the latest, on the owner's clock; far away if nothing waits for time."""
         leader, transfer = self._roles.leader, self.state.pending.transfer
-        due = self.state.timer.due_ms if leader is None else leader.heartbeat_due_ms
+        due = self.state.timer.due_ms if leader is None else leader.heartbeats.due_ms
         return due if transfer is None else min(due, transfer.due_ms)
 
     @property

@@ -1,7 +1,7 @@
-"""Leading one term: answers, proposals, reads, the commit rule, heartbeats, the check for a majority.
+"""Leading one term: answers, proposals, reads, the commit rule, the end of each turn.
 
-A Leader is made when an election is won and dropped when it steps down. Its parts: `peers`, `replication`, `handover`,
-`changes` and `reads`.
+A Leader is made when an election is won and dropped when it steps down. Its parts: `peers`, `replication`, `heartbeats`,
+`handover`, `changes` and `reads`.
 
 Invariants: a leader never drops its own entries; only an entry of its own term is committed by counting, and what lies
 before it with it (Raft §5.4.2); its own copy counts only as far as it is durable; a proposal is answered by Proposed or
@@ -18,8 +18,6 @@ from stele.raft.any_role import note_persisted, refuse_old_term, take_vote_respo
 from stele.raft.changes import Changes
 from stele.raft.effects import (
     PeerForgot,
-    PeerReached,
-    PeerSound,
     ProposalRefused,
     Proposed,
     ReadReady,
@@ -38,6 +36,7 @@ from stele.raft.events import (
     TransferLeadership,
 )
 from stele.raft.handover import Handover
+from stele.raft.heartbeats import Heartbeats
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
 from stele.raft.peers import Peers
 from stele.raft.progress import Progress
@@ -55,7 +54,7 @@ class Leader:
     __slots__ = (
         "changes",
         "handover",
-        "heartbeat_due_ms",
+        "heartbeats",
         "peers",
         "reads",
         "replication",
@@ -66,11 +65,10 @@ class Leader:
     def __init__(self, state: RaftState, switch: Switch, changes_class: type[Changes] = Changes) -> None:
         self.state = state
         self.switch = switch
-        self.heartbeat_due_ms = state.now_ms + state.options.heartbeat_ms
-        """When to look at all peers again: to send heartbeats, and to count who answers."""
         self.reads = ReadRounds()
         self.peers = Peers(state)
         self.replication = Replication(state, self.peers, self.reads)
+        self.heartbeats = Heartbeats(state, self.peers, self.replication)
         self.handover = Handover(state, self.peers)
         self.changes = changes_class(state, self.peers, self.handover)
 
@@ -188,9 +186,9 @@ class Leader:
         progress.connected = True
         progress.heard_ms = state.now_ms
         if progress.failed is not response.failed:
-            self._tell_sound(progress, not response.failed)
+            peers.tell_sound(progress, not response.failed)
         if progress.unreached:
-            self._tell_reached(progress, True, "it answers")
+            peers.tell_reached(progress, True, "it answers")
         if response.failed:
             # It abstains: neither its copy nor its word counts any more.
             return
@@ -204,16 +202,6 @@ class Leader:
                 self.changes.candidate_moved(progress)
         else:
             self._on_gap(progress, response)
-
-    def _tell_sound(self, progress: Progress, sound: bool) -> None:
-        progress.failed = not sound
-        self.peers.recount = True  # its copy counts again, also where it acknowledges nothing new
-        why = "it answers as a sound replica" if sound else "it says that it is FAILED"
-        self.state.outbox.others.append(PeerSound(progress.replica_id, sound, self.state.because(why)))
-
-    def _tell_reached(self, progress: Progress, reached: bool, why: str) -> None:
-        progress.unreached = not reached
-        self.state.outbox.others.append(PeerReached(progress.replica_id, reached, self.state.because(why)))
 
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
         """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
@@ -374,25 +362,14 @@ class Leader:
         state = self.state
         state.advance_clock(event.now_ms)
         self._tick_transfer()
-        now = state.now_ms
-        if now < self.heartbeat_due_ms:
+        heartbeats = self.heartbeats
+        if state.now_ms < heartbeats.due_ms:
             return
-        self.heartbeat_due_ms = now + state.options.heartbeat_ms
-        heard = self.peers.answered_since(now - state.options.election_max_ms)
-        if heard < state.config.majority:
-            voters = len(self.peers.voters)
-            why = f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
+        why = heartbeats.without_majority()
+        if why:
             self.switch.follow(None, why, Code.NO_QUORUM)
-            return
-        gone = 0
-        for progress in self.peers.progress.values():
-            due = progress.departing_until_ms
-            if due is not None and now >= due and progress.hold_from is None:
-                gone = progress.replica_id
-            else:
-                self._tick_peer(progress)
-        if gone:
-            del self.peers.progress[gone]
+        else:
+            heartbeats.send()
 
     def _tick_transfer(self) -> None:
         pending = self.state.pending
@@ -401,28 +378,3 @@ class Leader:
                 self.on_propose(event)
         elif pending.transfer is not None and pending.transfer.sent:
             pending.transfer.sent = False  # TimeoutNow may have been lost; the turn's end sends it again
-
-    def _tick_peer(self, progress: Progress) -> None:
-        """Note whether the peer moves and answers, and send it a heartbeat if one is due."""
-        state, options = self.state, self.state.options
-        now = state.now_ms
-        progress.look(self.replication.last_for(progress), now)
-        if not progress.unreached and now - progress.last_heard_ms > options.unreached_ms:
-            self._tell_reached(progress, False, f"no answer for {options.unreached_ms} ms")
-        replicates = progress.state is PeerState.REPLICATE
-        if replicates and progress.inflight and now - progress.moved_ms > options.election_min_ms:
-            progress.probe_from(progress.match + 1)
-            self.replication.heartbeat(progress)
-            return
-        # Entries that went out were a heartbeat too, as long as they are answered soon. On their stream they may wait
-        # behind other groups' entries, whereas heartbeats have a stream of their own.
-        answered_ms = progress.heard_ms or 0
-        next_ms = min(progress.updated_ms, answered_ms) + options.heartbeat_ms
-        if now < next_ms:
-            self.heartbeat_due_ms = min(self.heartbeat_due_ms, next_ms)
-        elif progress.state is PeerState.PROBE:
-            progress.probe_sent = False  # a lost probe is sent again by the turn's end
-        else:
-            if not replicates and now - progress.moved_ms > options.election_max_ms:
-                self.replication.needs_copy(progress)  # once more, in case nobody could act on it
-            self.replication.heartbeat(progress)

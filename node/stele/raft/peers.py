@@ -1,6 +1,6 @@
 """What a leader knows of all its peers together: who votes, how far each copy counts, whether a majority answers.
 
-Part of `Leader`; sends nothing.
+Part of `Leader`; sends no messages.
 
 Invariant: there is a Progress for every other peer of the active configuration, and for a removed one for a while.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
+from stele.raft.effects import PeerReached, PeerSound
 from stele.raft.progress import Progress
 from stele.raft.state import RaftState
 
@@ -57,6 +58,18 @@ class Peers:
                 now_is.member_type is MemberType.WITNESS
                 or (now_is.promote and now_is.member_type is not MemberType.VOTER)
             )
+
+    def tell_sound(self, progress: Progress, sound: bool) -> None:
+        """Tell the owner that a peer says it is FAILED, or that it answers as a sound replica again."""
+        progress.failed = not sound
+        self.recount = True  # its copy counts again, also where it acknowledges nothing new
+        why = "it answers as a sound replica" if sound else "it says that it is FAILED"
+        self._state.outbox.others.append(PeerSound(progress.replica_id, sound, self._state.because(why)))
+
+    def tell_reached(self, progress: Progress, reached: bool, why: str) -> None:
+        """Tell the owner that a peer does not answer, or does again."""
+        progress.unreached = not reached
+        self._state.outbox.others.append(PeerReached(progress.replica_id, reached, self._state.because(why)))
 
     def answered_since(self, since_ms: int) -> int:
         """How many voters have answered since then, this leader included."""
