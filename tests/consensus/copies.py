@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from threading import Event
 from typing import Any
 
+from stele.consensus.copy_order import CopyOrder
 from stele.consensus.copy_source import SessionInfo
-from stele.consensus.copy_target import CopyOrder, TabletCopy
+from stele.consensus.copy_target import TabletCopy
 from stele.consensus.replica import Replica
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Retryable

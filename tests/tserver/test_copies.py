@@ -10,8 +10,8 @@ from threading import Event
 import pytest
 
 from stele.client.admin import cluster_view
+from stele.consensus.copy_order import CopyOrder
 from stele.consensus.copy_source import SessionInfo
-from stele.consensus.copy_target import CopyOrder
 from stele.consensus.fetch import CopyFrames
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId, StreamKey, TabletId, new_id

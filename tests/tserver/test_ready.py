@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stele.consensus.copy_target import CopyOrder
+from stele.consensus.copy_order import CopyOrder
 from stele.consensus.replica import ReplicaState
 from stele.model.ids import NodeId, ReplicaId, TabletId, new_id
 from stele.model.partition import PartitionSchema

@@ -18,23 +18,22 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Protocol
 
 import structlog
 
 from stele.consensus.bootstrap import STORE, open_machine, sums_of
 from stele.consensus.copy_bounds import refuse_beyond, refuse_offer
+from stele.consensus.copy_order import CopyHome, CopyOrder, CopyProgress
 from stele.consensus.copy_source import SessionInfo
 from stele.consensus.fetch import SILENT_MAX_S, CopySource, Fetcher, InThread, RateLimit, session_lost
 from stele.consensus.files import make_directory, remove_tree, sync_directory
 from stele.consensus.shielded import until_done, until_finished
 from stele.consensus.superblock import DataState, Superblock, write_superblock
-from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go
-from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TabletId
+from stele.model.ids import OPID_NONE, OpId, StreamKey
 
 log = structlog.get_logger("stele.consensus.copy")
 
@@ -45,70 +44,6 @@ _JOIN_TIMEOUT_S = 300.0
 _JOIN_LOOK_S = 0.2
 _LOG_LOOK_S = 0.05
 _END_S = 2.0
-
-
-@dataclass(slots=True)
-class CopyProgress:
-    """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed.
-
-    Waiting: a witness runs, and fetches its rows once that is ordered.
-    """
-
-    replica_id: ReplicaId
-    source_node: NodeId
-    bytes_done: int = 0
-    bytes_total: int = 0
-    state: str = "Starting"
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyOrder:
-    """What StartTabletCopy asked for.
-
-    `witness_start`: OPID_NONE stands for the source's checkpoint. `caller_term`: the term of the tablet, as the caller
-    knew it. `log_only`: the witness fetches nothing yet. `bytes_per_second`: 0 for no bound. `cause`: why, for the log.
-    """
-
-    tablet_id: TabletId
-    replica_id: ReplicaId
-    source_node: NodeId
-    source_address: str
-    witness: bool = False
-    witness_start: OpId = OPID_NONE
-    bytes_per_second: int = 0
-    caller_term: int = 0
-    log_only: bool = False
-    cause: str = ""
-
-
-class CopyHome(Protocol):
-    """What the copy needs of the node it fills."""
-
-    def room_bytes(self) -> int:
-        """How much the disk can hold beside what it keeps free for the log. Blocks."""
-
-    def replica_directory(self, key: StreamKey) -> Path:
-        """Where the replica lives."""
-
-    async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
-        """Make the replica's stream in the node's log; on return it survives power loss. Nothing if it is there."""
-
-    async def start_replica(self, superblock: Superblock) -> None:
-        """Start the replica in its data state."""
-
-    def log_reaches(self, key: StreamKey, opid: OpId) -> bool:
-        """Whether the log of a running witness holds `opid` durably.
-
-        Raises:
-            Retryable: it never will: the witness was removed or has FAILED, or its log begins later.
-        """
-
-    async def rows_arrived(self, superblock: Superblock) -> None:
-        """The store of a running witness is in place: open it and bring it up to the log."""
-
-    def joined(self, key: StreamKey) -> bool:
-        """Whether a committed configuration that the replica knows names it as one that gets the log."""
 
 
 class TabletCopy:
@@ -426,17 +361,3 @@ class TabletCopy:
                 await self._source.end(session_id, success, damage)
         except (SteleError, TimeoutError) as exc:
             log.info("copy session not ended, its lease will", session=session_id, error=str(exc))
-
-
-def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:
-    """A copy may replace a tombstone or a FAILED replica, never one that lives.
-
-    Raises:
-        Rejected: ALREADY_PRESENT.
-    """
-    if live is not None and live != order.replica_id:
-        raise Rejected(
-            f"replica {live} of tablet {order.tablet_id} lives on this node; remove it before copying "
-            f"replica {order.replica_id} here",
-            code=Code.ALREADY_PRESENT,
-        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stele.consensus.copy_target import CopyOrder
+from stele.consensus.copy_order import CopyOrder
 from stele.consensus.fetch import CopySource
 from stele.model.bounds import cut
 from stele.model.errors import Rejected, Retryable

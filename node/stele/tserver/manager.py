@@ -23,7 +23,8 @@ from weakref import WeakValueDictionary
 import structlog
 
 from stele.consensus.bootstrap import create_machine, open_machine, start_replica
-from stele.consensus.copy_target import CopyOrder, TabletCopy, refuse_over_live
+from stele.consensus.copy_order import CopyOrder, refuse_over_live
+from stele.consensus.copy_target import TabletCopy
 from stele.consensus.fetch import CopySource
 from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.ports import Host, ReplicaOptions
