@@ -1,9 +1,10 @@
-"""Handlers that several roles share. The table names, role by role, who uses which.
+"""Handlers that several roles share. The table says which role uses which.
 
-Each takes the acting role first, then the event, or the sender and the message.
+The first argument is the acting role; then comes the event, or the sender and the message.
 
-Invariants: one vote per term, and it is durable before the answer leaves; whoever hears a live leader neither votes nor
-takes the term of a candidate, unless that leader asked for the election (dissertation 4.2.3, 3.10).
+Invariants: there is one vote per term, and it is durable before the answer leaves. A replica that hears a
+live leader neither votes nor enters a candidate's term, unless that leader asked for the election
+(dissertation 4.2.3, 3.10).
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from stele.raft.timer import NEVER_MS
 
 
 def ignore_event(role: Acting, event: object) -> None:
-    """Nothing follows from it in this role."""
+    """This role ignores the event."""
 
 
 def take_start(role: Acting, event: Start) -> None:
-    """Begin."""
+    """Begin in the role that the configuration gives."""
     role.switch.start(event.now_ms)
 
 
 def take_persisted(role: Acting, event: Persisted) -> None:
-    """Hand out what is durable now and committed already."""
+    """Hand out entries that were committed before and are durable now."""
     state = role.state
     if note_persisted(state, event.persist_id) and state.commit_index > state.log.handed_index:
         state.hand_out()
 
 
 def note_persisted(state: RaftState, persist_id: int) -> bool:
-    """All Persists up to this one are durable. Returns whether the durable part of the log grew."""
+    """Note that all Persists up to this one are durable. Returns whether the durable part of the log grew."""
     outbox = state.outbox
     if persist_id > outbox.persist_id:
         ensure(False, f"raft: Persist {persist_id} was never asked for")
@@ -61,7 +62,7 @@ def note_persisted(state: RaftState, persist_id: int) -> bool:
 
 
 def take_compacted(role: Acting, event: Compacted) -> None:
-    """Forget the log up to there."""
+    """Forget the log up to the OpId of the event."""
     role.state.log.compact(event.opid)
 
 
@@ -72,7 +73,7 @@ def take_data(role: Acting, event: DataArrived) -> None:
 
 
 def take_fitness(role: Acting, event: Fitness) -> None:
-    """Draw a new election time-out where the old one was for a replica of the other fitness."""
+    """Note the fitness. If it changed, draw a new election time-out: an unfit replica waits longer."""
     state = role.state
     if event.fit == state.fit:
         return
@@ -87,7 +88,7 @@ def take_peer_failed(role: Acting, event: PeerFailed) -> None:
 
 
 def take_stall(role: Acting, event: SyncStalled) -> None:
-    """Do not campaign while the own disk stalls."""
+    """Do not campaign while this replica's own disk stalls."""
     state = role.state
     state.advance_clock(event.now_ms)
     state.stalled_until_ms = state.now_ms + state.options.election_max_ms
@@ -106,25 +107,25 @@ def _not_leader(state: RaftState) -> str:
 
 
 def refuse_proposal(role: Acting, event: Propose) -> None:
-    """Name the leader."""
+    """Refuse, and name the leader."""
     state = role.state
     state.outbox.others.append(ProposalRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_read(role: Acting, event: RequestRead) -> None:
-    """Name the leader."""
+    """Refuse, and name the leader."""
     state = role.state
     state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_change(role: Acting, event: ProposeChange) -> None:
-    """Name the leader."""
+    """Refuse, and name the leader."""
     state = role.state
     state.outbox.others.append(ChangeRefused(event.context, Code.NOT_LEADER, _not_leader(state)))
 
 
 def refuse_transfer(role: Acting, event: TransferLeadership) -> None:
-    """Name the leader."""
+    """Refuse, and name the leader."""
     state = role.state
     state.advance_clock(event.now_ms)
     state.outbox.others.append(TransferFailed(event.context, Code.NOT_LEADER, _not_leader(state)))
@@ -134,11 +135,11 @@ def refuse_transfer(role: Acting, event: TransferLeadership) -> None:
 
 
 def ignore_message(role: Acting, sender: ReplicaId, message: Message) -> None:
-    """Nothing follows from it in this role."""
+    """This role ignores the message."""
 
 
 def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest) -> None:
-    """Let a leader of an older term learn the present one from the answer."""
+    """Refuse the update of a leader of an older term. The answer tells it the present term."""
     refusal = UpdateResponse(
         state.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
     )
@@ -146,13 +147,13 @@ def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest)
 
 
 def take_update_response(role: Acting, sender: ReplicaId, response: UpdateResponse) -> None:
-    """An answer to a leader that is none any more tells its term, and nothing else."""
+    """Handle an answer to a replica that no longer leads: only its term counts."""
     if response.term > role.state.term:
         role.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
 
 
 def answer_vote_request(role: Acting, sender: ReplicaId, request: VoteRequest) -> None:
-    """Give the vote of this term, or say whether it would be given (Raft §5.2, §5.4.1)."""
+    """Give or refuse a vote; in a pre-vote, say whether it would be given (Raft §5.2, §5.4.1)."""
     state = role.state
     alive = state.leader_alive()
     if request.pre_vote:
@@ -187,10 +188,13 @@ def _answer_vote(
 
 
 def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) -> bool:
-    """What every answer to a vote request says, whether it still counts or not. Returns whether it may count here."""
+    """Note what every answer to a vote request tells, even a late one.
+
+    Returns whether it may count as a vote.
+    """
     state = role.state
     if sender == state.lost_leader:
-        state.lost_leader = None  # it is back, and may vote
+        state.lost_leader = None  # its node is back, so its vote may still come
     if response.failed:
         return False
     if response.term > state.term:

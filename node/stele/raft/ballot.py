@@ -1,6 +1,8 @@
-"""One round of asking for votes, or of asking who would vote. Owned by a Follower (pre-vote) or a Candidate (vote).
+"""One round of votes, or of pre-votes ("would you vote for me?"). Owned by a Candidate, or by a Follower
+(pre-vote).
 
-Invariant: an answer counts only in the round that asked for it; the own vote counts once it is durable.
+Invariant: an answer counts only in the round that asked for it. A replica's vote for itself counts once it is
+durable.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from stele.raft.state import RaftState
 
 
 class Ballot:
-    """The votes of one round at `term`; of a pre-vote that is the term that this replica would enter."""
+    """The votes of one round at `term`. In a pre-vote, `term` is the one that this replica would enter."""
 
     __slots__ = ("_state", "_votes", "ignore_live_leader", "lost", "own_after", "pre_vote", "term")
 
@@ -21,9 +23,9 @@ class Ballot:
         self.pre_vote = pre_vote
         self.ignore_live_leader = ignore_live_leader
         self.lost = False
-        """Every voter has answered, and it was not enough."""
+        """Every voter has answered, and too few have granted their vote."""
         self.own_after = state.outbox.hard_barrier()
-        """Id of the Persist that holds the own vote."""
+        """Id of the Persist that holds this replica's vote for itself."""
         self._votes: dict[int, bool] = {}
 
     def ask(self) -> None:
@@ -38,29 +40,29 @@ class Ballot:
                 state.outbox.send(peer.replica_id, request, after)
 
     def take(self, sender: ReplicaId, response: VoteResponse) -> bool:
-        """Count an answer; whether it belongs to this round."""
+        """Count an answer. Returns whether it belongs to this round."""
         if response.pre_vote != self.pre_vote or response.request_term != self.term:
             return False
         self._votes[sender] = response.granted
         return True
 
     def take_own(self) -> None:
-        """The own vote counts from now on."""
+        """Count this replica's vote for itself."""
         self._votes[self._state.self_replica] = True
 
     @property
     def own_counts(self) -> bool:
-        """Whether the own vote counts already."""
+        """Whether this replica's vote for itself counts already."""
         return self._state.self_replica in self._votes
 
     @property
     def granted(self) -> tuple[ReplicaId, ...]:
-        """The voters that have granted it."""
+        """The voters that have granted their vote."""
         return self._answers(True)
 
     @property
     def refused(self) -> tuple[ReplicaId, ...]:
-        """The voters that have refused it."""
+        """The voters that have refused their vote."""
         return self._answers(False)
 
     def _answers(self, answer: bool) -> tuple[ReplicaId, ...]:
@@ -70,6 +72,6 @@ class Ballot:
 
     @property
     def all_have_voted(self) -> bool:
-        """Whether every voter has answered, except the leader whose end brought the election about."""
+        """Whether every voter has answered. The last leader is not waited for if its node failed."""
         gone = self._state.lost_leader
         return all(p.replica_id in self._votes or p.replica_id == gone for p in self._state.config.voters)

@@ -1,6 +1,7 @@
-"""Standing for election in one term (Raft §5.2). Ends as Leader, as Follower of another, or with the next attempt.
+"""Standing for election in one term (Raft §5.2). Ends as Leader, as Follower of another, or with the next
+attempt.
 
-Invariants: this replica votes for itself and for nobody else in this term; its own vote counts once it is durable.
+Invariants: this replica votes for itself and for no other in this term; its vote counts once it is durable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Candidate:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`: what was known while there was a leader."""
+        """As `Follower.caught_up_ms`, from the time when there was a leader."""
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
@@ -47,14 +48,14 @@ class Candidate:
             self._count()
 
     def on_persisted(self, event: Persisted) -> None:
-        """Count the own vote once it is durable."""
+        """Count this replica's vote for itself once it is durable."""
         take_persisted(self, event)
         if not self.ballot.own_counts and self.state.outbox.durable_id >= self.ballot.own_after:
             self.ballot.take_own()
             self._count()
 
     def on_tick(self, event: Tick) -> None:
-        """Try again when the time-out is over."""
+        """Start another attempt when the election time-out is over."""
         state = self.state
         state.advance_clock(event.now_ms)
         state.pending.transfer_times_out(state.now_ms)
@@ -71,8 +72,9 @@ class Candidate:
         if len(granted) >= state.config.majority:
             self.switch.lead(f"votes of {','.join(map(str, granted))}")
         elif not ballot.lost and len(ballot.refused) < state.config.majority and ballot.all_have_voted:
-            # Nobody won: no more votes are to be expected, and too few refused for another to have a majority. The range
-            # drawn from is wide beside the time of a vote, so that one of those who stood will be first.
+            # Nobody won: all have answered, and too few refused for another candidate to have a majority. The
+            # next time-out is drawn from a range much wider than a round of votes takes, so one of the
+            # candidates will be first.
             ballot.lost = True
             if not state.leads_if_nobody_can:
                 low, high = state.options.election_min_ms // 6, state.options.election_max_ms // 2

@@ -1,8 +1,10 @@
 """The cause of an effect: the event that the core was taking when the effect came about, as one line of text.
 
-Logs of nodes, Kubernetes events and the stories of the simulator show causes. The same event has the same text in all.
+Logs of nodes, Kubernetes events and the stories of the simulator show causes. The same event has the same
+text in all.
 
-Invariant: a cause is put into words only where an effect shows it. So an event costs one assignment (`RaftState.event`).
+Invariant: a cause is put into words only where an effect shows it. So an event costs one assignment
+(`RaftState.event`).
 """
 
 from __future__ import annotations

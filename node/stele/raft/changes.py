@@ -1,7 +1,9 @@
-"""Membership while leading: one change at a time, and the promotions that the leader makes by itself. Part of `Leader`.
+"""Membership while leading: one change at a time, and the promotions that the leader makes by itself. Part of
+`Leader`.
 
-Invariants: no change before an entry of the own term is committed, none while one is pending; the leader stays a voter
-of every configuration that it appends (a leader that is asked to leave hands over instead).
+Invariants: no change begins before an entry of this leader's term is committed, nor while another is pending.
+The leader is a voter of every configuration that it appends; a leader that is to be removed hands over
+instead.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ class Changes:
         self.promotion_due = False
         """Whether a peer that waits to become a voter has answered in this turn."""
         self._causes: dict[int, str] = {}
-        """By replica_id: the cause of the last change of a peer. The promotion that follows has the same cause."""
+        """By replica_id: the cause of the last change of a peer.
+
+        The promotion that follows has the same cause.
+        """
 
     def on_propose_change(self, event: ProposeChange) -> None:
-        """Append the configuration asked for, or say why it cannot be."""
+        """Append the new configuration, or refuse it with the reason."""
         refusal = self.not_now(event) or self._begin_change(event)
         if refusal is not None:
             self.state.outbox.others.append(ChangeRefused(event.context, refusal.code, refusal.message))
 
     def not_now(self, event: ProposeChange) -> Refusal | None:
-        """Why no change may begin at present, whatever it is; None if one may."""
+        """Why no change at all may begin now; None if one may."""
         state = self.state
         pending = state.pending_change_index
         if state.pending.transfer is not None:
@@ -110,7 +115,7 @@ class Changes:
         state = self.state
         since = state.now_ms - state.options.election_max_ms
         facts: dict[int, PeerFacts] = {
-            # Its own disk moves: a leader whose sync stalls steps down.
+            # Reachable: a leader whose own sync stalls steps down.
             state.self_replica: PeerFacts(state.log.durable_index, True, False, state.has_data)
         }
         for progress in self._peers.progress.values():
@@ -134,7 +139,7 @@ class Changes:
         self.promotion_due = True
 
     def consider_promotion(self) -> None:
-        """Make a voter of the first peer that is ready; one at a time."""
+        """Promote the first peer that is ready. One promotion at a time."""
         state = self.state
         self.promotion_due = False
         if (

@@ -1,8 +1,7 @@
 """The state machine of one replica: events in, effects out. Entry point of the package.
 
-    core = RaftCore(options, self_replica, initial, rng)
-    effects = core.step(Start(now_ms))
-    effects = core.step_many(events)  # one turn: one Persist (as a rule) and one message per peer for all of them
+    core = RaftCore(options, self_replica, initial, rng) effects = core.step(Start(now_ms)) effects =
+    core.step_many(events)  # one turn: one Persist (as a rule) and one message per peer for all of them
 
 Composed of `RaftState`, which all roles share, and `Roles`, which holds the role that acts.
 
@@ -47,7 +46,7 @@ class RaftCore:
     # Events
 
     def step(self, event: Event) -> list[Effect]:
-        """Take one event; what to do about it.
+        """Handle one event; returns the effects that the owner carries out.
 
         Raises:
             InvariantViolation: the algorithm's own rules are broken; the replica must stop.
@@ -55,7 +54,10 @@ class RaftCore:
         return self.step_many((event,))
 
     def step_many(self, events: Iterable[Event]) -> list[Effect]:
-        """Take several events as one turn of the owner's loop; the effects of all, coalesced. Raises as `step`."""
+        """Handle several events as one turn of the owner's loop; returns their effects, coalesced.
+
+        Raises as `step`.
+        """
         roles = self._roles
         roles.take(events)
         leader = roles.leader
@@ -64,9 +66,10 @@ class RaftCore:
         return self.state.outbox.take()
 
     def note(self, event: Event) -> None:
-        """Record an event that needs no immediate effects, as `awaits_disk` and `awaits_answer` tell. Raises as `step`.
+        """Record an event that needs no immediate effects. Raises as `step`.
 
-        What it changed counts at the end of the next turn.
+        `awaits_disk` and `awaits_answer` tell which events those are. What follows from it comes with the
+        next turn.
         """
         self._roles.take((event,))
 
@@ -74,14 +77,14 @@ class RaftCore:
 
     @property
     def next_deadline_ms(self) -> int:
-        """When the next Tick is due at the latest, on the owner's clock; far away if nothing waits for time."""
+        """Latest time of the next Tick, on the owner's clock; NEVER_MS if nothing waits for time."""
         leader, transfer = self._roles.leader, self.state.pending.transfer
         due = self.state.timer.due_ms if leader is None else leader.heartbeats.due_ms
         return due if transfer is None else min(due, transfer.due_ms)
 
     @property
     def awaits_disk(self) -> bool:
-        """Whether something may follow from Persisted by itself: to commit, to hand out or to elect. Else it needs no turn."""
+        """Whether a Persisted may commit, hand out or elect something. If not, it needs no turn (`note`)."""
         state = self.state
         if state.commit_index > state.log.handed_index:
             return True
@@ -89,13 +92,13 @@ class RaftCore:
         return state.role is not Role.FOLLOWER if leader is None else leader.awaits_disk
 
     def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        """Whether something may follow from an answer by itself. Else it needs no turn."""
+        """Whether an answer may have effects by itself. If not, it needs no turn (`note`)."""
         leader = self._roles.leader
         return leader is None or leader.awaits_answer(sender, answer)
 
     @property
     def cause(self) -> str:
-        """What the core is taking, as the cause of an effect would tell it; after an error: what it failed at."""
+        """The event in hand, as the cause of an effect names it. After an error: the event that failed."""
         return cause_of(self.state.event)
 
     # What is known
@@ -107,17 +110,17 @@ class RaftCore:
 
     @property
     def voted_for(self) -> ReplicaId | None:
-        """To whom the vote of this term went."""
+        """The replica that has the vote of this term, None if it is free."""
         return self.state.voted_for
 
     @property
     def role(self) -> Role:
-        """What this replica is in its group."""
+        """The role of this replica in its group."""
         return self.state.role
 
     @property
     def leader(self) -> ReplicaId | None:
-        """Who leads, as far as this replica knows."""
+        """The leader, as far as this replica knows."""
         return self.state.leader
 
     @property
@@ -147,17 +150,17 @@ class RaftCore:
 
     @property
     def term_committed(self) -> bool:
-        """Whether there is a leader, and an entry of its term known committed."""
+        """Whether a leader is known, and an entry of its term is known committed."""
         return self.state.term_committed
 
     @property
     def failed(self) -> bool:
-        """Whether this replica is FAILED, and abstains."""
+        """Whether this replica is FAILED. Then it abstains."""
         return self.state.failed
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds the rows too, not only the log."""
+        """Whether it holds the rows, not only the log."""
         return self.state.has_data
 
     @property
@@ -172,7 +175,10 @@ class RaftCore:
 
     @property
     def leads_if_nobody_can(self) -> bool:
-        """Whether this replica leaves leading to the others as long as one of them can."""
+        """Whether this replica stands for election only where no other can lead.
+
+        So does a witness, and a replica whose node is unfit.
+        """
         return self.state.leads_if_nobody_can
 
     @property
@@ -182,12 +188,15 @@ class RaftCore:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """Up to when all that was committed is handed out, on the owner's clock. None: not known since the start."""
+        """All that was committed at this time has been handed out; on the owner's clock.
+
+        None: not known since the start.
+        """
         return self._roles.acting.caught_up_ms
 
     @property
     def reads_pending(self) -> bool:
-        """Whether any read has been asked for and not answered yet."""
+        """Whether a read waits for its answer."""
         leader = self._roles.leader
         return leader is not None and leader.reads.pending
 
@@ -198,7 +207,7 @@ class RaftCore:
 
     @property
     def progress(self) -> tuple[Progress, ...]:
-        """What a leader knows of each peer, to be read only; empty in every other role."""
+        """What a leader knows of each peer, read-only; empty in every other role."""
         leader = self._roles.leader
         return () if leader is None else tuple(leader.peers.progress.values())
 

@@ -5,13 +5,14 @@ The owner's duties:
 2. A Send whose `after` is not 0 leaves only once the Persist of that id is durable.
 3. Committed entries are applied in order, each once. They never run ahead of this replica's own disk.
 4. ReadReady(context, index) is served once everything up to `index` is applied.
-5. A Propose that was answered by Proposed is not over before its OpId comes as Committed or as ProposalLost.
+5. A Propose that was answered by Proposed stays open until its OpId comes as Committed or as ProposalLost.
 
-Invariant: within one list of effects the order is Send that waits for no Persist, Persist, Send that waits, all others in
-the order they came about. So peers receive while the leader writes (dissertation 10.2.1).
+Invariant: one list of effects has this order: each Send that waits for no Persist; each Persist; each Send
+that waits; all others, as they came about. So peers receive entries while the leader writes them
+(dissertation 10.2.1).
 
-`cause` of an effect names the event it came from and says why it followed: "Tick at 612 ms: no leader heard within the
-election timeout" (`cause.cause_of`).
+`cause` of an effect names the event it came from and says why it followed: "Tick at 612 ms: no leader heard
+within the election timeout" (`cause.cause_of`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from stele.raft.messages import Message
 
 
 class Role(Enum):
-    """What a replica is in its group."""
+    """The role of a replica in its group."""
 
     LEADER = "LEADER"
     FOLLOWER = "FOLLOWER"
@@ -38,7 +39,7 @@ class Role(Enum):
 
 @record
 class HardState:
-    """Term and vote: what a replica must never forget (Raft figure 2)."""
+    """Term and vote, which a replica must never forget (Raft figure 2)."""
 
     term: int
     voted_for: ReplicaId | None
@@ -46,7 +47,10 @@ class HardState:
 
 @record
 class Persist:
-    """Write, in this order: hard state, the dropping of all from `truncate_from` on, entries. Then sync."""
+    """Write in this order: the hard state; a truncation that drops all from `truncate_from` on; the entries.
+
+    Then sync.
+    """
 
     id: int
     hard_state: HardState | None
@@ -72,7 +76,7 @@ class Committed:
 
 @record
 class Proposed:
-    """The proposal is in the leader's log at `opid`; its outcome is unknown until Committed or ProposalLost."""
+    """The proposal is in the leader's log at `opid`. Committed or ProposalLost tells its outcome."""
 
     context: int
     opid: OpId
@@ -124,7 +128,10 @@ class RoleChanged:
 
 @record
 class ConfigChanged:
-    """The active configuration changed (`committed` false: appended, or an appended one undone) or was committed."""
+    """The active configuration changed, or (`committed`) was committed.
+
+    It changes when one is appended, and when an appended one is dropped with its entry.
+    """
 
     config: Configuration
     committed: bool
@@ -141,7 +148,7 @@ class ChangeCommitted:
 
 @record
 class ChangeRefused:
-    """The change of this context was refused, or its entry lost."""
+    """The change of this context was refused, or its entry was dropped from this log."""
 
     context: int
     code: Code
@@ -150,7 +157,10 @@ class ChangeRefused:
 
 @record
 class ReadLog:
-    """Read entries for a slow peer from `first_index` on, about `bytes_max`, at least one; answer with LogRead."""
+    """Read entries from `first_index` on for a slow peer: about `bytes_max` bytes, at least one entry.
+
+    Answer with LogRead.
+    """
 
     to: ReplicaId
     first_index: int
@@ -166,7 +176,7 @@ class TransferDone:
 
 @record
 class TransferFailed:
-    """Leadership was not handed over as asked; if this replica still leads, everything goes on as before."""
+    """Leadership was not handed over as asked. If this replica still leads, it goes on as before."""
 
     context: int
     code: Code
@@ -175,9 +185,9 @@ class TransferFailed:
 
 @record
 class PeerNeedsCopy:
-    """The peer's log ends before this log begins; only a copy of the tablet can bring it back.
+    """The peer's log ends before this log begins, so the peer needs a copy of the tablet.
 
-    Said again each election timeout while it lasts.
+    Told again each election timeout, as long as that is so.
     """
 
     replica_id: ReplicaId
@@ -198,7 +208,7 @@ class PeerReached:
 
 @record
 class PeerSound:
-    """A peer of this leader has said that it is FAILED (`sound` false), or answers as a sound replica again."""
+    """A peer of this leader says that it is FAILED (`sound` false), or answers as a sound replica again."""
 
     replica_id: ReplicaId
     sound: bool
@@ -207,8 +217,12 @@ class PeerSound:
 
 @record
 class PeerForgot:
-    """A peer refuses, in this leader's term, what it acknowledged before: it runs on less than it once had, as an older copy of
-    its volume. It is sent again what it lacks, and until it acknowledges that its copy counts for nothing."""
+    """A peer refuses, in this leader's term, entries that it acknowledged before: it has lost a part of its
+    log.
+
+    It may run on an older copy of its volume. It is sent again what it lacks. Until it acknowledges that, its
+    copy counts for nothing.
+    """
 
     replica_id: ReplicaId
     cause: str
@@ -216,7 +230,7 @@ class PeerForgot:
 
 @record
 class MessageIgnored:
-    """A message that no sound replica sends; it has changed nothing."""
+    """A message came that no sound replica sends. It was ignored."""
 
     sender: ReplicaId
     cause: str

@@ -1,9 +1,9 @@
-"""What may happen to a replica: the core's only input. Made by the owner.
+"""Events: the core's only input. Made by the owner.
 
-All times are milliseconds of one monotonic clock of the owner's; the core has none. `context` is any number the owner
-chose to know its own request by; it comes back in the effect that answers.
+All times are milliseconds of the owner's monotonic clock; the core has no clock. `context` is a number by
+which the owner knows its request again; the effect that answers carries it.
 
-Invariant: the core does nothing but in answer to an event.
+Invariant: the core acts only when it is given an event.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from stele.raft.messages import Message
 
 @record
 class InitialState:
-    """What a replica finds on its disk; not an event, but what comes before the first.
+    """What a replica finds on its disk. Not an event: a core is made of it.
 
-    `log_start`: everything up to it is in the store; `config` is the configuration in force there. What is `skipped`,
-    being in the store too, and then `entries` follow it without a gap. `commit_index` is the highest index known
-    committed; entries up to it count as handed out already, so only later ones come as `Committed`. `leader_hint`: who
-    should lead, or last did; if it is this replica, it campaigns at once. `witness_without_data`: the log is here, the
-    rows are still being copied.
+    - `log_start`: the store holds everything up to it. `config` is the configuration in force there.
+    - `skipped`, then `entries`, follow `log_start` without a gap. The store holds what is skipped, too.
+    - `commit_index`: the highest index known committed. Entries up to it count as handed out; later ones come
+      as `Committed`.
+    - `leader_hint`: the replica that should lead, or last did. If it is this one, it campaigns at once.
+    - `witness_without_data`: the log is here, the rows are still being copied.
     """
 
     term: int
@@ -58,9 +59,10 @@ class Start:
 
 @record
 class Tick:
-    """Time has passed. Due at `core.next_deadline_ms` at the latest; earlier ones cost little.
+    """Time has passed. Due at `core.next_deadline_ms` at the latest. An earlier Tick costs little.
 
-    The owner feeds all messages that have come in before it feeds a Tick, so that a stall is not taken for silence.
+    The owner first feeds all messages that have come. Otherwise the core would take the owner's own stall for
+    silence.
     """
 
     now_ms: int
@@ -87,7 +89,8 @@ class Propose:
 
 @record
 class ProposeChange:
-    """Change one member. ADD takes the whole peer, REMOVE only its replica_id, MODIFY its new type and `promote`.
+    """Change one member. ADD takes the whole peer, REMOVE only its replica_id, MODIFY its new type and
+    `promote`.
 
     Answered by ChangeCommitted or ChangeRefused. `cause`: why, in the words of whoever asks.
     """
@@ -103,8 +106,9 @@ class ProposeChange:
 class TransferLeadership:
     """Hand leadership over. Answered by TransferDone or TransferFailed.
 
-    `target` None: to the voter that leads least of those that keep up; if none keeps up, to the most advanced. `leads`:
-    how many groups the nodes of peers lead, as far as the owner knows. `cause`: why, in the words of whoever asks.
+    `target` None: to the voter that leads least of those that keep up; if none keeps up, to the most
+    advanced. `leads`: how many groups the nodes of peers lead, as far as the owner knows. `cause`: why, in
+    the words of whoever asks.
     """
 
     context: int
@@ -123,7 +127,7 @@ class Persisted:
 
 @record
 class LogRead:
-    """Answer to ReadLog: entries from `first_index` on; none means the log there is gone."""
+    """Answer to ReadLog: entries from `first_index` on. No entries: that part of the log is gone."""
 
     to: ReplicaId
     first_index: int
@@ -139,36 +143,37 @@ class RequestRead:
 
 @record
 class DataArrived:
-    """The rows of a witness have been copied and meet its log."""
+    """The rows of a witness have been copied, and are up to its log."""
 
 
 @record
 class PeerFailed:
-    """The node of this replica is seen as failed: the connection to it was reset."""
+    """The node of this replica seems to have failed: the connection to it was reset."""
 
     replica_id: ReplicaId
 
 
 @record
 class Compacted:
-    """The log up to and including `opid` (committed, durable in the store) may be gone."""
+    """The log up to and including `opid` may be gone; the store holds it durably."""
 
     opid: OpId
 
 
 @record
 class ReportFailed:
-    """This replica has become FAILED: it abstains from now on."""
+    """This replica has become FAILED. It abstains from now on."""
 
     reason: str = ""
 
 
 @record
 class Fitness:
-    """Whether this replica's node is fit to lead, as it is until told otherwise.
+    """Whether this replica's node is fit to lead. A core begins as fit.
 
-    One that is not takes leadership over from a witness only, and stands only where nobody else has led for two election
-    time-outs: it may have the longest log. It goes on to lead where it leads; its owner hands over.
+    An unfit replica takes leadership over only from a witness. It stands for election only after two election
+    time-outs without a leader, as it may have the longest log. If it leads, it leads on until its owner hands
+    over.
     """
 
     fit: bool
@@ -176,9 +181,10 @@ class Fitness:
 
 @record
 class SyncStalled:
-    """A sync has taken longer than an election timeout; fed again each election timeout while it lasts.
+    """A sync has taken longer than an election timeout. Fed again each election timeout as long as it lasts.
 
-    From `now_ms` for the longest election timeout, or until the next Persisted, this replica does not campaign.
+    This replica does not campaign before the next Persisted, or before the longest election timeout from
+    `now_ms` is over.
     """
 
     now_ms: int

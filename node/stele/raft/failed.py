@@ -1,6 +1,7 @@
-"""A FAILED replica: it abstains, and says so. It promises nothing and counts for nothing until a new core takes its place.
+"""A FAILED replica: it abstains, and tells its peers so. It counts for nothing until a new core replaces this
+one.
 
-Invariant: it changes neither term, vote nor log, and campaigns never again.
+Invariant: it changes neither term, vote nor log, and never campaigns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from stele.raft.timer import NEVER_MS
 
 
 class Failed:
-    """A replica whose disk or memory failed it."""
+    """A replica whose disk, log or rows are damaged."""
 
     __slots__ = ("state", "switch")
 
@@ -24,11 +25,11 @@ class Failed:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`: what was known before it failed."""
+        """As `Follower.caught_up_ms`, from the time before it failed."""
         return self.state.caught_up_ms
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Refuse under the asker's own term, so that the answer is heard."""
+        """Refuse under the sender's own term, so that the answer counts there."""
         state = self.state
         if request.term >= state.term and state.leader != sender:
             state.set_role(state.resting_role, sender, f"replica {sender} leads term {request.term}")
@@ -43,13 +44,16 @@ class Failed:
         state.outbox.send(sender, answer, 0)
 
     def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
-        """Refuse, under the asker's term. A pre-vote names a term that nobody has yet; the answer does not raise it."""
+        """Refuse under the sender's term.
+
+        A pre-vote's term does not exist yet; the answer does not make it exist.
+        """
         alive = self.state.leader_alive()
         refusal = VoteResponse(request.term, False, request.pre_vote, request.term, not alive, True)
         self.state.outbox.send(sender, refusal, 0)
 
     def on_tick(self, event: Tick) -> None:
-        """Never campaign."""
+        """Note the time, and give up a transfer whose time is over. Never campaign."""
         state = self.state
         state.advance_clock(event.now_ms)
         state.pending.transfer_times_out(state.now_ms)

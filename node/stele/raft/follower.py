@@ -1,10 +1,12 @@
-"""Following: a leader's entries, heartbeats and commit index, and the pre-vote if no leader is heard (Raft §5.3, 9.6).
+"""Following: takes a leader's entries, heartbeats and commit index; starts a pre-vote if no leader is heard
+(Raft §5.3, 9.6).
 
-Acts for a voter, a learner and a replica outside its configuration: `RaftState.role` says which. A Follower lives for
-one term.
+Acts for a voter, a learner and a replica outside its configuration: `RaftState.role` says which. A Follower
+lives for one term.
 
-Invariants: what is at or below the commit index is never dropped; what is acknowledged matches the leader's log and is
-durable; a term rises only after a majority has said that it would vote, or when the leader asked for the election.
+Invariants: entries at or below the commit index are never dropped. What is acknowledged matches the leader's
+log and is durable. This replica raises its term only after a majority would vote for it, or when the leader
+asks for the election.
 """
 
 from __future__ import annotations
@@ -31,15 +33,18 @@ class Follower:
         self.state = state
         self.switch = switch
         self.verified_index = 0
-        """Up to here the log is known to match that of this term's leader. Never falls."""
+        """Up to here the log is known to match the log of this term's leader. Never falls."""
         self.told_commit = 0
-        """The highest commit index that this term's leader has said. Never falls."""
+        """The highest commit index that this term's leader has told. Never falls."""
         self.pre_vote: Ballot | None = None
         """The pre-vote under way."""
 
     @property
     def caught_up_ms(self) -> int | None:
-        """Up to when all that was committed is handed out, on the owner's clock. None: not known since the start."""
+        """All that was committed at this time has been handed out; on the owner's clock.
+
+        None: not known since the start.
+        """
         state = self.state
         if state.log.handed_index >= self.told_commit and state.term_committed and state.heard_ms is not None:
             return state.heard_ms
@@ -48,7 +53,7 @@ class Follower:
     # A leader's messages
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Append what is new, follow the commit index, and answer what this log vouches for."""
+        """Append new entries, follow the commit index, and acknowledge what matches and is durable."""
         state = self.state
         if request.term != state.term:
             if request.term < state.term:
@@ -61,7 +66,7 @@ class Follower:
             if not self._follow(sender):
                 return
         elif state.term_leader is None:
-            state.term_leader = sender  # named to lead, and does
+            state.term_leader = sender  # it was named to lead, and now it does
         log = state.log
         if log.handed_index >= self.told_commit and state.term_committed:
             state.caught_up_ms = state.heard_ms
@@ -98,7 +103,7 @@ class Follower:
                     state.config_committed(commit_index, self._leader_has("committed"))
                 state.hand_out()
         if entries:
-            # The answer waits for the disk, so it may vouch for all that is known to match.
+            # The answer waits until the entries are durable, so it may cover all that is known to match.
             self._answer(sender, request, verified, state.outbox.log_barrier())
         else:
             self._answer(sender, request, min(verified, log.durable_index), state.outbox.hard_barrier())
@@ -110,14 +115,17 @@ class Follower:
             self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True)
 
     def _may_take_over_from(self, leader: ReplicaId) -> bool:
-        """A witness takes nothing over. An unfit replica does so from a witness only, which serves nobody anyway."""
+        """Whether this replica may take over. A witness may not; an unfit replica may only from a witness.
+
+        A witness serves no clients, so an unfit leader is no worse.
+        """
         state = self.state
         peer = state.config.peer(leader)
         from_witness = peer is not None and peer.member_type is MemberType.WITNESS
         return not state.witness and (state.fit or from_witness)
 
     def _follow(self, leader: ReplicaId) -> bool:
-        """Follow another leader than before, or the first one of this term; whether it may lead this term."""
+        """Follow a new leader. Returns False if another replica is known to lead this term."""
         state = self.state
         if state.term_leader not in (None, leader):
             state.ignore(
@@ -132,7 +140,10 @@ class Follower:
         return True
 
     def _not_held(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """What is new; a suffix is dropped only where an entry of another term stands (Raft figure 2, step 3)."""
+        """The entries that this log lacks.
+
+        A suffix is dropped only where the terms differ (Raft figure 2, step 3).
+        """
         state = self.state
         skip = 0
         for entry in entries:
@@ -149,9 +160,10 @@ class Follower:
         return entries[skip:]
 
     def _truncate(self, from_index: int, why: str) -> None:
-        """Drop a suffix that lost; a configuration in it is undone."""
+        """Drop a suffix that the leader's log replaces. A configuration in it is undone."""
         state = self.state
-        # Answers that vouch for the suffix wait for its Persist, so it must have one before it goes.
+        # Answers under way may acknowledge the suffix, and wait for its Persist. So it is persisted before it
+        # is dropped.
         state.outbox.persist()
         config_index = state.log.config_index
         for entry in state.log.truncate(from_index):
@@ -161,7 +173,7 @@ class Follower:
             self._config_changed(f"undone: {why}")
 
     def _config_changed(self, why: str) -> None:
-        """Take the place that the active configuration gives to this replica."""
+        """Tell the owner of the new active configuration, and take the role that it gives to this replica."""
         state = self.state
         state.judge_witness()
         state.outbox.others.append(ConfigChanged(state.config, False, state.because(why)))
@@ -175,7 +187,7 @@ class Follower:
         return f"leader {self.state.leader} of term {self.state.term} has {done} it"
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Say where the next probe should end: before the run of the conflicting term (Raft §5.3, last part)."""
+        """Refuse, and tell where the next probe should end: before the conflicting term (Raft §5.3)."""
         state = self.state
         log = state.log
         at = request.preceding.index
@@ -219,7 +231,7 @@ class Follower:
     # No leader
 
     def on_tick(self, event: Tick) -> None:
-        """Campaign if no leader was heard within the election time-out."""
+        """Campaign if no leader was heard within the election timeout."""
         state = self.state
         state.advance_clock(event.now_ms)
         state.pending.transfer_times_out(state.now_ms)
@@ -231,7 +243,7 @@ class Follower:
             state.timer.due_ms = NEVER_MS
 
     def campaign(self, why: str) -> None:
-        """Ask who would vote for this replica; a single voter stands at once."""
+        """Forget the leader, and start a pre-vote. A single voter stands for election at once."""
         state = self.state
         state.draw_election()
         if not state.may_campaign:
@@ -241,7 +253,7 @@ class Follower:
         self.ask_around(why)
 
     def ask_around(self, why: str) -> None:
-        """Begin the pre-vote; there is nobody to ask where this is the only voter."""
+        """Start the pre-vote. If this is the only voter, stand for election at once."""
         state = self.state
         if state.config.majority == 1:
             self.switch.stand(why, ignore_live_leader=False)
@@ -264,8 +276,8 @@ class Follower:
             by = ",".join(map(str, granted))
             self.switch.stand(f"would get the votes of {by}", ignore_live_leader=False)
         elif len(ballot.refused) > len(config.voters) - config.majority or ballot.all_have_voted:
-            # It cost nobody a term, so the next attempt need not wait as long as after a vote that nobody answers. Those
-            # who refused may only not have heard yet of the leader's end.
+            # A pre-vote raises no term, so the next attempt may come sooner than after a lost election.
+            # Voters that refused may not have noticed yet that the leader is gone.
             self.pre_vote = None
             if not state.leads_if_nobody_can:
                 low, high = state.options.election_min_ms // 2, state.options.election_max_ms // 2

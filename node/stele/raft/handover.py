@@ -1,7 +1,8 @@
-"""Handing leadership over: who may take it, and what is held back meanwhile (dissertation 3.10). Part of `Leader`.
+"""Handing leadership over: who may take it, and which proposals wait meanwhile (dissertation 3.10). Part of
+`Leader`.
 
-Invariants: while leadership is being handed over nothing new enters the log; what was held back is proposed once the
-attempt ends, or refused if leadership is gone.
+Invariants: no proposal enters the log during a transfer. When the transfer ends, the proposals that were held
+back are proposed if this replica still leads, and refused if not.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from stele.raft.status import PeerState
 
 
 class Handover:
-    """Transfers of one leadership. The transfer itself stands in `RaftState.pending`, as it may outlive this leader."""
+    """Transfers of one leadership.
+
+    The transfer itself is in `RaftState.pending`, as it may outlive this leader.
+    """
 
     __slots__ = ("_held", "_peers", "_state", "held_bytes")
 
@@ -33,12 +37,12 @@ class Handover:
         """Bytes of the proposals held back."""
 
     def hold(self, event: Propose) -> None:
-        """Keep a proposal until the attempt is over."""
+        """Keep a proposal until the transfer ends."""
         self._held.append(event)
         self.held_bytes += len(event.payload) + ENTRY_COST_BYTES
 
     def release(self) -> list[Propose]:
-        """The proposals held back; none are held any more."""
+        """Give back the proposals that were held."""
         held, self._held, self.held_bytes = self._held, [], 0
         return held
 
@@ -65,7 +69,10 @@ class Handover:
         self._state.outbox.others.append(TransferFailed(event.context, code, message))
 
     def begin_unasked(self) -> bool:
-        """Begin to hand over to the best successor, for a reason of the leader's own; false if there is none."""
+        """Begin a transfer to the best successor, which no caller asked for.
+
+        Returns False if there is no successor.
+        """
         target = self.best_successor()
         if target is None:
             return False
@@ -77,7 +84,10 @@ class Handover:
         state.pending.transfer = Transfer(context, target, state.now_ms + state.options.election_max_ms)
 
     def end_turn(self) -> None:
-        """Ask the target to stand once it holds the whole log. A witness begins to hand over as soon as anybody can lead."""
+        """Ask the target to stand for election once it holds the whole log.
+
+        A witness that leads begins to hand over as soon as another replica can lead.
+        """
         state = self._state
         if state.pending.transfer is None and state.witness:
             self.begin_unasked()
@@ -90,16 +100,17 @@ class Handover:
             state.outbox.send(transfer.target, TimeoutNow(state.term), 0)
 
     def end(self, code: Code, why: str) -> None:
-        """Leadership is over. A target that was asked may still come to lead, and is waited for."""
+        """Leadership is over. The transfer fails, unless its target was asked to stand: it may still win."""
         pending = self._state.pending
         if pending.transfer is not None and not pending.transfer.asked:
             pending.end_transfer(code, f"leadership ended: {why}")
 
     def best_successor(self, leads: tuple[tuple[ReplicaId, int], ...] = ()) -> ReplicaId | None:
-        """Of the sound voters that keep up, the one that leads least; if none keeps up, the most advanced.
+        """The sound voter that leads least of those that keep up; if none keeps up, the most advanced one.
 
-        Among equals the most advanced, then the first in the configuration. A few entries make no difference, as writes
-        are held until the target has them. `leads`: how many groups the nodes of peers lead, by replica_id.
+        Ties go to the most advanced, then to the first in the configuration. A lag of a few entries does not
+        matter, as writes are held until the target has them. `leads`: how many groups the nodes of peers
+        lead, by replica_id.
         """
         led = dict(leads)
         best: ReplicaId | None = None
@@ -123,7 +134,7 @@ class Handover:
         return progress.has_data and progress.reachable(state.now_ms - state.options.election_max_ms)
 
     def _keeps_up(self, progress: Progress) -> bool:
-        """Whether it was sent all that is committed, and acknowledges what it is sent."""
+        """Whether it was sent all committed entries, and acknowledges what it is sent."""
         state = self._state
         stalled = progress.stuck(state.now_ms - state.options.election_min_ms)
         return progress.state is PeerState.REPLICATE and progress.next > state.commit_index and not stalled

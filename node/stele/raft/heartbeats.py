@@ -1,6 +1,7 @@
 """What a leader does at its ticks: count who answers, look at each peer, send heartbeats. Part of `Leader`.
 
-Invariant: a sound peer gets a message at least each `heartbeat_ms`, however its entries are delayed on their own stream.
+Invariant: a sound peer gets a message at least each `heartbeat_ms`, however its entries are delayed on their
+own stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ class Heartbeats:
         """When to look at all peers again."""
 
     def without_majority(self) -> str:
-        """Why this leader has to step down: a majority has not answered for an election timeout. Empty if one has."""
+        """Why this leader has to step down: a majority has not answered for an election timeout.
+
+        Empty if one has.
+        """
         state = self._state
         heard = self._peers.answered_since(state.now_ms - state.options.election_max_ms)
         if heard >= state.config.majority:
@@ -34,7 +38,10 @@ class Heartbeats:
         return f"only {heard} of {voters} voters answered within {state.options.election_max_ms} ms"
 
     def send(self) -> None:
-        """Look at each peer, and send the heartbeats that are due. Forget a removed peer whose time is over."""
+        """Look at each peer, and send the heartbeats that are due.
+
+        Forget a removed peer whose time is over.
+        """
         now = self._state.now_ms
         self.due_ms = now + self._state.options.heartbeat_ms
         gone = 0
@@ -59,8 +66,8 @@ class Heartbeats:
             progress.probe_from(progress.match + 1)
             self._replication.heartbeat(progress)
             return
-        # Entries count as a heartbeat, too, as long as they are answered soon. On their stream they may wait behind the
-        # entries of other groups; heartbeats have a stream of their own.
+        # Entries count as a heartbeat, too, as long as they are answered soon. On their stream they may wait
+        # behind the entries of other groups; heartbeats have a stream of their own.
         answered_ms = progress.heard_ms or 0
         next_ms = min(progress.updated_ms, answered_ms) + options.heartbeat_ms
         if now < next_ms:

@@ -1,9 +1,7 @@
-"""What must hold of a core at any moment, of a step of it, and of all cores of a group together.
+"""Checks of Raft's invariants: of one core's state, of one step, and of all cores of a group.
 
-Called by tests and the simulator after every step; a node does not pay for it. One function checks a state, one a
-step, one a group.
-
-Each raises InvariantViolation with what was seen and what the paper demands.
+Tests and the simulator call them after every step; a node never does. Each raises InvariantViolation, which
+says what was seen and what the paper demands.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from stele.raft.status import PeerState
 
 
 class Facts(NamedTuple):
-    """What a step is judged by; cheap to take."""
+    """What `check_step` compares before and after a step; cheap to take."""
 
     term: int
     voted_for: int | None
@@ -39,11 +37,11 @@ _ROLE_STEPS: dict[Role, tuple[Role, ...]] = {
     Role.CANDIDATE: (Role.LEADER, Role.FOLLOWER, Role.LEARNER, Role.NON_PARTICIPANT),
     Role.LEADER: (Role.FOLLOWER,),
 }
-"""Which role may follow which. A step that takes several events may pass through more than one."""
+"""Which role may follow which. A step of several events may change the role more than once."""
 
 
 def facts(core: RaftCore) -> Facts:
-    """What `check_step` compares."""
+    """The facts of a core now."""
     log = core.log
     return Facts(
         core.term,
@@ -59,7 +57,7 @@ def facts(core: RaftCore) -> Facts:
 
 
 def check(core: RaftCore) -> None:
-    """A state: the order of the log's marks, what a leader must be, know of its peers, and have committed."""
+    """Check a state: the order of the log's marks; a leader's vote, peers and commit index."""
     log = core.log
     ensure(
         log.start.index <= log.handed_index <= core.commit_index <= log.last_index,
@@ -84,7 +82,7 @@ def check(core: RaftCore) -> None:
 
 
 def _check_progress(core: RaftCore, progress: Progress) -> None:
-    """What `Progress` says of its fields."""
+    """Check the invariants that `Progress` states for its fields."""
     faults = [why for holds, why in _promises(core, progress) if not holds]
     ensure(not faults, f"leader {core.self_replica}, peer {progress.replica_id}: {'; '.join(faults)}")
 
@@ -128,7 +126,7 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
 
 
 def _check_committed(core: RaftCore) -> None:
-    """A leader has committed all that its active configuration lets it commit; else a write waits for the next turn."""
+    """Check that a leader has committed all that it can. Otherwise a write would wait for the next turn."""
     if core.commit_index == core.log.last_index:
         return
     ends = {peer.replica_id: 0 if peer.failed else peer.match_index for peer in core.status().peers}
@@ -141,7 +139,7 @@ def _check_committed(core: RaftCore) -> None:
 
 
 def check_step(before: Facts, after: Facts) -> None:
-    """A step: what never falls, never changes within a term, and which role follows which."""
+    """Check a step: what must never fall, and what must not change within a term."""
     ensure(after.term >= before.term, f"the term fell from {before.term} to {after.term}")
     if after.term == before.term and before.voted_for is not None:
         ensure(
@@ -163,8 +161,10 @@ def check_step(before: Facts, after: Facts) -> None:
 
 
 def check_change_step(before: Facts, after: Facts) -> None:
-    """A step of a leader: it changes its members once an entry of its term is committed, and the change before
-    (dissertation 4.1, with its erratum)."""
+    """Check that a leader changes members only once an entry of its term, and the last change, are committed.
+
+    Dissertation 4.1, with its erratum.
+    """
     if before.role is not Role.LEADER or after.role is not Role.LEADER or before.term != after.term:
         return
     if after.config_index > before.config_index:
@@ -176,14 +176,14 @@ def check_change_step(before: Facts, after: Facts) -> None:
 
 
 def check_role_step(before: Role, after: Role) -> None:
-    """One change of role, as RoleChanged reports it."""
+    """Check one change of role, as RoleChanged reports it."""
     ensure(
         before is after or after in _ROLE_STEPS[before], f"role {before.value} cannot become {after.value}"
     )
 
 
 def check_group(cores: Sequence[RaftCore]) -> None:
-    """All replicas of a group: one leader per term, and log matching as far as memory holds the logs (Raft figure 3)."""
+    """Check a group: one leader per term; logs match as far as memory holds them (Raft figure 3)."""
     leaders: dict[int, int] = {}
     for core in cores:
         if core.role is Role.LEADER:

@@ -1,11 +1,11 @@
 """Leading one term: answers, proposals, reads, the commit rule, the end of each turn.
 
-A Leader is made when an election is won and dropped when it steps down. Its parts: `peers`, `replication`, `heartbeats`,
-`handover`, `changes` and `reads`.
+A Leader is made when it wins an election, and dropped when it steps down. Its parts: `peers`, `replication`,
+`heartbeats`, `handover`, `changes` and `reads`.
 
-Invariants: a leader never drops its own entries; only an entry of its own term is committed by counting, and what lies
-before it with it (Raft §5.4.2); its own copy counts only as far as it is durable; a proposal is answered by Proposed or
-ProposalRefused.
+Invariants: a leader never drops its own entries. It counts copies only for an entry of its own term; that
+commits all entries before it, too (Raft §5.4.2). Its own copy counts only as far as it is durable. Each
+proposal is answered by Proposed or ProposalRefused.
 """
 
 from __future__ import annotations
@@ -75,19 +75,20 @@ class Leader:
     # The beginning and the end
 
     def begin(self, why: str) -> None:
-        """Tell of the election, and append an entry of this term."""
+        """Tell the owner that this replica leads, and append an entry of this term."""
         state = self.state
         state.pending.end_transfer(Code.UNAVAILABLE, f"replica {state.self_replica} was elected again")
         state.set_role(Role.LEADER, state.self_replica, why)
         state.term_leader = state.self_replica
         state.heard_ms = None
         state.timer.due_ms = NEVER_MS
-        # Repeats the configuration under its old opid_index; nothing older commits before it (Raft §5.4.2, §8).
+        # The entry repeats the configuration under its old opid_index. Older entries commit with it (Raft
+        # §5.4.2, §8).
         payload = encode_configuration(state.config)
         state.log.append(Entry(state.term, state.log.last_index + 1, EntryKind.NOOP, 0, payload))
 
     def end(self, code: Code, why: str) -> None:
-        """Answer whoever waits for this leader."""
+        """Leadership is over: refuse the proposals that were held back, the reads and the transfer."""
         others = self.state.outbox.others
         for event in self.handover.release():
             message = f"leadership ended before it was proposed: {why}"
@@ -98,7 +99,7 @@ class Leader:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`; a leader was not replaced before an election timeout ago."""
+        """As `Follower.caught_up_ms`. Nobody can have replaced this leader before an election timeout ago."""
         state = self.state
         return state.now_ms - state.options.election_max_ms if state.term_committed else None
 
@@ -136,7 +137,7 @@ class Leader:
     # Reads
 
     def on_request_read(self, event: RequestRead) -> None:
-        """The next ReadIndex round serves it."""
+        """Keep the read for the next ReadIndex round."""
         if self.state.witness:
             message = "a witness leads only until a holder of rows takes over"
             self.state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, message))
@@ -144,10 +145,13 @@ class Leader:
             self.reads.waiting.append(event.context)
 
     def serve_reads(self) -> bool:
-        """Answer what is confirmed, begin the next round; whether peers must be asked."""
+        """Answer confirmed reads, and begin the next round.
+
+        Returns whether peers must be asked to confirm it.
+        """
         state, reads = self.state, self.reads
         self._answer_confirmed()
-        # Before something of the own term is committed, the commit index may be behind (Raft §8).
+        # Until an entry of this term is committed, the commit index may be too low (Raft §8).
         if not reads.waiting or reads.asked or not state.term_committed:
             return False
         reads.begin(state.commit_index)
@@ -162,7 +166,7 @@ class Leader:
     # Answers
 
     def on_update_response(self, sender: ReplicaId, response: UpdateResponse) -> None:
-        """Note what the peer holds, that it answers, and whether it is sound; what follows from it is the turn's end."""
+        """Note what the peer holds, that it answers, and whether it is sound. `end_turn` acts on it."""
         state = self.state
         if response.term > state.term:
             self.switch.adopt_term(response.term, f"replica {sender} is at term {response.term}")
@@ -174,8 +178,8 @@ class Leader:
         if progress is None:
             return
         if not (response.success or response.failed or response.conflict_index):
-            # It refused a message of an older term, which this replica led too. `preceding_index` speaks of that older
-            # log only, which may have been longer.
+            # It refused a message of an older term, which this replica led, too. `preceding_index` is of the
+            # log at that time, which may have been longer.
             return
         last_index = state.log.last_index
         if response.preceding_index > last_index or (
@@ -190,7 +194,7 @@ class Leader:
         if progress.unreached:
             peers.tell_reached(progress, True, "it answers")
         if response.failed:
-            # It abstains: neither its copy nor its word counts any more.
+            # It abstains: nothing else that it says counts.
             return
         progress.has_data = response.has_data
         if response.read_context and self.reads.acknowledge(sender, response.read_context):
@@ -204,12 +208,16 @@ class Leader:
             self._on_gap(progress, response)
 
     def _on_gap(self, progress: Progress, response: UpdateResponse) -> None:
-        """Choose where to probe next (Raft §5.3, last part); answers to older messages say nothing new."""
+        """The peer's log does not match: choose where to probe next (Raft §5.3, last part).
+
+        Ignore old answers.
+        """
         at = response.preceding_index
         if at <= progress.match:
             if response.sent_ms <= progress.moved_ms:
                 return
-            # It was asked after it had acknowledged this. Within a term no sound replica drops what it acknowledged.
+            # The message left after the peer had acknowledged this. No sound replica drops within a term what
+            # it has acknowledged.
             self._forgot(progress, response)
         elif progress.state is PeerState.SNAPSHOT or (
             progress.state is PeerState.PROBE and at != progress.next - 1
@@ -231,9 +239,10 @@ class Leader:
         progress.forgot(self.state.now_ms)
 
     def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        """Whether something may follow from an answer by itself.
+        """Whether an answer may have effects by itself.
 
-        Nothing does where it acknowledges nothing that waits to be committed, and nothing waits to be sent to its peer.
+        It has none if it acknowledges nothing that waits to be committed, and nothing waits to be sent to the
+        peer.
         """
         state = self.state
         progress = self.peers.progress.get(sender)
@@ -252,7 +261,10 @@ class Leader:
     # Other replicas' messages
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Follow the leader of a later term. There is no other one in this term."""
+        """Follow the leader of a later term.
+
+        Refuse one of an older term; no other replica leads this term.
+        """
         state = self.state
         if request.term < state.term:
             refuse_old_term(state, sender, request)
@@ -265,13 +277,13 @@ class Leader:
             )
 
     def on_vote_response(self, sender: ReplicaId, response: VoteResponse) -> None:
-        """A vote that comes after the election tells its voter's term only."""
+        """A vote came after the election: only its term counts."""
         take_vote_response(self, sender, response)
 
-    # The own disk, and what the owner says
+    # What the owner tells
 
     def on_persisted(self, event: Persisted) -> None:
-        """The own copy counts further."""
+        """More of this leader's own copy is durable, and counts."""
         state = self.state
         if note_persisted(state, event.persist_id):
             self.peers.recount = True
@@ -280,7 +292,7 @@ class Leader:
 
     @property
     def awaits_disk(self) -> bool:
-        """Whether the own copy may commit something: it commits nothing that no other voter has, where there are others."""
+        """Whether a Persisted may commit something: what another voter holds, or anything if no other votes."""
         commit_index = self.state.commit_index
         for progress in self.peers.progress.values():
             if progress.match > commit_index:
@@ -288,7 +300,7 @@ class Leader:
         return len(self.peers.voters) == 1
 
     def on_sync_stalled(self, event: SyncStalled) -> None:
-        """Step down: nothing is known to be durable here."""
+        """Step down, because this leader's disk does not make entries durable."""
         state = self.state
         state.advance_clock(event.now_ms)
         state.stalled_until_ms = state.now_ms + state.options.election_max_ms
@@ -296,13 +308,13 @@ class Leader:
         self.switch.follow(None, why, Code.STEPPING_DOWN)
 
     def on_log_read(self, event: LogRead) -> None:
-        """Send a slow peer what the owner has read for it."""
+        """Send a slow peer the entries that the owner has read for it."""
         progress = self.peers.progress.get(event.to)
         if progress is not None:
             self.replication.send_read(progress, event)
 
     def on_peer_failed(self, event: PeerFailed) -> None:
-        """What was on its way to the peer is lost: probe again."""
+        """Messages on their way to the peer are lost: probe again."""
         progress = self.peers.progress.get(event.replica_id)
         if progress is not None:
             progress.connected = False
@@ -312,12 +324,12 @@ class Leader:
     # The end of a turn
 
     def end_turn(self) -> None:
-        """Commit, promote, hand over, serve reads and replicate, as the turn's events allow."""
+        """Act on the turn's events: commit, promote, hand over, serve reads, replicate."""
         state = self.state
         self._commit_turn()
         if self.changes.promotion_due:
             self.changes.consider_promotion()
-            # A new voter may make a majority of what was held already.
+            # With the new configuration, a majority may hold more.
             self._commit_turn()
         if state.pending.transfer is not None or state.witness:
             self.handover.end_turn()
@@ -325,7 +337,7 @@ class Leader:
         self.replication.to_all(bool(reads.asked or reads.waiting) and self.serve_reads())
 
     def _commit_turn(self) -> None:
-        """Commit what has become possible since the copies were counted last."""
+        """Count the copies if anything changed since the last count, commit, and hand out."""
         if self.peers.recount:
             self.peers.recount = False
             self._advance_commit()
@@ -333,7 +345,7 @@ class Leader:
                 self.state.hand_out()
 
     def _advance_commit(self) -> None:
-        """Commit what a majority holds, and note what all hold."""
+        """Commit what a majority of the voters holds, and note what all of them hold."""
         state = self.state
         matches = self.peers.matches(self.own_match())
         if matches[0] > state.all_replicated_index:
@@ -348,11 +360,11 @@ class Leader:
                     self.peers.follow_config()
 
     def own_match(self) -> int:
-        """How far the leader's own copy counts."""
+        """Up to which index the leader's own copy counts."""
         return self.state.log.durable_index
 
     def may_commit(self, index: int) -> bool:
-        """Only entries of the own term are committed by counting (Raft §5.4.2, figure 8)."""
+        """Whether copies of this entry count: only in this leader's own term (Raft §5.4.2, figure 8)."""
         return self.state.log.term_at(index) == self.state.term
 
     # Time

@@ -1,10 +1,11 @@
-"""The core's picture of its own log: a byte-bounded tail of entries, the terms of all, the configurations in it.
+"""The core's view of its own log: the last entries up to a bound in bytes, the terms of all, the
+configurations in it.
 
-Used by the core only; writes nothing: `take_persist` says what the owner must write. Older entries than the tail are
-read back by the owner when a slow peer needs them; those that the store held at the start never come here.
+Used by the core only. It writes nothing: `take_persist` says what the owner must write. The owner reads older
+entries back when a slow peer needs them. Entries that the store held at the start are never in memory.
 
-Invariants: handed_index <= durable_index <= issued_index <= last_index; the tail holds everything above handed_index;
-indexes are contiguous from start.index + 1.
+Invariants: handed_index <= durable_index <= issued_index <= last_index; the tail holds everything above
+handed_index; indexes are contiguous from start.index + 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stele.raft.messages import ENTRY_MESSAGE_BYTES
 
 
 class LogView:
-    """Log of one replica as far as memory holds it."""
+    """The log of one replica, as far as memory holds it."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class LogView:
         self.durable_index = start.index
         self.handed_index = start.index
         self.unhanded_bytes = 0
-        """Bytes of entries not handed out yet: what flow control bounds on a leader."""
+        """Bytes of entries that are not handed out yet. A leader's flow control bounds it."""
         self._tail: list[Entry] = []
         self._tail_first = start.index + 1
         self._tail_bytes = 0
@@ -49,7 +50,10 @@ class LogView:
         self._span_firsts: list[int] = [start.index]
         self._configs: list[tuple[int, Configuration]] = [(start.index, config)]
         self.config_index, self.config = self._configs[-1]
-        """The active configuration: the last in the log, committed or not. It stands at an entry, or at the log's start."""
+        """The active configuration: the last in the log, committed or not.
+
+        Its index: of its entry, or the log's start.
+        """
         self.dirty = False
         """Whether there is anything to write."""
         self._truncate_from: int | None = None
@@ -116,7 +120,7 @@ class LogView:
         return self._span_firsts[bisect_right(self._span_firsts, index) - 1]
 
     def last_of_term(self, term: int, at_most: int) -> int | None:
-        """The last index up to `at_most` that holds `term`, or None."""
+        """The last index of `term` up to `at_most`, or None."""
         for at in range(len(self._span_terms) - 1, -1, -1):
             if self._span_terms[at] == term and self._span_firsts[at] <= at_most:
                 following = (
@@ -128,7 +132,10 @@ class LogView:
         return None
 
     def entries_from(self, first_index: int, bytes_max: int, last_index: int) -> tuple[Entry, ...]:
-        """Entries of the tail from `first_index` to `last_index`, up to `bytes_max`, at least one if there is one."""
+        """Entries from `first_index` to `last_index`, at most `bytes_max` bytes but at least one entry.
+
+        All are in memory.
+        """
         offset = first_index - self._tail_first
         if offset < 0:
             ensure(False, f"log: entry {first_index} is below the tail, which begins at {self._tail_first}")
@@ -149,7 +156,7 @@ class LogView:
     # Writing
 
     def append(self, entry: Entry) -> Configuration | None:
-        """Add the next entry; the configuration it brings, if it is a CONFIG."""
+        """Add the next entry. Returns its configuration if it is a CONFIG."""
         if entry.index != self.last_index + 1 or entry.term < self.last_term:
             ensure(False, f"log: entry {entry.opid} cannot follow {self.last_opid}")
         size = len(entry.payload) + ENTRY_COST_BYTES
@@ -170,7 +177,7 @@ class LogView:
         return None
 
     def _skip(self, skipped: SkippedRecord) -> None:
-        """Entries that are there, and handed out, but not in memory."""
+        """Note entries that the log holds and that were handed out, and leave them out of memory."""
         for last in skipped.terms:
             if last.index <= self.last_index or last.term < self.last_term:
                 ensure(False, f"log: entries up to {last} cannot follow {self.last_opid}")
@@ -184,7 +191,10 @@ class LogView:
         self._tail_first = self.last_index + 1
 
     def truncate(self, from_index: int) -> tuple[Entry, ...]:
-        """Drop the suffix from `from_index` on; the entries dropped. What was not yet issued must be issued before."""
+        """Drop the suffix from `from_index` on; returns it.
+
+        All entries must have been issued (`take_persist`).
+        """
         ensure(
             self.handed_index < from_index and self.issued_index == self.last_index,
             f"log: dropping from {from_index} on would drop entries handed out up to {self.handed_index}",
@@ -211,7 +221,10 @@ class LogView:
         return dropped
 
     def take_persist(self, persist_id: int) -> tuple[int | None, tuple[Entry, ...]]:
-        """What must be written now: where to cut, and entries. Counts as durable once `persisted(persist_id)` says so."""
+        """What must be written now: where to truncate, and entries.
+
+        They are durable after `persisted(persist_id)`.
+        """
         entries = tuple(self._tail[self.issued_index + 1 - self._tail_first :])
         truncate_from, self._truncate_from = self._truncate_from, None
         self.issued_index = self.last_index
@@ -220,14 +233,20 @@ class LogView:
         return truncate_from, entries
 
     def persisted(self, persist_id: int) -> bool:
-        """All up to this Persist is durable; whether the durable part of the log grew."""
+        """Note that everything up to this Persist is durable.
+
+        Returns whether the durable part of the log grew.
+        """
         before = self.durable_index
         while self._in_flight and self._in_flight[0][0] <= persist_id:
             self.durable_index = self._in_flight.popleft()[1]
         return self.durable_index > before
 
     def hand_out(self, up_to: int) -> tuple[Entry, ...]:
-        """Entries above handed_index up to `up_to`, which now count as handed out; lets old ones leave memory."""
+        """Hand out the entries up to `up_to`; returns those not handed out before.
+
+        Old ones may leave memory.
+        """
         if up_to <= self.handed_index:
             return ()
         entries = tuple(self._tail[self.handed_index + 1 - self._tail_first : up_to + 1 - self._tail_first])
@@ -239,7 +258,7 @@ class LogView:
         return entries
 
     def compact(self, opid: OpId) -> None:
-        """The log up to `opid` may be gone; it must have been handed out."""
+        """Forget the log up to `opid`, which must have been handed out."""
         if opid.index <= self.start.index:
             return
         ensure(
@@ -257,7 +276,7 @@ class LogView:
             self._drop_front(opid.index + 1 - self._tail_first)
 
     def _evict(self) -> None:
-        # Down to three quarters, so that the cost of moving the list is paid once per quarter.
+        # Evict down to three quarters. So the list is moved once per quarter, and not for each entry.
         target = self.tail_bytes_max * 3 // 4
         count = 0
         size = self._tail_bytes

@@ -1,4 +1,5 @@
-"""Which membership changes are safe. Pure functions over configurations and what the leader knows of its peers.
+"""Which membership changes are safe. Pure functions over configurations and what the leader knows of its
+peers.
 
 Invariant: two configurations that follow each other differ by one voter at most, so their majorities meet
 (dissertation 4.1).
@@ -17,7 +18,10 @@ from stele.raft.events import ChangeType, ProposeChange
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What the leader knows of a peer, itself included. `stuck`: it lacks entries and acknowledges none."""
+    """What the leader knows of a peer, or of itself.
+
+    `stuck`: the peer lacks entries, and acknowledges none.
+    """
 
     match_index: int
     reachable: bool
@@ -27,13 +31,13 @@ class PeerFacts:
 
     @property
     def helps(self) -> bool:
-        """Whether it can be counted on to commit what is sent to it now."""
+        """Whether it can help to commit entries that are sent now."""
         return self.reachable and not self.stuck
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a change cannot be."""
+    """Why a change is refused."""
 
     code: Code
     message: str
@@ -43,7 +47,7 @@ _UNKNOWN = PeerFacts(0, False, False, False)
 
 
 def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, ...] | Refusal:
-    """The peers after a change, or what is wrong with its form."""
+    """The peers after a change, or why the change is malformed."""
     peer = change.peer
     present = config.peer(peer.replica_id)
     if change.change_type is ChangeType.ADD:
@@ -66,7 +70,8 @@ def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, .
         address=peer.address or present.address,
         witness_start=present.witness_start if peer.member_type is MemberType.WITNESS else OPID_NONE,
     )
-    # A MODIFY that changes nothing is a fence: it raises opid_index, so that orders planned before find a stale CAS.
+    # A MODIFY that changes nothing is a fence: it raises opid_index, so that orders planned before it are
+    # refused (CAS).
     if peer.member_type is MemberType.WITNESS and present.member_type is not MemberType.WITNESS:
         return Refusal(
             Code.INVALID_ARGUMENT,
@@ -94,7 +99,8 @@ def unsafe(
 ) -> Refusal | None:
     """Why this step could cost the group its majority or its data; None if it is safe.
 
-    The first reason in a fixed order is given, so that the same change is refused in the same words.
+    The checks have a fixed order, and the first reason is given. So the same change is refused in the same
+    words.
     """
     voters = tuple(p for p in after if p.votes)
     if not voters:
@@ -114,7 +120,7 @@ def _unready_voter(
         old = before.peer(peer.replica_id)
         known = facts.get(peer.replica_id, _UNKNOWN)
         if old is None and peer.member_type is MemberType.WITNESS and len(before.voters) > 1:
-            continue  # the others are a majority without it
+            continue  # a majority of the new configuration does not need it
         if old is not None and old.member_type is peer.member_type:
             continue
         if known.failed:
@@ -147,8 +153,8 @@ def _unreachable_majority(
     majority = len(voters) // 2 + 1
     if len(helping) >= majority:
         return None
-    # The new configuration is in force before it is committed: only its own voters can commit it then, and whoever
-    # comes back meanwhile cannot help.
+    # The new configuration is in force before it is committed, and only its own voters can commit it. A
+    # removed voter that comes back cannot help.
     stuck = [str(n) for n, f in known.items() if f.reachable and f.stuck]
     if stuck:
         return Refusal(

@@ -1,9 +1,9 @@
-"""What replicas of one group say to each other. Built by the core, carried by its owner; knows no encoding.
+"""Messages between the replicas of a group. Built by the core, carried by its owner; knows no encoding.
 
-One dataclass per message of `rpc/proto/consensus.proto`, one field per field. Group, sender and receiver are not in
-here: the owner's envelope carries them.
+Each is a message of `rpc/proto/consensus.proto`, field by field. Group, sender and receiver are in the
+owner's envelope.
 
-Invariant: a message is an immutable value; whoever receives it twice, late or out of order is not harmed.
+Invariant: a message is an immutable value. It may come twice, late or out of order, and does no harm.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from stele.model.ids import OPID_NONE, OpId
 from stele.model.record import record
 
 ENTRY_MESSAGE_BYTES = 48
-"""Of a message, for an entry beside its payload."""
+"""Bytes that an entry takes in a message beside its payload."""
 
 
 @record
 class UpdateRequest:
     """Entries or a heartbeat from a leader (AppendEntries, Raft figure 2).
 
-    `preceding` is the OpId just before `entries`. `commit_index` is the leader's; the receiver takes no more of it
-    than it knows to match. `read_context` numbers the leader's ReadIndex round, 0 for none. `sent_ms` is the leader's
-    clock, echoed. `all_replicated_index` is the last index that every voter holds durably: what a witness may drop.
+    - `preceding`: the OpId just before `entries`.
+    - `commit_index`: the leader's. The receiver commits only as far as its log is known to match.
+    - `read_context`: number of the leader's ReadIndex round, 0 for none.
+    - `sent_ms`: the leader's clock; the answer repeats it.
+    - `all_replicated_index`: the last index that every voter holds durably. A witness may drop its log up to
+      there.
     """
 
     term: int
@@ -38,11 +41,13 @@ class UpdateRequest:
 class UpdateResponse:
     """The answer to an UpdateRequest of `preceding_index`.
 
-    On success `last_received` is the last OpId that both matches the leader's log and is durable here when the answer
-    leaves. Otherwise the next probe should end before `conflict_index`, where this log holds `conflict_term` (0: it
-    holds nothing there). A refusal without `conflict_index` answers a message of an older term, and says nothing of a
-    log. `failed`: this replica is FAILED and its answers count for nothing. `has_data`: it holds the
-    rows too, not only the log (false for a young witness).
+    - On success, `last_received` is the last OpId that matches the leader's log and is durable here when the
+      answer leaves.
+    - On refusal, the next probe should end before `conflict_index`, where this log has `conflict_term` (0:
+      nothing). A refusal without `conflict_index` answers a message of an older term, and says nothing about
+      the log.
+    - `failed`: this replica is FAILED, and its answers count for nothing.
+    - `has_data`: it holds the rows, not only the log (false for a young witness).
     """
 
     term: int
@@ -59,9 +64,10 @@ class UpdateResponse:
 
 @record
 class VoteRequest:
-    """A candidate asks for a vote at `term` (RequestVote, Raft figure 2), or with `pre_vote` whether it would get one.
+    """A candidate asks for a vote at `term` (RequestVote, Raft figure 2).
 
-    `ignore_live_leader`: the leader itself asked for this election (dissertation 3.10).
+    `pre_vote`: it asks whether it would get one. `ignore_live_leader`: the leader itself asked for this
+    election (dissertation 3.10).
     """
 
     term: int
@@ -73,9 +79,10 @@ class VoteRequest:
 
 @record
 class VoteResponse:
-    """The answer to a VoteRequest at `request_term`; `term` is the answerer's own.
+    """The answer to a VoteRequest at `request_term`; `term` is the voter's own.
 
-    `leader_failed`: the answerer, too, has not heard from a live leader. `failed`: it abstains.
+    `leader_failed`: the voter has not heard from a live leader either. `failed`: the voter is FAILED, and
+    abstains.
     """
 
     term: int

@@ -1,6 +1,7 @@
 """Settings of the algorithm. Read by the core; chosen by the owner.
 
-Invariant: two replicas of a group may differ in them without harm to safety; only progress may suffer.
+Invariant: safety does not depend on them. If two replicas of a group have different settings, only progress
+may suffer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from stele.model.errors import Rejected
 class RaftOptions:
     """Times in milliseconds, sizes in bytes.
 
-    `inflight_bytes_max` bounds what is on its way to one peer, `batch_bytes_max` one message (a larger entry goes
-    alone), `probe_bytes_max` a message to a peer whose log is not yet known. `tail_bytes_max` is how much of the log is
-    kept in memory, what is not yet committed aside; that is bounded by `uncommitted_bytes_max`, past which proposals
-    are THROTTLED. `unreached_ms`: a peer that has not answered its leader for so long is told of; nothing else follows.
+    - `inflight_bytes_max` bounds what is on its way to one peer; `batch_bytes_max` one message (a larger
+      entry goes alone); `probe_bytes_max` a message to a peer whose log is not known yet.
+    - `tail_bytes_max` bounds the handed-out entries in memory; `uncommitted_bytes_max` the others. Beyond
+      that, proposals are THROTTLED.
+    - `unreached_ms`: the owner is told of a peer that has not answered its leader for so long. Nothing else
+      follows.
     """
 
     heartbeat_ms: int = 75

@@ -1,7 +1,7 @@
-"""The effects of one turn, and which Persist a message has to wait for. Shared by all roles; sends nothing itself.
+"""Collects the effects of one turn, and knows which Persist a message must wait for. Shared by all roles.
 
-Invariants: effects leave in the order that `effects` states; a message that promises a term, a vote or an entry names
-the Persist that holds it.
+Invariants: effects are given out in the order that `effects` states. A message that promises a term, a vote
+or an entry names the Persist that holds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stele.raft.messages import Message
 
 
 class Outbox:
-    """Collects effects until `take`. Persist ids count from 1; 0 means that nothing has to be waited for."""
+    """The effects since the last `take`. Persist ids count from 1; a Send with `after` 0 waits for none."""
 
     __slots__ = (
         "_at_once",
@@ -30,7 +30,7 @@ class Outbox:
     def __init__(self, log: LogView) -> None:
         self._log = log
         self.hard_state: HardState | None = None
-        """The term and vote to write with the next Persist; None if neither has changed since the last one."""
+        """Term and vote to write with the next Persist; None if neither has changed since the last one."""
         self.persist_id = 0
         """Id of the last Persist issued."""
         self.durable_id = 0
@@ -40,26 +40,29 @@ class Outbox:
         self._persists: list[Effect] = []
         self._waiting: list[Effect] = []
         self.others: list[Effect] = []
-        """All effects but Send and Persist; whoever has one appends it."""
+        """All effects but Send and Persist, in order. The parts of the core append to it."""
 
     def hard_barrier(self) -> int:
-        """Id of the Persist that must be durable before anything is said in this term."""
+        """Id of the Persist that must be durable before a message of this term may leave."""
         if self.hard_state is not None:
             return self.persist_id + 1
         return self._hard_id if self._hard_id > self.durable_id else 0
 
     def log_barrier(self) -> int:
-        """Id of the Persist that must be durable before the whole log may be vouched for."""
+        """Id of the Persist that must be durable before the whole log may be acknowledged."""
         if self.hard_state is not None or self._log.dirty:
             return self.persist_id + 1
         return self.persist_id if self.persist_id > self.durable_id else 0
 
     def send(self, to: ReplicaId, message: Message, after: int) -> None:
-        """Send `message` once the Persist `after` is durable; 0 is for what promises nothing."""
+        """Send `message` once the Persist `after` is durable.
+
+        Use 0 only for a message that promises nothing.
+        """
         (self._waiting if after else self._at_once).append(Send(to, message, after))
 
     def persist(self) -> None:
-        """Issue a Persist of all that changed since the last one, if anything did."""
+        """Issue a Persist of all changes since the last one, if there are any."""
         hard = self.hard_state
         if hard is None and not self._log.dirty:
             return
@@ -71,7 +74,7 @@ class Outbox:
         self._persists.append(Persist(self.persist_id, hard, truncate_from, entries))
 
     def take(self) -> list[Effect]:
-        """The turn's effects in their order; the next turn begins with none."""
+        """Give out the turn's effects in their order."""
         self.persist()
         effects = self._at_once
         effects += self._persists

@@ -1,8 +1,9 @@
-"""What a leader knows of all its peers together: who votes, how far each copy counts, whether a majority answers.
+"""A leader's peers: who votes, up to where each copy counts, how many answer.
 
 Part of `Leader`; sends no messages.
 
-Invariant: there is a Progress for every other peer of the active configuration, and for a removed one for a while.
+Invariant: every other peer of the active configuration has a Progress. A removed peer keeps its Progress for
+a while.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ class Peers:
     def __init__(self, state: RaftState) -> None:
         self._state = state
         self.progress: dict[int, Progress] = {}
-        """By replica_id, in the order in which they joined."""
+        """By replica_id, in the order of joining."""
         self.voters: tuple[ReplicaId, ...] = ()
         """The voters of the active configuration, this leader included."""
         self.recount = True
-        """Whether anything that the commit index rests on has changed since it was counted."""
+        """Whether copies must be counted again: something has changed that the commit index depends on."""
         self.follow_config()
 
     def follow_config(self) -> None:
-        """Keep a Progress per peer of the active configuration; a removed one is told of its removal for a while."""
+        """The active configuration changed: begin a Progress for each new peer. Removed peers are updated for
+        a while, so that they learn of their removal.
+        """
         state = self._state
         config = state.config
         self.recount = True
@@ -49,8 +52,9 @@ class Peers:
                 progress.departing_until_ms = None
             elif progress.departing_until_ms is None:
                 progress.departing_until_ms = now + 2 * state.options.election_max_ms
-            # Whoever stops being a voter hears of it once it is committed. Before, it could come to hold the longest
-            # log, which it may not campaign with, while the voters still need its vote: nobody could lead.
+            # A voter that loses its vote is sent the change only once that is committed. If it got it before,
+            # it could hold the longest log, with which it may not campaign, while the others still need its
+            # vote: nobody could lead.
             was = before.peer(progress.replica_id)
             leaving = was is not None and was.votes and (now_is is None or not now_is.votes)
             progress.hold_from = pending_index if leaving else None
@@ -72,12 +76,15 @@ class Peers:
         self._state.outbox.others.append(PeerReached(progress.replica_id, reached, self._state.because(why)))
 
     def answered_since(self, since_ms: int) -> int:
-        """How many voters have answered since then, this leader included."""
+        """How many voters have answered since `since_ms`, this leader included."""
         own, progress = self._state.self_replica, self.progress
         return sum(1 for voter in self.voters if voter == own or progress[voter].heard_since(since_ms))
 
     def matches(self, own_match: int) -> list[int]:
-        """How far each voter's copy counts, lowest first. `own_match`: how far this leader's does."""
+        """Up to which index each voter's copy counts, lowest first.
+
+        `own_match`: of this leader's own copy.
+        """
         matches = []
         for voter in self.voters:
             if voter == self._state.self_replica:

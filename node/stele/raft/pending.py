@@ -1,9 +1,9 @@
-"""What callers still wait for after the leadership that began it has ended. Shared by all roles.
+"""The membership change and the transfer that callers wait for. Shared by all roles.
 
-A membership change may commit under the next leader, and a transfer succeeds only when its target leads. So both
-outlive the leader that began them.
+Both outlive the leader that began them: a change may commit under the next leader, and a transfer succeeds
+when its target leads.
 
-Invariant: each is answered once, and only one of each is under way.
+Invariant: at most one of each is under way, and each is answered once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from stele.raft.outbox import Outbox
 
 
 class PendingChange:
-    """A configuration that this replica appended as leader at `opid`. `context` is None for its own promotions.
+    """A configuration that this replica appended as leader at `opid`. `context` is None for its own
+    promotions.
 
     `cause`: what made the leader append it.
     """
@@ -30,9 +31,9 @@ class PendingChange:
 
 
 class Transfer:
-    """A transfer of leadership to `target`. `context` is None where the leader began it by itself.
+    """A transfer of leadership to `target`. `context` is None if the leader began it by itself.
 
-    `asked`: a TimeoutNow went out, so the target may come to lead by it. `sent`: it need not be sent again now.
+    `asked`: a TimeoutNow was sent, so the target may win an election. `sent`: it need not be sent again now.
     """
 
     __slots__ = ("asked", "context", "due_ms", "sent", "target")
@@ -62,7 +63,7 @@ class Pending:
         return change.cause if change is not None and change.opid.index <= commit_index else ""
 
     def committed(self, commit_index: int) -> None:
-        """Answer the change if its entry is committed now."""
+        """Answer the change, if its entry is committed now."""
         change = self.change
         if change is not None and change.opid.index <= commit_index:
             self.change = None
@@ -71,7 +72,7 @@ class Pending:
                 self._outbox.others.append(ChangeCommitted(change.context, config))
 
     def truncated(self, from_index: int) -> None:
-        """Answer the change if its entry was dropped."""
+        """Refuse the change, if its entry was dropped."""
         change = self.change
         if change is not None and change.opid.index >= from_index:
             self.change = None
@@ -80,7 +81,7 @@ class Pending:
                 self._outbox.others.append(ChangeRefused(change.context, Code.NOT_LEADER, message))
 
     def leader_known(self, leader: ReplicaId) -> None:
-        """Answer the transfer: another replica leads."""
+        """Another replica leads: answer the transfer."""
         transfer = self.transfer
         if transfer is not None:
             if leader == transfer.target:
@@ -90,7 +91,7 @@ class Pending:
                 self.end_transfer(Code.UNAVAILABLE, message)
 
     def transfer_times_out(self, now_ms: int) -> bool:
-        """Give the transfer up if its time is over; whether it was."""
+        """Give the transfer up if its time is over. Returns whether it was."""
         transfer = self.transfer
         if transfer is None or now_ms < transfer.due_ms:
             return False
@@ -98,7 +99,10 @@ class Pending:
         return True
 
     def end_transfer(self, code: Code | None, message: str) -> None:
-        """Answer the transfer, if there is one. `code`: why it failed; None: the target leads."""
+        """End the transfer, if there is one, and answer its caller.
+
+        `code`: why it failed; None: the target leads.
+        """
         transfer, self.transfer = self.transfer, None
         if transfer is not None and transfer.context is not None:
             if code is None:

@@ -1,8 +1,11 @@
-"""What the algorithm needs from a log, as its owner implements it; and how effects become calls on it.
+"""The port to a log, which the owner implements; how a Persist becomes calls on it, and what its records
+amount to.
 
-`stele.wal` and the simulator implement LogPort; tests/raft/log_port_contract.py holds both to it. Does no I/O itself.
+`stele.wal` and the simulator implement LogPort; tests/raft/log_port_contract.py tests both. This file does no
+I/O.
 
-Invariant: after a crash a log holds a prefix of the calls made on it, and at least those whose `done` was called.
+Invariant: after a crash a log holds a prefix of the calls made on it, and at least those whose `done` was
+called.
 """
 
 from __future__ import annotations
@@ -49,7 +52,7 @@ Done = Callable[[], None]
 
 
 class Chance(Protocol):
-    """The randomness an owner hands in; `random.Random` fits."""
+    """Randomness, handed in by the owner; `random.Random` fits."""
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
@@ -58,49 +61,55 @@ class Chance(Protocol):
 class LogPort(Protocol):
     """One replica's log. Calls take effect in the order they are made.
 
-    `done`, where given, is called later (never from within the call), once this call and all before it survive power
-    loss; the calls of `done` come in the order of the appends. What was appended may be read back by `load` and
-    must be found by it after `done`. Calls raise `Retryable` (THROTTLED, DISK_FULL) when refused: nothing was done.
+    - `done` is called once this call and all before it survive power loss: later, never from within the call,
+      and in the order of the calls.
+    - `load` may find what was appended at once, and must find it after `done`.
+    - A call that is refused raises `Retryable` (THROTTLED, DISK_FULL), and has done nothing.
     """
 
     def append_term(self, term: int, done: Done | None = None) -> None:
-        """Raise the term; the vote in it is free."""
+        """Raise the term. Its vote is free."""
 
     def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
         """Record a vote; raises the term to `term` if it was lower."""
 
     def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
-        """Record a forced promotion; a vote for `leader` at `term`."""
+        """Record a forced promotion, which is a vote for `leader` at `term`."""
 
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
-        """Append entries, indexes rising by one. The first may be at or below the end: it drops what was there."""
+        """Append entries with indexes that rise by one.
+
+        If the first is at or below the end, it drops the log from there.
+        """
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
-        """Drop the suffix that begins at `from_index`; nothing, if the log ends before."""
+        """Drop the suffix that begins at `from_index`. Nothing happens if the log ends before it."""
 
     def begin_snapshot(self, opid: OpId, done: Done | None = None) -> None:
-        """A snapshot at `opid` is coming; changes nothing that `load` shows."""
+        """A snapshot at `opid` is coming. `load` gives the same as before."""
 
     def end_snapshot(self, opid: OpId, config: Configuration, done: Done | None = None) -> None:
         """The store holds everything up to `opid`: the log starts there.
 
-        Entries after it survive if the log reaches `opid` with the same term; a log that ends before it, or holds
-        another term there, is emptied. At or below the log's start it changes nothing.
+        Entries after `opid` survive if the log holds it, with the same term. Otherwise the log is emptied. An
+        `opid` at or below the log's start changes nothing.
         """
 
     def load(self, above: int = 0) -> Iterator[LogRecord]:
-        """What is in force: the snapshot if any, term and vote, and all entries in order of index.
+        """The records in force: the snapshot if there is one, term and vote, and all entries in order of
+        index.
 
-        Voided records do not appear; term records may, in rising order. Entries up to `above`, which must be committed
-        and durable, are told by one SkippedRecord before the others, where there are any: nobody has to hold them.
+        Voided records are left out. There may be several term records, in rising order. One SkippedRecord
+        stands for the entries up to `above`, which must be committed and durable, so that they need no
+        memory.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """The fold of a log's records. `start` is OPID_NONE and `config` None for a log that never had a snapshot.
+    """What a log's records amount to. `start` is OPID_NONE and `config` None if the log never had a snapshot.
 
-    `skipped` stand between `start` and `entries`.
+    The entries that are `skipped` are between `start` and `entries`.
     """
 
     hard_state: HardState
@@ -131,7 +140,7 @@ class LoadedLog:
 
 
 def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
-    """What a sequence of records amounts to.
+    """Fold a sequence of records.
 
     Raises:
         InvariantViolation: if entries leave a gap.
@@ -168,7 +177,7 @@ def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
 
 
 class Appends(Protocol):
-    """What a Persist needs of a log; each as in LogPort."""
+    """The part of LogPort that a Persist needs."""
 
     def append_term(self, term: int, done: Done | None = None) -> None:
         """As LogPort."""
@@ -184,8 +193,10 @@ class Appends(Protocol):
 
 
 def persist_calls(log: Appends, persist: Persist, done: Done | None) -> list[Callable[[], None]]:
-    """A Persist effect's calls on a log, in the order the effect demands; `done` goes with the last one. A log may refuse one:
-    then those behind it wait."""
+    """The calls on a log that carry out a Persist, in order; `done` goes with the last one.
+
+    If the log refuses one, the calls after it must wait.
+    """
     hard = persist.hard_state
     calls: list[Callable[..., None]] = []
     if hard is not None:

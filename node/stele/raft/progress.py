@@ -1,6 +1,6 @@
 """What a leader knows of one peer, and how much it may send it. Owned by `Peers`; sends nothing itself.
 
-Invariants: each field states its own; `invariants.check` holds every leader to them after every simulated step.
+Invariants: each field states its own. `invariants.check` checks them after every simulated step.
 """
 
 from __future__ import annotations
@@ -47,44 +47,66 @@ class Progress:
         self.replica_id = replica_id
         self.state = PeerState.PROBE
         self.match = 0
-        """The peer holds the log up to here, durably, as it said in this term. Below `next`; falls only in `forgot`."""
+        """The peer holds the log durably up to here, as it said in this term.
+
+        Below `next`; falls only in `forgot`.
+        """
         self.next = next_index
         """The next index to send: above `match`, at most one past the leader's log."""
         self.probe_sent = False
-        """Whether the one message of PROBE is out; false in every other state."""
+        """Whether the one message of PROBE is under way; false in every other state."""
         self.inflight: deque[tuple[int, int]] = deque()
-        """(last index, bytes) of each message under way: rising, above `match`, below `next`; empty but in REPLICATE."""
+        """(last index, bytes) of each message under way; the indexes rise from `match` to `next`, both
+        excluded.
+
+        Empty outside REPLICATE.
+        """
         self.inflight_bytes = 0
         """The sum of the bytes in `inflight`. Without the newest message it is below `window_bytes`."""
         self.window_bytes_max = window_bytes_max
         self.window_bytes = window_bytes_max
-        """Entries are sent while fewer bytes are in flight: 1 to `window_bytes_max`; it grows with each acknowledgement."""
+        """Entries are sent while fewer bytes are in flight. 1 to `window_bytes_max`; acknowledgements raise it."""
         self.base_ms = now_ms
-        """When the leader began to ask; silence counts from here until the first answer. Never changes."""
+        """When the leader began to ask it.
+
+        Its silence counts from here until its first answer. Never changes.
+        """
         self.heard_ms: int | None = None
         """When it last answered: never before `base_ms`, never falls. None before the first answer."""
         self.moved_ms = now_ms
-        """When `match` last rose, or a first message went out, or its state was last begun anew. Not in the future."""
+        """When `match` last rose, or its pipeline or state last began. Not in the future."""
         self.updated_ms = now_ms
-        """When the last message went out, whatever it held. Not in the future."""
+        """When the last message of any kind was sent. Not in the future."""
         self.behind_since_ms: int | None = None
-        """Since when it lacks something and `match` has stood still, as seen at a tick. None once `match` rises."""
+        """Since when it has lacked entries while `match` did not rise, as seen at a tick.
+
+        None once `match` rises.
+        """
         self.connected = True
-        """False from the failure of its node until its next answer."""
+        """False after its node failed, until its next answer."""
         self.failed = False
-        """It said last that it is FAILED: its copy counts for nothing, and it is sent no entries."""
+        """Its last answer said that it is FAILED. Its copy counts for nothing, and it is sent no entries."""
         self.unreached = False
-        """The owner was told that it does not answer, and it has not answered since."""
+        """The owner was told that it does not answer, and no answer has come since."""
         self.has_data = False
-        """It said last that it holds the rows too."""
+        """Its last answer said that it holds the rows."""
         self.reading = 0
-        """The first index asked of the owner's log for it, 0 if none is asked. At most `next`; 0 but in REPLICATE."""
+        """First index of the entries that the owner reads for it, 0 if none.
+
+        At most `next`; 0 outside REPLICATE.
+        """
         self.departing_until_ms: int | None = None
-        """Until when a removed peer is still told of its removal. None exactly while it is in the active configuration."""
+        """Until when a removed peer is still updated.
+
+        None exactly while it is in the active configuration.
+        """
         self.hold_from: int | None = None
-        """Entries from here on are not sent to it yet: the pending change, where that takes its vote away; else None."""
+        """Index of the pending change if that takes its vote away; entries from there on are not sent yet.
+
+        Else None.
+        """
         self.promotes = False
-        """It becomes a voter that holds rows once it has caught up; so it is in the active configuration."""
+        """It becomes a voter with rows once it has caught up. Only for a peer of the active configuration."""
         # Catch-up rounds of a peer that may become a voter (dissertation 4.2.1)
         self.round_target = next_index - 1
         """The round ends when `match` reaches this; at most the leader's last index."""
@@ -94,7 +116,10 @@ class Progress:
         """Whether the last round ended in time, and the present one is not late."""
 
     def heard_since(self, since_ms: int) -> bool:
-        """Whether it has answered, as a sound replica, since then; a new peer has until its first answer is due."""
+        """Whether it has answered as a sound replica since then.
+
+        A new peer counts as heard when the leader began to ask.
+        """
         return not self.failed and self.last_heard_ms >= since_ms
 
     @property
@@ -103,18 +128,18 @@ class Progress:
         return self.base_ms if self.heard_ms is None else self.heard_ms
 
     def reachable(self, since_ms: int) -> bool:
-        """Whether it has really answered since then, and its connection stands."""
+        """Whether it has really answered since then, as a sound replica, and its node has not failed."""
         return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
 
     def look(self, last_index: int, now_ms: int) -> None:
-        """Note whether it lacks something of what it is to have, up to `last_index`."""
+        """Note whether it lacks entries up to `last_index`."""
         if self.match >= last_index:
             self.behind_since_ms = None
         elif self.behind_since_ms is None:
             self.behind_since_ms = now_ms
 
     def settled(self, last_index: int) -> bool:
-        """Whether it is sound, answers, was sent all up to `last_index`, and does not wait to become a voter."""
+        """Whether it is sound, answers, was sent all up to `last_index`, and does not wait for promotion."""
         return (
             self.next > last_index
             and self.state is PeerState.REPLICATE
@@ -122,15 +147,17 @@ class Progress:
         )
 
     def stuck(self, since_ms: int) -> bool:
-        """Whether it has lacked something since then and acknowledged nothing, however well it answers: its disk may
-        hang, or it needs a copy."""
+        """Whether it has lacked entries since then and acknowledged none, though it may answer.
+
+        Its disk may hang, or it needs a copy.
+        """
         return self.behind_since_ms is not None and self.behind_since_ms < since_ms
 
     def probe_from(self, next_index: int) -> None:
-        """Fall back to one message at a time, beginning at `next_index`."""
+        """Send one message at a time, beginning at `next_index`, until the logs are known to meet."""
         if self.state is PeerState.REPLICATE:
-            # A pipeline that broke begins again with one message and doubles, so that a network which reorders or
-            # drops is not flooded with what must be sent again.
+            # After a break the window begins at one message and doubles. So a network that reorders or drops
+            # messages is not flooded with what must be sent again.
             self.window_bytes = 1
         self.state = PeerState.PROBE
         self.next = max(next_index, self.match + 1)
@@ -140,18 +167,18 @@ class Progress:
         self.inflight_bytes = 0
 
     def needs_copy(self, next_index: int, now_ms: int) -> None:
-        """Its log ends before ours begins: heartbeats only."""
+        """Its log ends before the leader's begins: send heartbeats only."""
         self.probe_from(next_index)
         self.state = PeerState.SNAPSHOT
         self.moved_ms = now_ms
 
     def forgot(self, now_ms: int) -> None:
-        """It has lost what it acknowledged."""
+        """It has lost entries that it acknowledged."""
         self.match = 0
         self.moved_ms = now_ms
 
     def sent(self, last_index: int, size: int, now_ms: int) -> None:
-        """A message with entries up to `last_index` is out."""
+        """A message with entries up to `last_index` was sent."""
         if self.state is PeerState.REPLICATE:
             if not self.inflight:
                 self.moved_ms = now_ms
@@ -162,7 +189,7 @@ class Progress:
             self.probe_sent = True
 
     def accepted(self, response: UpdateResponse, now_ms: int) -> bool:
-        """A success came; whether match rose."""
+        """A success came. Returns whether `match` rose."""
         match = response.last_received.index
         rose = match > self.match
         if rose:
@@ -187,10 +214,11 @@ class Progress:
         return rose
 
     def judge_round(self, last_index: int, commit_index: int, now_ms: int, fast_ms: int) -> None:
-        """Judge the catch-up round, and begin the next if it is over.
+        """Judge the catch-up round, and begin the next one if it is over.
 
-        It was fast within `fast_ms`, or if its peer has all that is committed by then: a majority is no quicker. To ask for
-        that of each would keep out whoever is a little slower than a majority, for as long as writes flow.
+        A round is fast if it took at most `fast_ms`, or if the peer now has all that is committed: a majority
+        is no faster. Without the second rule, a peer a little slower than a majority would never be promoted
+        while writes flow.
         """
         fast = now_ms - self.round_start_ms <= fast_ms
         if self.match >= self.round_target:

@@ -1,8 +1,8 @@
-"""ReadIndex rounds: one confirmation of leadership serves all reads that asked before it began (Raft §8).
+"""ReadIndex rounds: one confirmation of leadership serves all reads that came before the round (Raft §8).
+Part of `Leader`.
 
-Used by the core's leader part; sends nothing itself.
-
-Invariant: a read is answered with a commit index taken after it asked, and confirmed by a majority after that.
+Invariant: a read is answered with a commit index that was taken after the read came, once a majority has then
+confirmed this leader.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ class ReadRounds:
         """Number of the round under way or, if none is, of the last one."""
         self.index = 0
         self.asked: list[int] = []
-        """Of the round under way: those that wait for its majority."""
+        """The reads of the round under way, by context."""
         self._acknowledged: dict[int, bool] = {}
 
     @property
     def pending(self) -> bool:
-        """Whether any read is not answered yet."""
+        """Whether a read waits for its answer."""
         return bool(self.asked or self.waiting)
 
     def begin(self, commit_index: int) -> None:
-        """Start a round for all that wait."""
+        """Start a round for all reads that wait."""
         self.round_id += 1
         self.index = commit_index
         self.asked, self.waiting = self.waiting, []
         self._acknowledged = {}
 
     def acknowledge(self, replica_id: ReplicaId, round_id: int) -> bool:
-        """A peer still follows this leader; whether that is news for the round under way."""
+        """A peer still follows this leader. Returns whether that is new for the round under way."""
         if not self.asked or round_id != self.round_id or replica_id in self._acknowledged:
             return False
         self._acknowledged[replica_id] = True
         return True
 
     def confirmed(self, voters: Iterable[ReplicaId], own: ReplicaId, majority: int) -> tuple[int, ...]:
-        """Contexts of the reads that may be served now, if a majority of `voters` has acknowledged."""
+        """End the round if a majority of `voters` has acknowledged it. Returns the contexts of its reads."""
         if not self.asked:
             return ()
         count = sum(1 for v in voters if v == own or v in self._acknowledged)
@@ -56,7 +56,7 @@ class ReadRounds:
         return contexts
 
     def abandon(self) -> tuple[int, ...]:
-        """All reads not answered yet; leadership is over."""
+        """Leadership is over: give back the contexts of all reads that wait."""
         contexts = (*self.asked, *self.waiting)
         self.asked, self.waiting = [], []
         return contexts

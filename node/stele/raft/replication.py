@@ -1,7 +1,7 @@
-"""What a leader sends to its peers, and how much: probes, a pipeline of entries, heartbeats. Part of `Leader`.
+"""What a leader sends to its peers: probes, a pipeline of entries, heartbeats. Part of `Leader`.
 
-Invariants: entries that a peer must not have yet (`Progress.hold_from`) are never sent to it; the bytes in flight to a
-peer stay within its window, one message aside.
+Invariants: entries that a peer must not have yet (`Progress.hold_from`) are not sent. The bytes in flight to
+a peer exceed its window by less than one message.
 """
 
 from __future__ import annotations
@@ -27,10 +27,16 @@ class Replication:
         self._peers = peers
         self._reads = reads
         self._request: UpdateRequest | None = None
-        """With entries, made for a peer at the end of this turn: peers at the same place are sent the same one."""
+        """The last message with entries of this turn.
+
+        Peers that need the same entries are sent the same message.
+        """
 
     def to_all(self, ask: bool) -> None:
-        """Send to each peer what it lacks. `ask`: a ReadIndex round began, so whoever lacks nothing gets a heartbeat."""
+        """Send each peer the entries it lacks.
+
+        `ask`: a ReadIndex round began, so each other peer gets a heartbeat.
+        """
         last_index = self._state.log.last_index
         for progress in self._peers.progress.values():
             if progress.state is PeerState.REPLICATE:
@@ -42,10 +48,10 @@ class Replication:
         self._request = None
 
     def heartbeat(self, progress: Progress) -> None:
-        """Send an empty message that ends where the logs surely meet.
+        """Send an empty message at the last index where the logs are known to match.
 
-        So it cannot be refused, unless the peer needs a copy; and one that overtakes entries on another stream is not
-        taken for a gap.
+        So only a peer that needs a copy refuses it. A heartbeat that overtakes entries on another stream is
+        no gap.
         """
         self._update(progress, self._request_after(max(progress.match, self._state.log.start.index), ()))
 
@@ -54,21 +60,21 @@ class Replication:
         return self._state.log.last_index if progress.hold_from is None else progress.hold_from - 1
 
     def needs_copy(self, progress: Progress) -> None:
-        """Its log ends before this one begins: tell the owner, and send heartbeats only."""
+        """The peer's log ends before this one begins: tell the owner, and send heartbeats only."""
         log = self._state.log
         progress.needs_copy(log.start.index + 1, self._state.now_ms)
         why = f"it has nothing after {progress.match} that matches; this log begins after {log.start}"
         self._state.outbox.others.append(PeerNeedsCopy(progress.replica_id, self._state.because(why)))
 
     def send_read(self, progress: Progress, event: LogRead) -> None:
-        """Send what the owner has read from its log for a slow peer, if that is still this log."""
+        """Send a slow peer the entries that the owner has read, if they are still those of this log."""
         log = self._state.log
         if progress.reading != event.first_index:
             return
         progress.reading = 0
         if progress.state is not PeerState.REPLICATE or progress.next != event.first_index:
             return
-        # The log up to what was read may have been compacted meanwhile. Then nobody can tell what comes before it.
+        # The log may have been compacted meanwhile. Then the term of the preceding entry is not known.
         if not event.entries or log.term_at(event.first_index - 1) is None:
             self.needs_copy(progress)
             return
@@ -94,7 +100,10 @@ class Replication:
         self._state.outbox.send(progress.replica_id, request, 0)
 
     def _probe(self, progress: Progress) -> bool:
-        """Send one message to a peer whose log is not yet known, and no more until it has answered; whether it was sent."""
+        """Send one message to a peer whose log is not known yet, unless one is under way.
+
+        Returns whether it was sent.
+        """
         log, options = self._state.log, self._state.options
         if progress.state is not PeerState.PROBE or progress.probe_sent:
             return False
@@ -110,7 +119,10 @@ class Replication:
         return True
 
     def _stream(self, progress: Progress) -> bool:
-        """Send what the peer lacks as far as its window allows; whether anything was sent."""
+        """Send the entries that the peer lacks, as far as its window allows.
+
+        Returns whether any were sent.
+        """
         log = self._state.log
         sent = False
         last = log.last_index if progress.hold_from is None else progress.hold_from - 1
@@ -131,7 +143,7 @@ class Replication:
         return sent
 
     def _read_for(self, progress: Progress) -> None:
-        """What it lacks is not in memory: ask the owner for it."""
+        """The entries that the peer lacks are not in memory: ask the owner to read them."""
         if progress.next <= self._state.log.start.index:
             self.needs_copy(progress)
         elif not progress.reading:

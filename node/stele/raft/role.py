@@ -1,6 +1,7 @@
-"""What a role is to its neighbours: the shared state it acts on, and the ways in which it gives way to another role.
+"""The ports of a role: the state that all roles share, and the `Switch` by which a role asks for another one.
 
-Invariant: a role that has asked its `Switch` for another role does nothing more; the next message goes to the new one.
+Invariant: a role that has asked its `Switch` for another role does nothing more. The next message goes to the
+new one.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ class Switch(Protocol):
     """Changes of role. `why` is told in the cause of RoleChanged."""
 
     def start(self, now_ms: int) -> None:
-        """Begin in the role that the configuration gives. Campaign at once where named to lead, or where nobody else votes."""
+        """Begin in the role that the configuration gives.
+
+        Campaign at once if named to lead, or if no other replica votes.
+        """
 
     def adopt_term(self, term: int, why: str) -> None:
-        """Enter a higher term as a follower of nobody."""
+        """Enter a higher term as a follower that knows no leader."""
 
     def follow(self, leader: ReplicaId | None, why: str, code: Code = Code.NOT_LEADER) -> None:
-        """Stop leading or campaigning within the term. `code` answers whoever waits for a leader that ends."""
+        """Stop leading or campaigning within the term. A leader refuses what waits for it, with `code`."""
 
     def campaign(self, why: str) -> None:
-        """Follow nobody, and ask who would vote for this replica."""
+        """Forget the leader, and ask who would vote for this replica."""
 
     def stand(self, why: str, *, ignore_live_leader: bool) -> None:
         """Raise the term and ask for votes in it."""
@@ -35,14 +39,14 @@ class Switch(Protocol):
         """A majority has voted for this replica."""
 
     def fail(self, reason: str) -> None:
-        """Abstain from now on, until the owner makes a new core."""
+        """Abstain until the owner makes a new core."""
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
         """Give a message to the role that acts now."""
 
 
 class Acting(Protocol):
-    """A role, as handlers that serve several roles see it."""
+    """A role, as `any_role` sees it."""
 
     @property
     def state(self) -> RaftState:
@@ -50,4 +54,4 @@ class Acting(Protocol):
 
     @property
     def switch(self) -> Switch:
-        """How this role ends."""
+        """By which this role asks for another one."""

@@ -1,10 +1,11 @@
-"""Which role acts, and every change of role. Gives events and messages to the role that acts, by the table.
+"""Holds the role that acts, changes it, and gives it the events and messages, by the table.
 
     NON_PARTICIPANT, LEARNER, FOLLOWER = Follower ──campaign, stand──▶ Candidate ──lead──▶ Leader
                                             ▲                              │                 │
                                             └──────── follow, adopt_term ──┴─────────────────┘      any ──fail──▶ Failed
 
-Invariant: one role acts at a time; it is dropped with all its state when another one begins.
+Invariant: one role acts at a time. When another one begins, the old role object is dropped with all its
+state.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from stele.raft.timer import NEVER_MS
 
 
 class Parts(NamedTuple):
-    """The classes that a core is made of. Tests put one with a planted fault in the place of a sound one."""
+    """The classes that a core is made of. Tests replace one by a class with a planted fault."""
 
     log: type[LogView] = LogView
     outbox: type[Outbox] = Outbox
@@ -56,7 +57,7 @@ class Roles:
             self._act(parts.follower(state, self), table.FOLLOWER)
 
     def take(self, events: Iterable[Event]) -> None:
-        """Give each event to the role that acts when its turn comes."""
+        """Give each event to the role that acts by then: an event may change the role for the next one."""
         state = self.state
         for event in events:
             state.event = event
@@ -100,7 +101,7 @@ class Roles:
         self.follow(None, why)
 
     def follow(self, leader: ReplicaId | None, why: str, code: Code = Code.NOT_LEADER) -> None:
-        """As `Switch.follow`. A new Follower knows nothing yet of how its log meets the leader's."""
+        """As `Switch.follow`. A new Follower does not know yet how much of its log matches the leader's."""
         self._follow(leader, why, code)
 
     def campaign(self, why: str) -> None:
@@ -138,8 +139,10 @@ class Roles:
         leader.begin(why)
 
     def fail(self, reason: str) -> None:
-        """As `Switch.fail`. A leader names its heir, as its silence may not be noticed: the peers of a group at rest listen
-        to its node, which lives."""
+        """As `Switch.fail`. A leader also asks a successor to stand for election.
+
+        Its silence may go unnoticed: in a group at rest the peers listen to its node, which is alive.
+        """
         state, was = self.state, self.acting
         state.failed = True
         if isinstance(was, Leader):

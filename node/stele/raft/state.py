@@ -1,9 +1,10 @@
-"""What a replica knows in every role: hard state, log, its place in the configuration, the clock reading, the outbox.
+"""The state that all roles share: hard state, log, role, leader, the clock reading, the outbox.
 
-Made by `roles`, changed by the role that acts and by `any_role`. State that dies with a role lives in that role's object.
+Made by `core`, changed by the role that acts and by `any_role`. State that dies with a role is in that role's
+object.
 
-Invariants: the term never falls; a vote never changes within a term; the commit index never falls; what is handed out
-is committed and durable here.
+Invariants: the term never falls; a vote never changes within a term; the commit index never falls; only
+entries that are committed and durable here are handed out.
 """
 
 from __future__ import annotations
@@ -80,24 +81,27 @@ class RaftState:
         self.voted_for = initial.voted_for
         self.commit_index = initial.commit_index
         self.all_replicated_index = 0
-        """The last index that every voter holds durably, as far as this replica was told or counted."""
+        """The last index that every voter holds durably, as this replica counted or its leader said."""
         self.role = Role.NON_PARTICIPANT
         self.leader: ReplicaId | None = None
-        """Who leads, as far as this replica knows; at the start, who is named to lead."""
+        """The leader, as far as this replica knows; at the start, the replica that is named to lead."""
         self.term_leader: ReplicaId | None = None
-        """Who was seen to lead in this term. It stays when `leader` is forgotten: a term has one leader."""
+        """The replica that was seen to lead this term.
+
+        It stays when `leader` is forgotten: a term has one leader.
+        """
         self.lost_leader: ReplicaId | None = None
-        """The leader whose end was seen; None once another leads or it is back."""
+        """The last leader, if its node failed; None once another leads or it is back."""
         self.heard_ms: int | None = None
-        """When a live leader was heard last; None since an election or since its end was seen."""
+        """When a live leader was last heard; None after an election, and after the leader's node failed."""
         self.caught_up_ms: int | None = None
-        """Up to when all that was committed then, by the leader's word, was handed out."""
+        """All that the leader had committed at this time, by its own word, has been handed out."""
         self.failed = initial.failed
         self.has_data = not initial.witness_without_data
         self.fit = True
         self.stalled_until_ms = 0
         self.witness = self._is_witness()
-        # A copied tablet brings entries of terms in which its new replica never took part.
+        # The log of a copied tablet may have terms that this new replica never entered.
         if log.last_term > self.term:
             self.enter_term(log.last_term, None)
 
@@ -121,7 +125,7 @@ class RaftState:
 
     @property
     def resting_role(self) -> Role:
-        """What the configuration makes of a replica that neither leads nor campaigns."""
+        """The role that the configuration gives to a replica that neither leads nor campaigns."""
         me = self.config.peer(self.self_replica)
         if me is None:
             return Role.NON_PARTICIPANT
@@ -135,11 +139,14 @@ class RaftState:
 
     @property
     def leads_if_nobody_can(self) -> bool:
-        """Whether this replica leaves leading to the others as long as one of them can."""
+        """Whether this replica stands for election only where no other can lead."""
         return self.witness or not self.fit
 
     def judge_witness(self) -> None:
-        """See again whether this replica votes without rows; a witness has another election time-out."""
+        """Look again whether this replica votes without rows.
+
+        A witness has a longer election time-out: draw it anew.
+        """
         was, self.witness = self.witness, self._is_witness()
         if self.witness is not was and self.timer.due_ms != NEVER_MS:
             self.draw_election()
@@ -151,7 +158,7 @@ class RaftState:
     # Terms, votes and roles
 
     def enter_term(self, term: int, voted_for: ReplicaId | None) -> None:
-        """Enter a higher term. Nothing may be said in it before it is durable."""
+        """Enter a higher term. No message of that term may leave before the term is durable."""
         if term <= self.term:
             ensure(False, f"raft: term {term} does not rise above {self.term}")
         self.term = term
@@ -160,13 +167,13 @@ class RaftState:
         self.outbox.hard_state = HardState(term, voted_for)
 
     def give_vote(self, candidate: ReplicaId) -> None:
-        """Give the vote of this term, which must still be free."""
+        """Give the vote of this term, which must be free."""
         ensure(self.voted_for is None, f"raft: the vote of term {self.term} went to {self.voted_for}")
         self.voted_for = candidate
         self.outbox.hard_state = HardState(self.term, candidate)
 
     def set_role(self, role: Role, leader: ReplicaId | None, why: str) -> None:
-        """Note which role is acted from now on and who leads, and tell it."""
+        """Set role and leader, and tell the owner."""
         self.role = role
         self.leader = leader
         if leader is not None:
@@ -176,16 +183,17 @@ class RaftState:
 
     @property
     def term_committed(self) -> bool:
-        """Whether there is a leader, and an entry of its term known committed: the last of them, as terms never fall.
+        """Whether a leader is known, and an entry of its term is known committed.
 
-        Nobody leads term 0: the leader there is the one named to lead (`leader_hint`).
+        Terms in a log never fall, so the last committed entry tells. In term 0 nobody leads: `leader` is the
+        replica that is named to lead (`leader_hint`).
         """
         return self.term > 0 and self.leader is not None and self.log.term_at(self.commit_index) == self.term
 
     # Time
 
     def advance_clock(self, now_ms: int) -> None:
-        """Take a reading of the owner's clock; an older one changes nothing."""
+        """Note a reading of the owner's clock; an older one changes nothing."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
@@ -200,13 +208,13 @@ class RaftState:
         return self.heard_ms is not None and self.now_ms - self.heard_ms < self.options.election_min_ms
 
     def follow_word_of(self, leader: ReplicaId) -> None:
-        """Another replica is seen to lead this term."""
+        """Another replica leads this term."""
         self.term_leader = leader
         self.draw_election()
         self.pending.leader_known(leader)
 
     def forget_leader(self, replica_id: ReplicaId) -> None:
-        """The node of this replica failed: where it leads, do not wait for it."""
+        """The node of this replica failed. If it leads, campaign soon."""
         if replica_id == self.leader:
             self.heard_ms = None
             self.lost_leader = replica_id
@@ -215,13 +223,14 @@ class RaftState:
     # The log
 
     def commit_to(self, index: int) -> None:
-        """Raise the commit index; entries are handed out when they are durable here as well."""
+        """Raise the commit index. Entries are handed out once they are durable here, too."""
         if not self.commit_index < index <= self.log.last_index:
             ensure(False, f"raft: commit index {index} is not within {self.commit_index} and the log's end")
         self.commit_index = index
 
     def config_committed(self, before: int, why: str) -> bool:
-        """Tell what the commit index, which rose from `before`, made of the configurations below it.
+        """The commit index rose from `before`: tell the owner if that committed a configuration, and answer
+        the change.
 
         Returns whether the committed configuration changed.
         """
@@ -234,7 +243,7 @@ class RaftState:
         return changed
 
     def hand_out(self) -> None:
-        """Hand out what is committed and durable here."""
+        """Hand out the entries that are committed and durable here."""
         up_to = min(self.commit_index, self.log.durable_index)
         if up_to > self.log.handed_index:
             self.outbox.others.append(Committed(self.log.hand_out(up_to)))
@@ -242,7 +251,7 @@ class RaftState:
     # Messages
 
     def ignore(self, sender: ReplicaId, why: str) -> None:
-        """Tell of a message that no sound replica sends."""
+        """Tell the owner of a message that no sound replica sends."""
         self.outbox.others.append(MessageIgnored(sender, self.because(why)))
 
     # Causes
@@ -252,6 +261,6 @@ class RaftState:
         return f"{cause_of(self.event)}: {why}"
 
     def node_id(self) -> str:
-        """The node of this replica, as its configuration names it; "" outside of the configuration."""
+        """The node of this replica, as its configuration names it; "" if it is not in the configuration."""
         me = self.config.peer(self.self_replica)
         return me.node_id if me is not None else ""

@@ -1,6 +1,6 @@
-"""A frozen view of a core, for owners, operators and tests. Built by `RaftCore.status`; decides nothing.
+"""A frozen view of a core, for owners and tests. Built by `RaftCore.status`.
 
-Invariant: a value; it does not change when the core does.
+Invariant: it is a value, and does not change when the core does.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ class PeerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A peer as the leader sees it. `last_heard_ms`: when it last answered; before its first answer in this term, when the
-    leader began to ask it. `unreached`: that is long ago (`RaftOptions.unreached_ms`)."""
+    """A peer, as the leader sees it.
+
+    `last_heard_ms`: when it last answered; before its first answer in this term, when the leader began to ask
+    it. `unreached`: that was longer ago than `RaftOptions.unreached_ms`.
+    """
 
     replica_id: ReplicaId
     state: PeerState
@@ -42,10 +45,11 @@ class PeerStatus:
 class RaftStatus:
     """What a core knows.
 
-    `pending_change_index` is the log index of a membership change that is not committed, or None.
-    `term_committed`: it has a leader, and knows an entry of that one's term committed (so it is not CONFIGURING).
-    `serves`: it leads, holds rows, and has committed in its own term. `all_replicated_index` is the last index that
-    every voter holds durably, as the leader last said.
+    - `pending_change_index`: log index of a membership change that is not committed, or None.
+    - `term_committed`: a leader is known, and an entry of its term is known committed. So the replica is not
+      CONFIGURING.
+    - `serves`: it leads, holds rows, and has committed an entry of its own term.
+    - `all_replicated_index`: the last index that every voter holds durably, as the leader last said.
     """
 
     self_replica: ReplicaId

@@ -1,7 +1,7 @@
-"""Which handler takes which event or message in which role. Read by `roles`; the one place that says so.
+"""The table of handlers: which one handles which event or message in which role. Read by `roles`.
 
-Rows are events and messages, columns are roles. `Received` has no row: its message has one. A learner and a replica
-outside its configuration act as Follower.
+Rows are events and messages, columns are roles. `Received` has no row: its message has one. A learner and a
+replica outside its configuration act as Follower.
 
 Invariant: every event and every message has a row.
 """
@@ -43,7 +43,8 @@ MessageHandler = Callable[[Any, Any, Any], object]
 
 # fmt: off
 _EVENTS: tuple[tuple[type[Any], EventHandler, EventHandler, EventHandler, EventHandler], ...] = (
-    # event             Follower                    Candidate                   Leader                      Failed
+    # event             Follower                    Candidate                   Leader
+    # Failed
     (Start,             any_role.take_start,        any_role.take_start,        any_role.take_start,        any_role.take_start),
     (Tick,              Follower.on_tick,           Candidate.on_tick,          Leader.on_tick,             Failed.on_tick),
     (Propose,           any_role.refuse_proposal,   any_role.refuse_proposal,   Leader.on_propose,          any_role.refuse_proposal),
@@ -61,7 +62,8 @@ _EVENTS: tuple[tuple[type[Any], EventHandler, EventHandler, EventHandler, EventH
 )
 
 _MESSAGES: tuple[tuple[type[Any], MessageHandler, MessageHandler, MessageHandler, MessageHandler], ...] = (
-    # message           Follower                       Candidate                      Leader                       Failed
+    # message           Follower                       Candidate                      Leader
+    # Failed
     (UpdateRequest,     Follower.on_update_request,    Candidate.on_update_request,   Leader.on_update_request,    Failed.on_update_request),
     (UpdateResponse,    any_role.take_update_response, any_role.take_update_response, Leader.on_update_response,   ignore_message),
     (VoteRequest,       any_role.answer_vote_request,  any_role.answer_vote_request,  any_role.answer_vote_request, Failed.on_vote_request),

@@ -1,6 +1,7 @@
-"""When a replica campaigns if it hears no leader. Part of the state that all roles share; reads no clock.
+"""The election timer: when a replica campaigns if it hears no leader. Shared by all roles; reads no clock.
 
-Invariant: a drawn time-out lies within the options' election times; whoever leaves leading to others adds two of them.
+Invariant: a time-out is drawn between the shortest and the longest election timeout. A replica that leads
+only where no other can waits for two of the longest more.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ class ElectionTimer:
         self._options = options
         self._rng = rng
         self.due_ms = NEVER_MS
-        """When to campaign; NEVER_MS for a leader, and for a replica that may not campaign at all."""
+        """When to campaign; NEVER_MS for a leader, and for a replica that may not campaign."""
         self.patience_ms = 0
-        """The time-out drawn last: how long after a leader's word the next campaign is due."""
+        """The time-out drawn last: a replica campaigns so long after it last heard its leader."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
-        """Draw a time-out that begins now. `patient`: two more of the longest, so that others go first."""
+        """Draw a time-out that begins now.
+
+        `patient`: longer by two of the longest, so that others go first.
+        """
         extra_ms = 2 * self._options.election_max_ms if patient else 0
         low, high = self._options.election_min_ms + extra_ms, self._options.election_max_ms + extra_ms
         self.patience_ms = self._rng.randint(low, high)
         self.due_ms = now_ms + self.patience_ms
 
     def draw_quick(self, now_ms: int, *, patient: bool) -> None:
-        """Campaign soon, as the leader's end was seen and nobody needs to be waited for."""
+        """Campaign soon: the leader is known to have failed, so there is no need to wait for it."""
         extra_ms = 2 * self._options.election_max_ms if patient else 0
         low, high = (
             self._options.election_min_ms // 30 + extra_ms,
