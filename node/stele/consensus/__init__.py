@@ -1,5 +1,5 @@
-"""A replica: Raft core, log, state machine and transport joined into one running thing; and how a replica is copied.
+"""A replica: joins a Raft core, a stream of the log, a state machine and the transport. Also copies replicas.
 
-Imports raft, tablet and the messages of rpc. Its stream of the log is handed in. It opens no sockets and serves no
-requests: that is stele.tserver. The README beside this file names the files in reading order.
+Imports raft, tablet and the messages of rpc. The stream of the log is handed in. Sockets and requests are the
+task of stele.tserver. The README beside this file names the files in reading order.
 """

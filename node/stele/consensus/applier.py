@@ -1,8 +1,10 @@
-"""Applies committed entries to a state machine in order, in short slices of the event loop, and wakes who waits.
+"""Applies committed entries to a state machine in order, in short slices of the event loop, and wakes waiting
+callers.
 
-A lookup that takes long runs in a thread. The entries behind it wait; the loop goes on.
+A lookup that may take long runs in a thread. Later entries wait for it; the event loop does not. Owned by
+StartedReplica.
 
-Owned by StartedReplica. Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
+Invariant: every entry is applied exactly once, in order of index; `applied_index` never falls.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _READ_BYTES = 4 << 20
 class Applier:
     """Applies the entries of one replica.
 
-    `applied` is called with each entry and its outcome, `failed` with the error that ends applying. `in_thread` runs
-    what blocks. Nothing is applied before `attach` or `catch_up` has brought the machine.
+    `applied` is called with each entry and its outcome, `failed` with the error that ends applying.
+    `in_thread` runs blocking work. Nothing is applied before `attach` or `catch_up`, which bring the machine.
     """
 
     def __init__(
@@ -43,9 +45,9 @@ class Applier:
         self._in_thread = in_thread
         self._told = applied
         self._failed = failed
-        self._machine: StateMachine  # of attach or catch_up
+        self._machine: StateMachine  # set by attach or catch_up
         self._queue: deque[Entry] = deque()
-        self._scheduled = False  # a slice is to come, or what it waits for
+        self._scheduled = False  # a slice is scheduled, or a lookup is under way
         self._lookup: asyncio.Task[None] | None = None
         self._ended: Exception | None = None
         self._live = False
@@ -56,11 +58,11 @@ class Applier:
 
     @property
     def queued(self) -> int:
-        """Committed entries that wait to be applied, but the one that is being looked up."""
+        """How many committed entries wait to be applied, without the one that is being looked up."""
         return len(self._queue)
 
     def attach(self, machine: StateMachine) -> None:
-        """Apply to `machine`, which holds everything up to `committed_index` (nothing was committed here since)."""
+        """Apply to `machine` from now on. It holds everything that was committed before."""
         self._machine = machine
         self.applied_index = machine.applied.index
         self.committed_index = max(self.committed_index, self.applied_index)
@@ -69,12 +71,13 @@ class Applier:
     async def catch_up(
         self, machine: StateMachine, read: Callable[[int, int], Awaitable[Sequence[Entry]]]
     ) -> None:
-        """Apply to a machine that came later than the log: first the committed entries it lacks, read back.
+        """Apply to a machine that came later than the log. First apply the committed entries that it lacks.
 
-        `read(first_index, bytes_max)` gives entries. On return everything committed is applied.
+        `read(first_index, bytes_max)` reads entries back from the log. On return everything committed is
+        applied.
 
         Raises:
-            SteleError: what ended applying meanwhile; whatever reading or applying raised.
+            SteleError: the error that ended applying meanwhile, or one of reading or applying.
         """
         self._machine = machine
         self.applied_index = machine.applied.index
@@ -98,11 +101,11 @@ class Applier:
         self._wake()
 
     def add(self, entries: tuple[Entry, ...]) -> None:
-        """Entries that were committed, in order."""
+        """Entries were committed: apply them, in order."""
         self.committed_index = entries[-1].index
         if not self._live or self._ended is not None:
             return
-        # A copied store may hold more than this replica had known to be committed.
+        # A copied store may hold more than this replica knew to be committed.
         if entries[0].index <= self.applied_index:
             entries = tuple([e for e in entries if e.index > self.applied_index])
         self._queue.extend(entries)
@@ -114,7 +117,7 @@ class Applier:
         """Return once everything up to `index` is applied.
 
         Raises:
-            SteleError: what ended applying, if something did.
+            SteleError: applying has ended with this error.
         """
         if index <= self.applied_index and self._live:
             return
@@ -124,7 +127,7 @@ class Applier:
         await future
 
     def stop(self, error: Exception) -> None:
-        """Apply nothing more; who waits is given `error`."""
+        """Apply nothing more. Callers that wait get `error`."""
         self._ended = error
         self._queue.clear()
         for _, _, future in self._waiters:
@@ -159,7 +162,7 @@ class Applier:
         self._go_on()
 
     async def _look_up(self, entry: Entry, lookup: Lookup) -> None:
-        """Apply an entry that has to be looked up first, then those behind it."""
+        """Apply an entry that needs a lookup first, then go on with later ones."""
         try:
             found = await self._in_thread(lookup.run)
             if self._ended is not None:

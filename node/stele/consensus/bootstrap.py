@@ -2,8 +2,8 @@
 
 Blocking work runs in the node's threads, so many replicas bootstrap at once.
 
-Invariant: a replica whose store, log and superblock do not fit together becomes FAILED with its files untouched; it is
-never started with less than it once acknowledged.
+Invariant: a replica is never started with less than it once acknowledged. If its store, log and superblock do
+not fit together it becomes FAILED, and its files stay as they are.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STORE = "store"
 def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
     """A new, empty store of the replica's kind; on return it survives power loss. Blocks.
 
-    Raises:
-        Rejected: UNSUPPORTED_VERSION, a kind this program does not know; ALREADY_PRESENT, a store is there already.
+    Raises: Rejected: UNSUPPORTED_VERSION, a kind that this program does not know; ALREADY_PRESENT, there is a
+        store.
     """
     make_directory(directory / STORE)
     if superblock.kind == "table":
@@ -51,11 +51,11 @@ def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
 
 
 def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> StateMachine:
-    """The store as last flushed; `name` is where in the replica's directory it is. Blocks.
+    """Open the store as last flushed; `name` is its folder in the replica's directory. Blocks.
 
     Raises:
-        Corrupt: files that are missing or damaged.
-        Rejected: UNSUPPORTED_VERSION, an unknown kind among it.
+        Corrupt: files are missing or damaged.
+        Rejected: UNSUPPORTED_VERSION, a later program wrote it, or its kind is unknown.
     """
     if superblock.kind == "table":
         from stele.tablet.store import TabletStore
@@ -81,7 +81,8 @@ def sums_of(superblock: Superblock) -> SumsInside:
 def initial_state(
     loaded: LoadedLog, config: Configuration, flushed: OpId, hint: ReplicaId | None, *, witness: bool
 ) -> InitialState:
-    """What a core starts from, given its log, the configuration at the log's start and what the store holds.
+    """Make a core's initial state of its log, the configuration at the log's start and the OpId that the
+    store holds.
 
     Raises:
         Corrupt: log and store do not meet.
@@ -124,15 +125,13 @@ async def start_replica(
     *,
     replica: Replica | None = None,
 ) -> Replica:
-    """Bring a READY replica, or a young witness, to life. Never raises for its own damage: it becomes FAILED.
+    """Start a READY replica, or a young witness. If it is damaged it becomes FAILED, and nothing is raised.
 
-    `replica`: made by the caller beforehand, so that it is visible (BOOTSTRAPPING) meanwhile.
+    `replica`: made by the caller before, so that it is visible (BOOTSTRAPPING) meanwhile.
 
-    Raises:
-        Rejected: UNSUPPORTED_VERSION, a later program wrote its files. That is no damage: a FAILED replica would be
-            replaced, and its rows erased.
-        Retryable: the system has no descriptor or memory for it just now. That is no damage either: it is still
-            BOOTSTRAPPING, and may be started again.
+    Raises: Rejected: UNSUPPORTED_VERSION, a later program wrote its files. It does not become FAILED: a
+        FAILED replica is replaced, and its rows erased. Retryable: the system has no file descriptor or
+        memory for it now. It stays BOOTSTRAPPING, and may be started again.
     """
     replica = replica or Replica(superblock, directory, host, options)
     failed = node_log.recovery.failed.get(superblock.key)
@@ -145,7 +144,8 @@ async def start_replica(
         witness = superblock.data_state is not DataState.READY
         if not witness:
             machine = await host.in_thread(open_machine, superblock, directory)
-        # Entries that the store holds are not read, which may be a gibibyte: the log tells their terms and configurations.
+        # Entries that the store holds may be a gibibyte. They are not read: the log tells their terms and
+        # configurations.
         held = machine.flushed.index if machine is not None else 0
         loaded = await host.in_thread(lambda: fold_records(stream.load(held)))
         flushed = machine.flushed if machine is not None else loaded.start
@@ -176,7 +176,7 @@ async def start_replica(
 
 
 def _lacking(error: Exception) -> Retryable | None:
-    """The error as Retryable where another attempt may succeed; None where it would find the same."""
+    """The error as Retryable if another attempt may succeed; None if it would fail the same way."""
     if isinstance(error, MemoryError):
         return Retryable(f"opening the replica: out of memory; give the node more, or try again ({error})")
     found = translate(error, "opening the replica") if isinstance(error, OSError) else error

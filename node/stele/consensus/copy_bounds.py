@@ -1,7 +1,10 @@
-"""Checks what a copy source offers against bounds before it is used. Called by copy_target.py; touches no files.
+"""Checks what a copy source offers against bounds before it is used. Called by copy_target.py; touches no
+files.
 
-A source is another process: its names become paths here, its sizes become room on this disk, its OpIds become those of a
-replica that votes. Invariant: an offer that passes names files as stores do, fits on the disk, and claims no number that
+A source is another process. Its file names become paths here, its sizes take room on this disk, and its OpIds
+become those of a replica that votes.
+
+Invariant: an offer that passes has file names as stores make them, fits on the disk, and has no number that
 no sound group reaches.
 """
 
@@ -29,10 +32,11 @@ _SHOWN = 40
 
 
 def refuse_offer(session: SessionInfo, *, at_least: OpId, caller_term: int) -> None:
-    """Refuse a session that no sound source gives. `caller_term`: of the tablet, as who ordered the copy knows it.
+    """Refuse a session that no sound source offers. `caller_term`: the tablet's term, as the caller of the
+    copy knows it.
 
     Raises:
-        Rejected: INVALID_ARGUMENT with the first fault.
+        Rejected: INVALID_ARGUMENT, with the first fault found.
     """
     fault = _fault(session, at_least, caller_term)
     if fault:
@@ -40,7 +44,7 @@ def refuse_offer(session: SessionInfo, *, at_least: OpId, caller_term: int) -> N
 
 
 def refuse_beyond(bytes_wanted: int, room_bytes: int) -> None:
-    """Refuse files that the disk has no room for, before any is made.
+    """Refuse files that do not fit on the disk, before any is made.
 
     Raises:
         Retryable: DISK_FULL.

@@ -1,6 +1,7 @@
 """A tablet copy as its receiver is asked for it: the order, its progress, and what it needs of its node.
 
-Used by copy_target.py, which carries orders out, and by the node that takes and reports them. Does nothing itself.
+Used by copy_target.py, which carries orders out, and by the node that takes and reports them. Does nothing
+itself.
 
 Invariant: an order names a replica_id that no replica had before.
 """
@@ -21,7 +22,7 @@ from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, Table
 class CopyProgress:
     """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed.
 
-    Waiting: a witness runs, and fetches its rows once that is ordered.
+    Waiting: a witness runs, and fetches its rows once it is told to.
     """
 
     replica_id: ReplicaId
@@ -36,8 +37,11 @@ class CopyProgress:
 class CopyOrder:
     """What StartTabletCopy asked for.
 
-    `witness_start`: OPID_NONE stands for the source's checkpoint. `caller_term`: the term of the tablet, as the caller
-    knew it. `log_only`: the witness fetches nothing yet. `bytes_per_second`: 0 for no bound. `cause`: why, for the log.
+    - `witness_start`: where a witness's log begins. OPID_NONE: at the source's checkpoint.
+    - `bytes_per_second`: 0 for no bound.
+    - `caller_term`: the term of the tablet, as the caller knew it.
+    - `log_only`: the witness fetches no rows yet.
+    - `cause`: why the copy is made, for the log.
     """
 
     tablet_id: TabletId
@@ -56,13 +60,13 @@ class CopyHome(Protocol):
     """What the copy needs of the node it fills."""
 
     def room_bytes(self) -> int:
-        """How much the disk can hold beside what it keeps free for the log. Blocks."""
+        """How many bytes the disk can take, without the space that is kept for the log. Blocks."""
 
     def replica_directory(self, key: StreamKey) -> Path:
         """Where the replica lives."""
 
     async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
-        """Make the replica's stream in the node's log; on return it survives power loss. Nothing if it is there."""
+        """Make the replica's stream in the node's log, unless it exists. On return it survives power loss."""
 
     async def start_replica(self, superblock: Superblock) -> None:
         """Start the replica in its data state."""
@@ -71,14 +75,14 @@ class CopyHome(Protocol):
         """Whether the log of a running witness holds `opid` durably.
 
         Raises:
-            Retryable: it never will: the witness was removed or has FAILED, or its log begins later.
+            Retryable: it never will, as the witness was removed, FAILED, or has a log that begins later.
         """
 
     async def rows_arrived(self, superblock: Superblock) -> None:
         """The store of a running witness is in place: open it and bring it up to the log."""
 
     def joined(self, key: StreamKey) -> bool:
-        """Whether a committed configuration that the replica knows names it as one that gets the log."""
+        """Whether a committed configuration names the replica, as it knows itself. Then its leader sends it the log."""
 
 
 def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:

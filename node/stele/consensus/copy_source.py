@@ -1,10 +1,10 @@
 """The giving side of a tablet copy: sessions on checkpoints, each with a lease. Served by stele.tserver.
 
-A session is a directory of hard links to a flushed state, an anchor on the log from there on, and a lease that its
-receiver renews. When a session ends or its lease runs out, its directory and its anchor go.
+A session has a directory of hard links to a flushed state, an anchor that keeps the log from there on, and a
+lease that its receiver renews. When it ends, or its lease runs out, its directory and its anchor are removed.
 
-Invariant: while a session lives, its files do not change and the log after its checkpoint stays. A replica whose files
-cannot be read is FAILED, so that it is not asked for a copy again and again.
+Invariant: while a session lives, its files do not change, and the log after its checkpoint is kept. A replica
+whose files cannot be read becomes FAILED. Otherwise it would be asked for a copy again and again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CopyFile:
-    """A file of a checkpoint: its name there, size in bytes."""
+    """A file of a checkpoint: its name and its size in bytes."""
 
     name: str
     size: int
@@ -45,11 +45,12 @@ class CopyFile:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force there.
+    """What a receiver needs to know. The files hold everything up to `checkpoint`; `config` was in force
+    there.
 
-    The source does not read the files before it answers: that takes minutes for a large tablet. Frames carry checksums of
-    what was read. The files carry those of what was once written, and the receiver compares them. `superblock` is the
-    source's own.
+    `superblock` is the source's own. The source does not read the files before it answers, as that takes
+    minutes for a large tablet. Frames carry checksums of the bytes that were read. The files carry those of
+    the bytes that were once written, and the receiver compares them.
     """
 
     session_id: str
@@ -71,7 +72,10 @@ class _Session:
 
 
 class CopySessions:
-    """All sessions of a node. `root` is a directory for them alone; what an earlier run left there is debris."""
+    """All sessions of a node.
+
+    `root` is a directory of their own; files of an earlier run there are debris.
+    """
 
     def __init__(self, root: Path, host: Host) -> None:
         self._root = root
@@ -88,14 +92,15 @@ class CopySessions:
         return len(self._sessions)
 
     async def clear_debris(self) -> None:
-        """Remove what sessions of an earlier run left."""
+        """Remove the files of an earlier run's sessions."""
         await self._host.in_thread(remove_tree, self._root)
 
     async def begin(self, replica: Replica, at_least: OpId = OPID_NONE) -> SessionInfo:
-        """Open a session on a checkpoint of `replica` that holds at least `at_least`; end it if the caller is cancelled.
+        """Open a session on a checkpoint of `replica` that holds `at_least`. If the caller is cancelled, the
+        session ends.
 
         Raises:
-            Retryable: NOT_READY (no rows here, or it has not applied that much), THROTTLED, DISK_FULL.
+            Retryable: NOT_READY (it has no rows, or has not applied so much), THROTTLED, DISK_FULL.
             Corrupt: its files cannot be read; it is FAILED.
         """
         beginning = self._orders.start(self._begin(replica, at_least))
@@ -172,12 +177,14 @@ class CopySessions:
         )
 
     def fetch(self, session_id: str, name: str, offset: int, length: int) -> Iterator[tuple[int, bytes, int]]:
-        """(offset, bytes, CRC-32C of them) in frames of at most 1 MiB, from `offset` on, `length` bytes in all.
+        """Read `length` bytes of a file from `offset` on, as frames (offset, bytes, CRC-32C of them) of at
+        most 1 MiB.
 
-        Any thread may iterate; reads block. Raises SteleError there when the disk does not give what it should.
+        Any thread may iterate; reads block. The iteration raises SteleError if the disk does not give the
+        bytes.
 
         Raises:
-            Rejected: NOT_FOUND for a session that has ended or a file it does not have.
+            Rejected: NOT_FOUND, the session has ended, or has no such file.
         """
         session = self._get(session_id)
         size = next((f.size for f in session.info.files if f.name == name), None)
@@ -195,23 +202,29 @@ class CopySessions:
             raise Corrupt(f"the source's replica is damaged: {exc.args[0]}", code=exc.code) from exc
 
     def keep_alive(self, session_id: str) -> int:
-        """Renew a lease; how many ms it lasts.
+        """Renew a lease. Returns how many ms it lasts.
 
         Raises:
-            Rejected: NOT_FOUND, it has ended.
+            Rejected: NOT_FOUND, the session has ended.
         """
         self._get(session_id).expires_ms = self._host.now_ms() + LEASE_MS
         return LEASE_MS
 
     async def end(self, session_id: str, damage: str = "") -> None:
-        """End a session; nothing if it has ended. `damage`: what its receiver found wrong with the files it got."""
+        """End a session, if it has not ended.
+
+        `damage`: what its receiver found wrong with the files, "" for nothing.
+        """
         session = self._sessions.get(session_id)
         if session is not None and damage and session.replica not in self._looked_at:
             self._orders.start(self._look(session.replica, damage))
         await self._orders.run(self._end(session_id))
 
     async def _look(self, replica: Replica, damage: str) -> None:
-        """Verify the files that a receiver found damaged. If they are damaged here as well, this replica becomes FAILED."""
+        """Verify the files that a receiver found damaged.
+
+        If they are damaged here, too, this replica becomes FAILED.
+        """
         machine = replica.machine
         if machine is None:
             return
@@ -222,7 +235,7 @@ class CopySessions:
                 raise Retryable("nobody needs to know any more")
 
         try:
-            async with self._looking:  # it may take minutes, and a thread
+            async with self._looking:  # one at a time: it may take minutes, and takes a thread
                 await self._host.in_thread(machine.verify, going_on)
             log.warning("damaged at a copy's receiver, not here", tablet=replica.tablet_id, damage=damage)
         except Corrupt as exc:
@@ -239,7 +252,7 @@ class CopySessions:
             await self._host.in_thread(remove_tree, session.directory)
 
     async def expire(self) -> None:
-        """End the sessions whose lease ran out, and those whose replica is gone."""
+        """End the sessions whose lease ran out, and those whose replica does not run any more."""
         now = self._host.now_ms()
         for session_id, session in list(self._sessions.items()):
             if session.expires_ms < now or not session.replica.running:
@@ -249,7 +262,7 @@ class CopySessions:
                 await self.end(session_id)
 
     async def close(self) -> None:
-        """End all."""
+        """End all sessions."""
         self._closed = True
         await self._orders.end(_CLOSE_S)
         for session_id in list(self._sessions):
@@ -272,7 +285,7 @@ def _frames(path: Path, offset: int, end: int) -> Iterator[tuple[int, bytes, int
                     raise Corrupt(f"{path.name}: ends at {offset} bytes; expected {end} at least")
                 yield offset, data, google_crc32c.value(data)
                 offset += len(data)
-    except FileNotFoundError:  # ended between two looks
+    except FileNotFoundError:  # the session ended meanwhile
         raise Rejected(f"no {path.name} here; begin a new session", code=Code.NOT_FOUND) from None
     except OSError as exc:
         raise translate(exc, f"reading {path.name}") from exc

@@ -7,9 +7,9 @@ Order of what becomes durable:
 4. a witness: its log up to the checkpoint; else: its stream, which begins at the checkpoint
 5. the superblock as READY, which is one rename.
 
-Invariant: until the superblock says READY there is no replica with rows, and whatever lies in its directory is debris.
-Files that were damaged at their source or on their way never become READY. Rot of synced bytes is found when they are
-read, as everywhere.
+Invariant: until the superblock says READY there is no replica with rows, and the files in its directory are
+debris. Files that were damaged at their source or on their way never become READY. Damage of bytes that are
+synced here is found when they are read, as everywhere.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _END_S = 2.0
 
 
 class TabletCopy:
-    """One copy under way. `progress` is its state as data; `witness_start` the one in force."""
+    """One copy under way.
+
+    `progress`: its state, for reports. `witness_start`: where the witness's log begins.
+    """
 
     def __init__(
         self,
@@ -62,7 +65,7 @@ class TabletCopy:
         begins = "Waiting" if order.log_only else "Starting"
         self.progress = CopyProgress(order.replica_id, order.source_node, state=begins)
         self.bytes_per_second = order.bytes_per_second
-        """What it may move now; 0: unbounded."""
+        """The rate at which it may copy now; 0: unbounded."""
         self._rate = RateLimit(order.bytes_per_second)
         self.witness_start = resumed.witness_start if resumed is not None else OPID_NONE
         self._prepared = asyncio.Event()
@@ -81,16 +84,19 @@ class TabletCopy:
 
     @property
     def waits(self) -> bool:
-        """Whether it is a witness that was not told to fetch its rows yet."""
+        """Whether it made a witness, and was not told yet to fetch the rows."""
         return self.order.log_only
 
     def pace(self, bytes_per_second: int) -> None:
-        """Go on at another rate than that of the order; 0: unbounded."""
+        """Go on at this rate; 0: unbounded."""
         self.bytes_per_second = bytes_per_second
         self._rate.change(bytes_per_second)
 
     async def wait_prepared(self, timeout_s: float) -> bool:
-        """Whether, within `timeout_s` seconds, the replica's directory stands and a witness runs, or it failed."""
+        """Wait until the replica's directory is made and a witness runs, or the copy failed.
+
+        False after `timeout_s` s.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._prepared.wait()
@@ -99,15 +105,15 @@ class TabletCopy:
         return True
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call this when it has joined or failed."""
+        """Call `call` when the copy has joined its group or failed."""
         self._task.add_done_callback(lambda _: call())
 
     async def wait(self) -> None:
-        """Return once it is done or has failed."""
+        """Return once the copy is done or has failed."""
         await asyncio.wait((self._task,))
 
     async def cancel(self) -> None:
-        """Stop at once. What it has written is removed at the next start, or used by the next copy."""
+        """Stop at once. Its files are removed at the next start, or used by the next copy."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if not self.progress.error:
@@ -136,12 +142,12 @@ class TabletCopy:
             self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
             unexpected = None if isinstance(exc, SteleError) else exc
             log.warning("copy failed", error=self.progress.error, exc_info=unexpected, **about)
-            let_go(exc)  # its frames hold what came last, and this one that error
+            let_go(exc)  # the error's frames hold the last bytes that came, and this frame holds the error
         finally:
             self._prepared.set()
 
     async def _prepare_log(self) -> None:
-        """A witness that runs, and holds nothing at its source."""
+        """Make a witness that runs, and end the session: nothing is held at the source."""
         if self._resumed:
             return
         session = await self._begin()
@@ -151,7 +157,10 @@ class TabletCopy:
             await self._end(session.session_id, True, "")
 
     async def _copy(self) -> None:
-        """Sessions until one brings all files: a source that restarts forgets its sessions."""
+        """Fetch and install the files.
+
+        A source that restarts forgets its sessions: then begin another one.
+        """
         for attempt in range(_SESSIONS_MAX):
             session = await self._begin()
             keeper = asyncio.create_task(self._keep_alive(session.session_id))
@@ -161,7 +170,8 @@ class TabletCopy:
                 try:
                     await self._verify(session, superblock, await self._fetch(session))
                 except Corrupt as exc:
-                    # IO_ERROR is of the disk here, or the source said so of its own.
+                    # IO_ERROR: this node's disk failed, or the source has reported its own. The files are not
+                    # at fault.
                     damage = "" if exc.code is Code.IO_ERROR else str(exc)
                     await until_finished(self._in_thread(remove_tree, self._incoming(session)))
                     if not damage:
@@ -182,7 +192,7 @@ class TabletCopy:
 
     @property
     def _at_least(self) -> OpId:
-        """What the source's checkpoint must hold."""
+        """The OpId that the source's checkpoint must hold."""
         at_least = self.order.witness_start if self.order.witness else OPID_NONE
         return max(at_least, self.witness_start) if self._resumed else at_least
 
@@ -202,10 +212,10 @@ class TabletCopy:
             delay_s = min(delay_s * 2, 2.0)
 
     async def _prepare(self, session: SessionInfo) -> Superblock:
-        """The replica's directory and superblock; a witness runs from here on.
+        """Make the replica's directory and superblock, and start a witness.
 
         Raises:
-            Rejected: no sound source gives such a session.
+            Rejected: no sound source offers such a session.
         """
         refuse_offer(session, at_least=self._at_least, caller_term=self.order.caller_term)
         self.progress.error = ""
@@ -220,7 +230,8 @@ class TabletCopy:
             raise Rejected(f"the source sent tablet {superblock.tablet_id}, asked for {self.order.tablet_id}")
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
-            # Without a start it is debris, and it says no more before there is a stream to go on with.
+            # A superblock without a start is debris. The start is written only after the stream that begins
+            # there exists.
             await self._write_superblock(superblock)
             await self._home.create_stream(self.key, start, session.config)
             superblock = replace(superblock, witness_start=start)
@@ -230,7 +241,8 @@ class TabletCopy:
             self._resumed = True
         elif self._resumed:
             superblock = replace(superblock, witness_start=self.witness_start)
-            # It says READY where rows that had arrived did not come into use: they go before the next ones are in place.
+            # The superblock says READY if rows had arrived and could not be used. They are removed before the
+            # next ones are in place, so it must say COPYING before that.
             await self._write_superblock(superblock)
         else:
             await self._write_superblock(superblock)
@@ -245,7 +257,7 @@ class TabletCopy:
         await self._in_thread(write)
 
     async def _fetch(self, session: SessionInfo) -> frozenset[str]:
-        """Returns the names of files that need not be verified."""
+        """Fetch the files. Returns the names of those that need not be verified."""
         self.progress.state = "Fetching"
         self.progress.bytes_total = sum(f.size for f in session.files)
         self.progress.bytes_done = 0
@@ -272,16 +284,18 @@ class TabletCopy:
         return await fetcher.fetch(session)
 
     def _incoming(self, session: SessionInfo) -> Path:
-        """Where the files of this source arrive. Two replicas may have other bytes under the same name."""
+        """The folder for this source's files. Files of the same name differ from replica to replica."""
         return self._directory / f"{INCOMING}-{session.superblock.replica_id}"
 
     def _count(self, size: int) -> None:
         self.progress.bytes_done += size
 
     async def _verify(self, session: SessionInfo, superblock: Superblock, compared: frozenset[str]) -> None:
-        """A checksum of bytes that were rotten at their source proves nothing; those that they were once written with do.
-        What was not compared with them as it arrived is read from the disk, in a thread of its own: a file that an earlier
-        session brought may take minutes.
+        """Compare all files with the checksums that they were once written with, and open the store.
+
+        The frames' checksums prove nothing if the bytes were damaged at their source. Files in `compared`
+        were compared as they arrived. The others, which an earlier session brought, are read from the disk.
+        That may take minutes, so it has a thread of its own.
         """
         self.progress.state = "Verifying"
         stop = Event()
@@ -331,9 +345,10 @@ class TabletCopy:
             await self._home.rows_arrived(ready)
 
     async def _until_log_reaches(self, checkpoint: OpId) -> None:
-        """READY with a store ahead of its log would be taken for a log that lost entries, at the next start.
+        """Wait until the witness's log holds the checkpoint.
 
-        There is no time limit: a witness that cannot be sent what it lacks is removed by its driver, which ends this.
+        If the store were ahead of the log, the next start would find a log that lost entries. There is no
+        time limit: if nobody can send the witness what it lacks, its driver removes it, which ends this.
         """
         while True:
             if self._home.log_reaches(self.key, checkpoint):
@@ -349,7 +364,7 @@ class TabletCopy:
                 log.info("copy lease not renewed", session=session_id, error=str(exc))
 
     async def _until_joined(self) -> None:
-        """Hold the source's log until the configuration names this replica, so that it can follow from there."""
+        """Keep the session, which holds the log that this replica needs next, until the configuration names it."""
         for _ in range(int(_JOIN_TIMEOUT_S / _JOIN_LOOK_S)):
             if self._home.joined(self.key):
                 return

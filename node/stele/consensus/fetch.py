@@ -1,9 +1,10 @@
-"""Transfer of a copy's files at the receiver: several chunks at a time, checked, resumed, rate limited. Knows no tablets.
+"""Fetches a copy's files: several chunks at a time, checked, resumed, with a bounded rate. Knows no tablets.
 
-Bytes arrive and are written on threads of the fetch's own; the event loop only deals out chunks.
+Threads of its own receive and write the bytes; the event loop only gives out chunks.
 
-Invariants: a file gets its name only once all its bytes have arrived as its source read them, are synced, and match the
-checksums inside the file. Once `Fetcher.fetch` has returned or raised, no thread of it touches the directory.
+Invariants: a file gets its name only once all its bytes have arrived unchanged, are synced, and match the
+checksums inside the file. Once `Fetcher.fetch` has returned or raised, none of its threads touches the
+directory.
 """
 
 from __future__ import annotations
@@ -32,40 +33,47 @@ from stele.tablet.files import sum_at, translate
 T = TypeVar("T")
 CHUNK_BYTES = 32 << 20
 CHUNK_BYTES_MIN = 64 << 10
-"""However slow a copy is to be, so much is asked for at a time: a chunk costs some memory and several messages."""
+"""Smallest chunk, also of a slow copy: each chunk costs some memory and several messages."""
 CHUNKS_AT_ONCE = 4
 PART = ".part"
 _PIECE_BYTES = 8 << 20
-"""So much of a chunk is synced at a time, while more of it arrives."""
+"""A chunk is synced in pieces of this size while more of it arrives."""
 SILENT_MAX_S = 30.0
-"""A source that gives nothing for so long is given up: there may be another."""
+"""A source that gives nothing for so long is given up; there may be another."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
 
 class CopyFrames(Iterable[tuple[int, Any, int]], Protocol):
-    """(offset, bytes, CRC-32C of them) in order, as they arrive. Iterated once, in one thread; raises SteleError."""
+    """(offset, bytes, CRC-32C of them) in order, as they arrive.
+
+    Iterated once, in one thread; raises SteleError.
+    """
 
     def cancel(self) -> None:
-        """End a read that waits for a frame. Any thread; once `stop` was set."""
+        """End a read that waits for a frame. Called from any thread, after `stop` was set."""
 
 
 class CopySource(Protocol):
-    """The giving node, as its receiver calls it: over the network, or in one process in tests."""
+    """The source of a copy, as its receiver calls it: over the network, or in the same process in tests."""
 
     async def begin(self, tablet_id: TabletId, replica_id: ReplicaId, at_least: OpId) -> SessionInfo:
         """Open a session."""
 
     def fetch(self, session_id: str, name: str, offset: int, length: int, stop: Event) -> CopyFrames:
-        """A part of a file of the session begun last. Nothing happens before it is iterated; nobody waits in it long
-        after `stop` was set.
+        """Read a part of a file of the session begun last.
+
+        Nothing happens before the first iteration. An iteration ends soon after `stop` was set.
         """
 
     async def keep_alive(self, session_id: str) -> int:
         """Renew the lease."""
 
     async def end(self, session_id: str, success: bool, damage: str) -> None:
-        """Close the session. `damage`: what is wrong with the files it gave, "" for nothing; the source looks at its own."""
+        """Close the session.
+
+        `damage`: what is wrong with its files, "" for nothing. The source then checks its own.
+        """
 
 
 InThread = Callable[..., Awaitable[Any]]
@@ -80,7 +88,7 @@ class RateLimit:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def change(self, bytes_per_second: int) -> None:
-        """Let another rate through from now on. Waits that the old rate caused end at once."""
+        """Change the rate. Callers that wait because of the old one go on at once."""
         if bytes_per_second == self._rate:
             return
         self._rate, self._free_at = bytes_per_second, 0.0
@@ -88,8 +96,9 @@ class RateLimit:
             waiting.cancel()
 
     def at_once(self, most: int) -> int:
-        """How many bytes to ask for at a time, so that they come evenly: what a second lets through, at most `most`, and
-        CHUNK_BYTES_MIN at the least: `take` has the next ones wait for longer then.
+        """How many bytes to ask for at a time, so that they come evenly: those of one second, at most `most`.
+
+        At least CHUNK_BYTES_MIN: at a lower rate, `take` makes the next chunk wait longer.
         """
         return min(most, max(self._rate, CHUNK_BYTES_MIN)) if self._rate else most
 
@@ -114,7 +123,7 @@ class RateLimit:
 
 
 class _Landing:
-    """A file that is being written, under its name with PART behind it."""
+    """A file that is being written. Its name ends with PART until it is complete."""
 
     def __init__(self, file: CopyFile, directory: Path) -> None:
         self.file = file
@@ -124,7 +133,10 @@ class _Landing:
         self._lock = Lock()
 
     def make_room(self) -> None:
-        """Blocks for the whole file, so that a disk too small for it is met before its bytes travel."""
+        """Allocate disk blocks for the whole file.
+
+        So a disk that is too small is found before bytes are sent.
+        """
         try:
             with self.path.open("wb") as f:
                 if self.file.size:
@@ -136,14 +148,18 @@ class _Landing:
             self.settle(0, 0)
 
     def settle(self, begin: int, end: int) -> None:
-        """Bytes are written: sync them, and compare what the kernel has of them. With the last ones the file gets its name."""
+        """Sync the bytes written, and compare the kernel's copy of them.
+
+        After the last ones the file gets its name.
+        """
         try:
             with self.path.open("rb", buffering=0) as f:
                 os.fdatasync(f.fileno())
                 if self.sums is not None:
                     self.sums.compare(begin, end, lambda offset, length: sum_at(f.fileno(), offset, length))
-                # The next bytes get these pages. Fresh ones for a whole tablet would push out what the node works with,
-                # and where a hypervisor has to find memory for each of them they cost more than the transfer.
+                # The next bytes can use these pages. A whole tablet in the page cache would push out what the
+                # node works with. Where a hypervisor must find memory for each page, that would cost more
+                # than the transfer.
                 os.posix_fadvise(f.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
                 with self._lock:
                     self._left -= end - begin
@@ -157,7 +173,7 @@ class _Landing:
 
 @dataclass(slots=True)
 class _Chunk:
-    """From `settled` to `at` is written and not yet on its way to be synced; from `at` to `end` has to arrive."""
+    """Bytes up to `settled` are given to a sync, bytes up to `at` are written, bytes up to `end` have to arrive."""
 
     landing: _Landing
     settled: int
@@ -167,7 +183,7 @@ class _Chunk:
 
 
 def _chunks_of(landings: Iterable[_Landing], rate: RateLimit) -> Iterator[_Chunk]:
-    """All chunks of these files, each made when it is its turn: a slow copy of large files has many, and the rate may change."""
+    """All chunks of these files, made one by one: there may be many, and the rate may change."""
     for landing in landings:
         offset, size = 0, landing.file.size
         while offset < size:
@@ -177,9 +193,11 @@ def _chunks_of(landings: Iterable[_Landing], rate: RateLimit) -> Iterator[_Chunk
 
 
 class Fetcher:
-    """Brings the files of one session into `directory`, once. `progress(n)` is told of bytes as they are written.
+    """Fetches the files of one session into `directory`, once. `progress(n)` is called as n bytes are
+    written.
 
-    `directory` is for one source's files: what has its name there is taken for the file of that name.
+    `directory` holds the files of one source only: a file there is taken for the source's file of the same
+    name.
     """
 
     def __init__(
@@ -205,13 +223,14 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(2 * CHUNKS_AT_ONCE, "stele-copy")
 
     async def fetch(self, session: SessionInfo) -> frozenset[str]:
-        """Fetch what is missing. A file that is here already is kept, but for the last one of the session: see Checkpoint.
+        """Fetch the files that are missing. The last file of the session is always fetched (see Checkpoint).
+
         Returns the names of files whose own checksums were compared as they arrived.
 
         Raises:
             Rejected: NOT_FOUND, the session has ended at its source.
             Retryable: nothing came from the source for SILENT_MAX_S; DISK_FULL.
-            Corrupt: a disk failed, or the source gave bytes that are not those once written.
+            Corrupt: a disk failed, or the source gave other bytes than were once written.
         """
         wanted = {f.name for f in session.files}
         for stray in [p for p in self._directory.iterdir() if p.name not in wanted]:
@@ -247,7 +266,7 @@ class Fetcher:
         return True
 
     async def _know_sums(self, session_id: str, landings: Iterator[_Landing]) -> None:
-        """Of one file after another: what it says itself of its checksums."""
+        """Ask for the checksums that each file carries."""
         for landing in landings:
             arrived = [0]
             ask = partial(self._ask_for_sums, session_id, landing.file, arrived)
@@ -272,22 +291,24 @@ class Fetcher:
         for chunk in chunks:
             chunk.settling = settling
             await self._rate.take(chunk.end - chunk.at)
-            self._moved_at = self._loop.time()  # that nothing was asked for is no silence of the source
+            self._moved_at = self._loop.time()  # while this waited, nothing was asked of the source
             await self._fetch_chunk(session_id, chunk)
             settling = chunk.settling
         if settling is not None:
             await asyncio.wrap_future(settling)
 
     async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
-        """One chunk, written; resumed where it broke."""
+        """Fetch and write one chunk. After a broken connection, go on where it broke."""
         name, bring = chunk.landing.file.name, partial(self._bring, session_id, chunk)
         await self._patiently(session_id, name, bring, lambda: chunk.at)
 
     async def _patiently(
         self, session_id: str, name: str, call: Callable[[], T], position: Callable[[], int]
     ) -> T:
-        """What `call` returns, on a thread of the fetch's own; repeated when it broke, for as long as some file moves: sooner
-        if `position` did.
+        """Run `call` in a thread of the fetch, and repeat it after Retryable errors, as long as some file
+        makes progress.
+
+        The pauses grow, but begin short again if `position` has moved.
         """
         delay_s = _RETRY_FIRST_S
         while True:
@@ -313,14 +334,14 @@ class Fetcher:
         self._progress(size)
 
     async def _ask_for(self, session_id: str) -> None:
-        """A source that has restarted knows no session and may listen for Flight elsewhere: raises NOT_FOUND."""
+        """Ask the source whether it knows the session. After its restart it does not: raises NOT_FOUND."""
         try:
             await self._source.keep_alive(session_id)
         except Retryable:
             return
 
     def _bring(self, session_id: str, chunk: _Chunk) -> None:
-        """The rest of a chunk, written. Blocks."""
+        """Fetch and write the rest of a chunk. Blocks."""
         try:
             with chunk.landing.path.open("r+b", buffering=0) as f:
                 self._receive(session_id, chunk, f.fileno())
@@ -340,7 +361,10 @@ class Fetcher:
                 self._loop.call_soon_threadsafe(self._moved, len(data))
 
     def _frames(self, session_id: str, name: str, begin: int, end: int) -> Generator[Any, None, None]:
-        """The bytes of a file from `begin` to `end` as they arrive, each frame compared with its checksum. Blocks."""
+        """The bytes of a file from `begin` to `end` as they arrive; each frame is compared with its checksum.
+
+        Blocks.
+        """
         frames, at = self._source.fetch(session_id, name, begin, end - begin, self._stop), begin
         self._under_way.add(frames)
         try:
@@ -357,7 +381,7 @@ class Fetcher:
             raise Retryable(f"{name}: the source ended at {at} of {end} bytes")
 
     def _settle(self, chunk: _Chunk) -> None:
-        """Have what was written synced by another thread, once that is through with what came before."""
+        """Have another thread sync what was written, after the previous sync of this chunk has ended."""
         if chunk.settling is not None:
             chunk.settling.result()
         chunk.settling = self._threads.submit(self._settle_piece, chunk.landing, chunk.settled, chunk.at)
@@ -367,7 +391,7 @@ class Fetcher:
         try:
             landing.settle(begin, end)
         except SteleError:
-            self._unsettled = True  # no broken connection: to ask for more bytes mends nothing
+            self._unsettled = True  # the connection is not at fault, so fetching again would not help
             raise
 
 

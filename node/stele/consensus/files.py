@@ -1,6 +1,6 @@
-"""Files that must be whole or absent after a crash. Used by superblocks and by a node's own record.
+"""Files that are whole or absent after a crash. Used for superblocks and for a node's own record.
 
-Invariant: a name that exists holds everything that was written under it, and survives power loss once we return.
+Invariant: a file that exists under its name is complete. On return from a write, it survives power loss.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and what is missing above it; every new name is synced in its parent."""
+    """Create `path` and its missing parents. Each new name is synced in its parent."""
     while not path.exists():
         new = path
         while not new.parent.exists():
             new = new.parent
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # `remove_if_empty` took what is above it meanwhile: once more
+        # `remove_if_empty` may remove the parent meanwhile: then try again.
+        with contextlib.suppress(FileNotFoundError):
             new.mkdir(exist_ok=True)
             sync_directory(new.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all below it, if it is there; the removal is synced."""
+    """Remove a directory and everything in it, if it exists. The removal is synced."""
     if path.exists():
         shutil.rmtree(path)
         sync_directory(path.parent)
 
 
 def remove_if_empty(path: Path) -> None:
-    """Remove a directory, unless there is something in it; the removal is synced. Who makes one below it at the same
-    moment, with `make_directory`, loses nothing."""
+    """Remove a directory if it is empty. The removal is synced.
+
+    A `make_directory` below it at the same moment succeeds all the same.
+    """
     try:
         path.rmdir()
     except FileNotFoundError:
@@ -75,7 +76,7 @@ def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:
 
 
 def frame_record(magic: bytes, version: int, body: bytes) -> bytes:
-    """The bytes that `write_record` puts into its file, for sending elsewhere."""
+    """The bytes that `write_record` writes, for sending them elsewhere."""
     return _HEADER.pack(magic, version, len(body), _sum(magic, version, body)) + body
 
 

@@ -1,7 +1,10 @@
-"""The group of a replica: changes of its members, hand-overs, who is on which node, who needs a copy.
+"""The group of a replica: changes of members, transfers of leadership, nodes of replicas, peers that need a
+copy.
 
-One part of a StartedReplica. Decides no membership. Invariant: whoever asked for a change or a transfer gets one answer: the core's, or that the
-replica ends.
+One part of a StartedReplica. It decides no membership.
+
+Invariant: each request for a change or a transfer gets one answer: the core's, or the error that ends the
+replica.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ _CONFIGS_KEPT = 16
 
 
 class Members:
-    """Membership and leadership, as they are asked for and as they stand.
+    """Requests for changes of members and leader, and what is known of the group.
 
-    `node_of`: where each replica of the group is, which never changes. `needs_copy`: as leader, the peers that the log
-    cannot bring up to date, and why.
+    `node_of`: the node of each replica of the group, which never changes. `needs_copy`: as leader, the peers
+    that the log cannot bring up to date, and why.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Members:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return bool(self._changes or self._transfers)
 
     # --- orders
@@ -83,7 +86,8 @@ class Members:
     async def transfer_leadership(
         self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None, cause: str = ""
     ) -> None:
-        """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep up.
+        """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep
+        up.
 
         `cause`: why, for the log.
 
@@ -126,35 +130,35 @@ class Members:
             future.set_result(None)
 
     def refused(self, context: int, error: SteleError) -> None:
-        """A change or a transfer comes to nothing."""
+        """A change or a transfer has failed."""
         future = self._changes.pop(context, None) or self._transfers.pop(context, None)
         if future is not None:
             future.set_exception(error)
-            future.exception()  # whoever asked may have gone
+            future.exception()  # retrieved here: the caller may have gone
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica ends."""
+        """The replica ends: refuse all changes and transfers under way."""
         for context in (*self._changes, *self._transfers):
             self.refused(context, error)
 
     def configured(self, change: fx.ConfigChanged) -> None:
-        """The core has another configuration, or has learned that one is committed."""
+        """The core has another active configuration, or knows that one is committed."""
         self._remember(change.config)
         self._standing.configured(change.config, change.committed, change.cause)
 
     def lacks_log(self, replica_id: ReplicaId, cause: str) -> None:
-        """A peer needs a copy. Told once for each: the core may say it again."""
+        """A peer needs a copy. It is logged and reported once, however often the core says so."""
         if replica_id not in self.needs_copy:
             self._standing.log.warning("peer needs a copy", peer=replica_id, cause=cause)
             self.needs_copy[replica_id] = cause
-            self._standing.report()  # the masters hear of it from this leader alone
+            self._standing.report()  # only this leader can tell the masters
 
     def end_leading(self) -> None:
-        """It leads no more, and hears no more of its peers."""
+        """It leads no more: forget what only a leader knows of its peers."""
         self.needs_copy.clear()
 
     def forget_copied(self) -> None:
-        """Drop from `needs_copy` peers that are gone, or that acknowledged entries after all: they would be replaced."""
+        """Drop from `needs_copy` the peers that are gone or acknowledge entries: a driver would replace them."""
         peers = self._runtime.core.status().peers
         lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
         if not self.needs_copy.keys() <= lacking:
@@ -171,9 +175,10 @@ class Members:
         return self._configs[0]
 
     def meets(self, sender: ReplicaId, from_node: NodeId) -> bool:
-        """Whether messages of `sender`, which `node_of` does not place on this node, may come from there.
+        """Whether to take a message of `sender` from a node on which `node_of` does not place it.
 
-        A replica that no known configuration names may, and is remembered. Else the message is dropped and told.
+        If no known configuration names the replica, its node is remembered. Otherwise the node is told of a
+        dropped message.
         """
         known = self.node_of.get(sender)
         if known is not None:

@@ -1,11 +1,13 @@
 """Checks messages of other replicas against the bounds of `stele.model.bounds` before the core sees them.
 
-Owned by StartedReplica, called for every message. A message that breaks a bound is dropped and told to the host; it fails
-no replica. What only the core can judge by its log, the core ignores itself (`MessageIgnored`).
+Owned by StartedReplica, called for every message. A message that breaks a bound is dropped, and the host is
+told. It makes no replica FAILED. What only the core can judge, by its log, the core ignores itself
+(`MessageIgnored`).
 
-Invariants: entries that pass follow each other, in terms that never fall nor exceed the message's; configurations among
-them have voters. A message of a term far above the replica's own leads it up by TERM_JUMP_MAX: a replica that was away
-for however long is never locked out, and no single message brings a term near its end.
+Invariants: entries that pass have consecutive indexes, and terms that never fall and do not exceed the
+message's. Configurations among them have voters. A message with a term far above the replica's raises its
+term by TERM_JUMP_MAX only. So a replica that was away for long catches up in steps, and no single message
+brings a term near its end.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from stele.raft.messages import Message, UpdateRequest, UpdateResponse
 
 
 class MessageBounds:
-    """The check of one replica."""
+    """The bounds on messages to one replica."""
 
     __slots__ = ("_core", "_host")
 
@@ -40,13 +42,16 @@ class MessageBounds:
         self._host = host
 
     def admit(self, from_node: NodeId, message: Message) -> Message | None:
-        """The message, or what to give the core in its place; None: it is dropped, and told."""
+        """The message to give to the core, perhaps another than came.
+
+        None: it was dropped, and the host told.
+        """
         term_max = self._core.term + TERM_JUMP_MAX
         if message.term > term_max:
             if message.term > TERM_MAX or term_max > TERM_MAX:
                 self._host.dropped(from_node, "term", f"term {message.term}; at most {TERM_MAX}")
                 return None
-            # To the core an answer of a higher term says that there is one, and nothing else.
+            # The core takes from such an answer only that there is a higher term.
             return UpdateResponse(term_max, False)
         if type(message) is UpdateRequest and message.entries:
             fault = self._fault(message)
@@ -95,7 +100,7 @@ def _entry_fault(entry: Entry, latest: int) -> tuple[str, str] | None:
 
 
 def configuration_fault(config: Configuration) -> str:
-    """Why no leader makes this configuration, "" if one may."""
+    """Why no leader could have made this configuration; "" if one could."""
     if not config.voters:
         return "a configuration without voters"
     if len(config.peers) > PEERS_MAX:

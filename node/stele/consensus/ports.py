@@ -1,6 +1,7 @@
-"""What a replica needs from its node and from its stream of the log.
+"""The ports of a replica: its node, and its stream of the log. Implemented by stele.tserver and stele.wal,
+and by tests.
 
-Implemented by stele.tserver and stele.wal, and by tests. Invariant: what is here is called on the node's event loop and does not block it, but for what says "blocks".
+Invariant: all is called on the node's event loop, and does not block it unless its docstring says "Blocks".
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ T = TypeVar("T")
 class ReplicaOptions:
     """Times in milliseconds, sizes in bytes.
 
-    `clock_error_max_ms` bounds how far the nodes' clocks may be apart; a ceiling runs half of it ahead, and up to
-    `ceiling_ahead_max_ms` where commits take long: so long may a new leader wait before it writes.
-    `write_bytes_max` is the largest payload of one write. `apply_slice_ms` bounds one step of applying.
+    - `clock_error_max_ms`: how far the nodes' clocks may be apart. A ceiling runs half of it ahead of the
+      clock.
+    - `ceiling_ahead_max_ms`: how far a ceiling runs ahead where commits take long. A new leader may wait so
+      long before it writes.
+    - `write_bytes_max`: the largest payload of one write.
+    - `apply_slice_ms`: bounds one step of applying.
     """
 
     raft: RaftOptions = field(default_factory=RaftOptions)
@@ -41,16 +45,18 @@ class ReplicaOptions:
 
     @property
     def ceiling_ahead_us(self) -> int:
-        """How far a ceiling runs ahead of the wall clock where commits are quick."""
+        """How far a ceiling runs ahead of the wall clock where commits are fast, in microseconds."""
         return self.clock_error_max_ms * 1000 // 2
 
 
 class Loop(Protocol):
-    """What the runtime of a replica needs of the event loop that runs it. The loops of asyncio and uvloop have it, and so
-    has the simulator's, whose time is not the machine's."""
+    """The part of an event loop that the runtime of a replica uses.
+
+    The loops of asyncio and uvloop have it, and so has the simulator's, which has a time of its own.
+    """
 
     def call_soon(self, callback: Callable[..., object], /, *args: Any) -> object:
-        """Run `callback(*args)` in the next turn of the loop, behind all that waits."""
+        """Run `callback(*args)` in the next turn of the loop, after all that is scheduled already."""
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
         """The same, `delay` seconds from now."""
@@ -60,7 +66,7 @@ class Loop(Protocol):
 
 
 class HostedReplica(Protocol):
-    """A replica, as its node sees it here: who it is, for messages and reports."""
+    """The identity of a replica, for messages and reports."""
 
     @property
     def superblock(self) -> Superblock:
@@ -83,14 +89,17 @@ class Host(Protocol):
         """Microseconds since 1970."""
 
     def clock_fault(self, wall_us: int) -> str:
-        """Why no timestamp may be made of this reading of `wall_us`, for people; "" if it may."""
+        """Why this reading of `wall_us` must not become a timestamp, in words; "" if it may."""
 
     def latest_time(self) -> int:
-        """The highest hybrid time that an entry which is not committed may bear: some hours ahead of what most clocks say."""
+        """The highest timestamp that an uncommitted entry may have: some hours ahead of most nodes' clocks."""
 
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
-        """A message of this node broke a bound and was dropped. Count it, and tell it once per node and `cause`, a word of
-        a fixed set."""
+        """A message of this node broke a bound and was dropped. Count it, and log it once per node and
+        `cause`.
+
+        `cause` is one word of a fixed set.
+        """
 
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
@@ -98,19 +107,22 @@ class Host(Protocol):
     def send(
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
-        """Hand a message to the transport; it may be lost, late, doubled or out of order. `quiet`: marked so."""
+        """Hand a message to the transport, which may lose, delay, double or reorder it.
+
+        `quiet`: mark it as quiet.
+        """
 
     def changed(self, replica: HostedReplica) -> None:
-        """State, role, term or configuration differ from what was last reported."""
+        """State, role, term or configuration have changed since the last report."""
 
     def low_space(self) -> bool:
         """Whether writes must be refused because the disk is nearly full."""
 
     def stores_full(self) -> bool:
-        """Whether writes have to wait because what is to be flushed fills the memory that it may have."""
+        """Whether writes must wait because rows that are not flushed fill their share of memory."""
 
     def fail(self, error: Exception) -> None:
-        """The node cannot go on with what a replica found: it ends, and leaves all files as they are."""
+        """End the node because of what a replica found, and leave all files as they are."""
 
     async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Run blocking work in a thread of the node's pool."""
@@ -121,7 +133,7 @@ class CoreLog(Appends, Protocol):
 
     @property
     def under_way(self) -> object:
-        """Where the log stands that the stream is in. As long as this is the same, none of its writes or syncs has ended."""
+        """Changes whenever a write or a sync of the node's log ends. Compare for equality only."""
 
 
 class ReplicaStream(CoreLog, Protocol):
@@ -143,7 +155,8 @@ class ReplicaStream(CoreLog, Protocol):
         """As LogPort. Blocks; any thread."""
 
     def read_entries(self, first_index: int, bytes_max: int) -> list[Entry]:
-        """Entries from `first_index` on, about `bytes_max` but at least one; none past the end. Blocks; any thread.
+        """Entries from `first_index` on, about `bytes_max` but at least one; none past the end. Blocks; any
+        thread.
 
         Raises:
             Rejected: NOT_FOUND, they were collected.
@@ -152,18 +165,20 @@ class ReplicaStream(CoreLog, Protocol):
         """
 
     def set_flushed(self, index: int) -> None:
-        """The store holds all up to `index`, synced: no replay needs the entries up to there."""
+        """The store holds everything up to `index`, synced, so replay does not need those entries."""
 
     def anchor(self, name: str, index: int, *, gives_way: bool = False) -> None:
-        """Keep entries from `index` on; replaces an anchor of that name. One that `gives_way` holds nothing that the disk
-        has no space for."""
+        """Keep entries from `index` on. Replaces the anchor of that name.
+
+        `gives_way`: the anchor holds nothing if the disk has no space for it.
+        """
 
     def release(self, name: str) -> None:
-        """Let an anchor go; nothing if there is none of that name."""
+        """Remove an anchor. Does nothing if there is none of that name."""
 
 
 class Recovered(Protocol):
-    """What a node's log found when it was opened."""
+    """Result of a log's recovery at its opening."""
 
     @property
     def failed(self) -> Mapping[StreamKey, str]:
@@ -175,7 +190,7 @@ class NodeLog(Protocol):
 
     @property
     def recovery(self) -> Recovered:
-        """What was found when it was opened."""
+        """Result of the recovery at its opening."""
 
     def stream(self, key: StreamKey) -> ReplicaStream:
         """The stream of a replica.

@@ -1,9 +1,10 @@
-"""Writes that have no outcome yet: waiting for a timestamp, given to the core, in the log. Owned by Writes; no I/O.
+"""Writes without an outcome yet: waiting for a timestamp, given to the core, or in the log. Owned by Writes;
+no I/O.
 
-Once proposed, a write belongs to the replica. Its outcome comes from applying, also where nobody waits any more.
+Once proposed, a write belongs to the replica. Its outcome comes from applying, also if its caller has gone.
 
-Invariant: every write's future ends exactly once: with its outcome, with a retryable error if it never entered a
-log, or with UNKNOWN_OUTCOME if it did and was dropped from this one.
+Invariant: every write's future ends exactly once: with its outcome; with a retryable error if it never
+entered a log; or with UNKNOWN_OUTCOME if it was dropped from this log.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Proposals:
         return len(self.waiting) + len(self._posted) + len(self.in_log)
 
     def add(self, pending: Pending) -> None:
-        """Take a write that waits for its timestamp."""
+        """Add a write that waits for its timestamp."""
         self.waiting.append(pending)
         self.waiting_bytes += len(pending.payload) + ENTRY_COST_BYTES
 
     def next_waiting(self) -> Pending:
-        """Take the oldest waiting write out."""
+        """Remove and return the oldest waiting write."""
         pending = self.waiting.popleft()
         self.waiting_bytes -= len(pending.payload) + ENTRY_COST_BYTES
         return pending
@@ -57,7 +58,7 @@ class Proposals:
         self._posted[context] = pending
 
     def proposed(self, context: int, opid: OpId) -> bool:
-        """The core put it into the log at `opid`; false if `context` is no write of these."""
+        """The core put a write into the log at `opid`. Returns False if `context` is not of a write."""
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
@@ -66,7 +67,7 @@ class Proposals:
         return True
 
     def refused(self, context: int, error: Exception) -> bool:
-        """The core refused it: it never entered a log."""
+        """The core refused a write: it never entered a log. Returns False if `context` is not of a write."""
         pending = self._posted.pop(context, None)
         if pending is None:
             return False
@@ -74,14 +75,14 @@ class Proposals:
         return True
 
     def lost(self, opid: OpId) -> None:
-        """The entry was dropped from this log; another leader's may still hold and commit it."""
+        """The entry was dropped from this log. Another replica may still hold it, and commit it as leader."""
         pending = self.in_log.get(opid.index)
         if pending is not None and pending.opid == opid:
             del self.in_log[opid.index]
             _fail(pending, _unknown(opid))
 
     def applied(self, entry: Entry, outcome: Outcome) -> None:
-        """An entry was applied. If it stands where a write of these was proposed, that write ends."""
+        """An entry was applied: the write that was proposed at its index ends."""
         pending = self.in_log.pop(entry.index, None)
         if pending is None:
             return
@@ -92,7 +93,7 @@ class Proposals:
             _fail(pending, _unknown(pending.opid))
 
     def fail_waiting(self, error: Exception) -> None:
-        """Writes that were never given to the core will not be."""
+        """Fail the writes that were never given to the core."""
         while self.waiting:
             _fail(self.next_waiting(), error)
 

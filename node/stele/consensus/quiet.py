@@ -1,11 +1,13 @@
-"""Quiet groups: a group in which nothing happens stops its heartbeats and its clocks; its nodes hear each other instead.
+"""Quiet groups: an idle group sends no heartbeats, and its cores' time stands still. Its nodes hear each
+other instead.
 
-The leader of a group that has been idle sends one last update marked quiet and stops its core's time. A follower that
-has everything, and agrees who leads, stops its own and does not answer; any other answers as ever, which wakes the
-leader. Whatever happens next, a message, a write, a read, a change or a peer's node that falls silent, wakes the
-replica, and its time goes on where it stopped.
+The leader of an idle group sends one last update, marked quiet, and stops its core's time. A follower that
+has all entries, and follows that leader, stops its own time and does not answer. Any other answers as usual,
+which wakes the leader. The next message, write, read or change wakes a replica, and so does a peer's node
+that falls silent. Its time goes on where it stopped.
 
-Invariant: a core's time stands still only while the nodes of all its peers are heard; safety never depends on time.
+Invariant: a core's time stands still only while the nodes of all its peers are heard. Safety never depends on
+time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from stele.raft.effects import Role
 from stele.raft.messages import Message, UpdateRequest
 
 QUIET_AFTER_MS = 3_000
-"""How long a group must have been idle."""
+"""A group rests after it has been idle for so long."""
 
 
 def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:
@@ -28,7 +30,10 @@ def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:
 
 
 def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
-    """On a leader: rest if nothing is under way, all peers have all entries, and their nodes are heard. Whether it rests."""
+    """On a leader: rest if nothing is under way, all peers have all entries, and their nodes are heard.
+
+    Returns whether it rests.
+    """
     core, runtime = replica.core, replica.runtime
     if core is None or runtime is None or runtime.quiet or not replica.is_leader:
         return False
@@ -58,7 +63,10 @@ def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
 def follow_quiet(
     replica: Replica, sender: ReplicaId, message: Message, heard: Callable[[NodeId], bool]
 ) -> bool:
-    """On a follower: rest with its leader, if it has all entries. Where false, handle the message as any other."""
+    """On a follower: rest with its leader if it has all entries.
+
+    If False, handle the message as any other.
+    """
     core, runtime = replica.core, replica.runtime
     if core is None or runtime is None or not isinstance(message, UpdateRequest):
         return False

@@ -1,7 +1,7 @@
-"""The read path of a replica: ReadIndex rounds, one for all readers of a turn of the loop, and snapshots.
+"""The read path of a replica: snapshots, and ReadIndex rounds, one for all readers of a turn of the loop.
 
-One part of a StartedReplica. Invariant: a snapshot that was said to be ready holds everything at or below it, at this
-leader and every later one.
+One part of a StartedReplica. Invariant: a snapshot that is ready holds everything at or below it, here and at
+every later leader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from stele.raft.events import RequestRead
 
 
 class Reads:
-    """Linearizable reads and snapshots. `asked_ms`: when somebody last wanted a read, by the node's clock; 0: never."""
+    """Linearizable reads and snapshots.
+
+    `asked_ms`: when a read was last asked for, by the node's clock; 0: never.
+    """
 
     def __init__(
         self,
@@ -52,13 +55,13 @@ class Reads:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for a ReadIndex round."""
+        """Whether a read waits for a ReadIndex round."""
         return bool(self._rounds or self._next_round)
 
     async def linearizable_read(self, within_ms: int = 0) -> None:
-        """Return once whatever was acknowledged before the call is applied here (ReadIndex).
+        """Return once all writes that were acknowledged before the call are applied here (ReadIndex).
 
-        `within_ms`: how long its caller waits; 0, or more than the replica's own limit: that one.
+        `within_ms`: how long the caller waits, at most the replica's own limit; 0: that limit.
 
         Raises:
             Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
@@ -83,8 +86,9 @@ class Reads:
     async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
         """A snapshot that holds everything acknowledged before the call. Errors as `linearizable_read`.
 
-        It lies no further ahead than the present and the newest write. What is applied here may: a new leader's first
-        ceiling follows on its predecessor's last one. A reader that was told of it would scan other tablets in the future.
+        It is not above both the present and the newest write. The applied timestamp may be: a new leader's
+        first ceiling is above its predecessor's last one. With that as snapshot, a reader would scan other
+        tablets in the future.
         """
         await self.linearizable_read(within_ms)
         machine = self._storage.machine
@@ -97,11 +101,11 @@ class Reads:
         return snapshot
 
     async def snapshot_ready(self, snapshot: int, within_ms: int = 0) -> None:
-        """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as above.
+        """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as
+        above.
 
-        Raises:
-            Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks are apart).
-            Rejected: CLOCK_AHEAD.
+        Raises: Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks
+            are apart). Rejected: CLOCK_AHEAD.
         """
         timestamps, standing, applier = self._timestamps, self._standing, self._applier
         if snapshot <= timestamps.applied and standing.running:
@@ -115,11 +119,12 @@ class Reads:
         async with self._deadline(f"snapshot {snapshot}", within_ms):
             term = None
             while term != standing.term:
-                # All of it in one term of leading: who lost the lead and won it back may hold less than it waited for,
-                # until a ceiling of the new term is committed.
+                # All of this must happen in one term. A replica that lost the lead and won it back may hold
+                # less than it waited for, until a ceiling of the new term is committed.
                 term = standing.term
                 await self._writes.covered(snapshot)
-                # What earlier leaders proposed is committed with the first ceiling of this one, but may wait to be applied.
+                # Entries of earlier leaders are committed with this leader's first ceiling, but may not be
+                # applied yet.
                 await applier.wait(applier.committed_index)
                 outstanding = self._writes.proposals.outstanding(snapshot)
                 if outstanding:
@@ -129,17 +134,17 @@ class Reads:
     # --- what the core says
 
     def ready(self, context: int, index: int) -> None:
-        """This replica still leads; the readers of that round may read once `index` is applied."""
+        """This replica still leads. The reads of that round may go on once `index` is applied."""
         for future in self._rounds.pop(context, ()):
             if not future.done():
                 future.set_result(index)
 
     def refused(self, context: int, error: SteleError) -> None:
-        """The round comes to nothing."""
+        """The round has failed."""
         _refuse(self._rounds.pop(context, []), error)
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica leads no more, or ends."""
+        """The replica leads no more, or ends: refuse all reads."""
         waiting = [future for futures in self._rounds.values() for future in futures] + self._next_round
         self._rounds.clear()
         self._next_round = []
@@ -157,7 +162,7 @@ def _refuse(futures: list[asyncio.Future[int]], error: SteleError) -> None:
 
 
 class _Deadline:
-    """`async with`: a TimeoutError of the body becomes Retryable TIMED_OUT."""
+    """A time limit for `async with`. When it is over, raises Retryable TIMED_OUT."""
 
     def __init__(self, timeout_ms: int, what: str) -> None:
         self._timeout = asyncio.timeout(timeout_ms / 1000)

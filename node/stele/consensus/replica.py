@@ -1,7 +1,7 @@
-"""A replica as its node knows it, from the moment it is found on the volume until it is removed: its life cycle.
+"""The life cycle of a replica, from when its node finds it on the volume until it is removed.
 
-Made by the tablet manager; lives on the node's event loop. `started` holds its parts once bootstrap has ended; what they
-do is asked of them: `replica.writes.submit(...)`, `replica.reads.snapshot_ready(...)`.
+Made by the tablet manager; lives on the node's event loop. `started` holds its parts once bootstrap has
+ended. Callers use the parts themselves: `replica.writes.submit(...)`, `replica.reads.snapshot_ready(...)`.
 
 Invariant: a replica that is FAILED or STOPPED answers nothing.
 """
@@ -32,7 +32,7 @@ from stele.tablet.machine import StateMachine
 
 
 class Replica:
-    """One replica. `started` is None until bootstrap has ended, and stays so where the log is damaged."""
+    """One replica. `started` is None until bootstrap has ended, and stays None if the log is damaged."""
 
     def __init__(
         self, superblock: Superblock, directory: Path, host: Host, options: ReplicaOptions | None = None
@@ -43,7 +43,7 @@ class Replica:
         self.standing = Standing(superblock, host, self.options.raft.election_max_ms)
         self.started: StartedReplica | None = None
         self.committed_elsewhere = 0
-        """The highest index that a leader called committed since this replica FAILED, which acknowledges nothing."""
+        """The highest commit index that a leader has told since this replica FAILED."""
 
     # --- its parts
 
@@ -52,9 +52,9 @@ class Replica:
         """Its write path.
 
         Raises, as all parts do before it is started:
-            Retryable: NOT_READY during bootstrap, NOT_LEADER where it FAILED before its core was made.
+            Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made.
         """
-        if self.started is None:  # asked for each block: a call less
+        if self.started is None:  # as `_parts`, which would cost each block a call more
             raise self.standing.refusal()
         return self.started.writes
 
@@ -65,7 +65,7 @@ class Replica:
 
     @property
     def members(self) -> Members:
-        """Its group."""
+        """Members and leadership of its group."""
         return self._parts().members
 
     @property
@@ -80,24 +80,27 @@ class Replica:
 
     @property
     def machine(self) -> StateMachine | None:
-        """Its rows; None before it is started, once it has stopped, and for a young witness, which has none yet."""
+        """Its state machine.
+
+        None before it is started, after it has stopped, and for a young witness, which has no rows.
+        """
         return self.started.storage.machine if self.started is not None else None
 
     @property
     def core(self) -> RaftCore | None:
-        """The raft core, None before start and for a replica whose log is damaged."""
+        """The raft core; None before it is started, and if its log is damaged."""
         return self.started.core if self.started is not None else None
 
     @property
     def runtime(self) -> CoreRuntime | None:
-        """What feeds the core, None where there is none."""
+        """The runtime of the core; None where there is no core."""
         return self.started.runtime if self.started is not None else None
 
     # --- where it stands
 
     @property
     def superblock(self) -> Superblock:
-        """What it is, as its file says."""
+        """Its superblock, as on disk."""
         return self.standing.superblock
 
     @property
@@ -112,17 +115,17 @@ class Replica:
 
     @property
     def replica_id(self) -> ReplicaId:
-        """Its own id, never used again."""
+        """Its own id, which no other replica ever gets."""
         return self.standing.superblock.replica_id
 
     @property
     def state(self) -> ReplicaState:
-        """Where it is in its life."""
+        """Its life-cycle state."""
         return self.standing.state
 
     @property
     def error(self) -> str:
-        """Why it has FAILED, or why it could not be started yet."""
+        """Why it FAILED, or why it could not be started yet."""
         return self.standing.error
 
     @property
@@ -172,17 +175,20 @@ class Replica:
 
     @property
     def staleness_ms(self) -> int | None:
-        """How old what is applied here is at most; None: not known."""
+        """Upper bound of the age of what is applied here, in ms; None: not known."""
         return self.started.staleness_ms if self.started is not None and self.running else None
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return self.started is not None and self.started.busy
 
     @property
     def active_ms(self) -> int:
-        """When something last happened to it that keeps its group awake, by the node's clock; 0: never."""
+        """When it was last active (log, role or reads), by the node's clock; 0: never.
+
+        A group rests after a while.
+        """
         started = self.started
         return max(started.active_ms, started.reads.asked_ms) if started is not None else 0
 
@@ -206,7 +212,7 @@ class Replica:
     # --- life cycle
 
     def run(self, stream: ReplicaStream, machine: StateMachine | None, initial: InitialState) -> None:
-        """Start with what bootstrap found: the stream, the machine (None: a young witness) and the log's content."""
+        """Start with what bootstrap found: stream, machine (None: a young witness) and content of the log."""
         self.started = started = StartedReplica(
             self.standing, self.host, self.options, stream, machine, initial, self._failed
         )
@@ -215,12 +221,12 @@ class Replica:
         self.standing.report()
 
     def start_waits(self, error: str) -> None:
-        """It could not be started because of `error`, and will be tried again; "": it is tried now."""
+        """It could not be started because of `error`, and is tried again later; "": it is being tried."""
         self.standing.waits(error)
         self.standing.report()
 
     def fail(self, reason: str) -> None:
-        """Become FAILED: abstain, serve nothing, keep the files. The node goes on."""
+        """Become FAILED: abstain, serve nothing, keep the files. The node itself goes on."""
         if not self.standing.fail(reason):
             return
         if self.started is not None:
@@ -235,7 +241,7 @@ class Replica:
             await self.started.storage.close()
 
     def _halt(self, cause: str) -> None:
-        """Take part no more: no vote, no acknowledgement, no flush."""
+        """Stop taking part: no vote, no acknowledgement, no flush."""
         if not self.standing.stop(cause):
             return
         if self.started is not None:
@@ -247,7 +253,11 @@ class Replica:
             self.started.refuse_all(error)
 
     def _failed(self, error: Exception) -> None:
-        """What a later program wrote is no damage: as FAILED this replica would be replaced, and its rows erased."""
+        """End this replica because of `error`.
+
+        Files of a later program are no damage: a FAILED replica would be replaced and its rows erased. So the
+        node ends.
+        """
         if of_later_program(error):
             self._halt(f"it met what a later program wrote: {error.args[0]}")
             self.host.fail(
@@ -265,7 +275,7 @@ class Replica:
     # --- what its node tells it
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed; called by the node for all its replicas, cheap when nothing is due."""
+        """Time has passed. The node calls it for all replicas; it is cheap when nothing is due."""
         started = self.started
         if started is None:
             return
@@ -276,7 +286,7 @@ class Replica:
             started.members.forget_copied()
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
-        """A message from another replica of this tablet, which may not be in this replica's configuration yet."""
+        """A message came from another replica of this tablet, which this replica's configuration may not name yet."""
         started, state = self.started, self.standing.state
         if state is ReplicaState.FAILED and isinstance(message, UpdateRequest):
             self.committed_elsewhere = max(self.committed_elsewhere, message.commit_index)
@@ -290,18 +300,19 @@ class Replica:
             started.runtime.receive(sender, admitted)
 
     def peer_node_failed(self, node_id: str) -> None:
-        """The connection to a node was reset: its replica, if it is a peer, counts as not heard."""
+        """The connection to a node was reset: tell the core that the peer there has failed."""
         peer = self.config.peer_on(node_id)
         if peer is not None and peer.replica_id != self.replica_id and self.started is not None:
             self.started.runtime.post(PeerFailed(peer.replica_id))
 
     def fit_to_lead(self, fit: bool) -> None:
-        """Whether its node's clock is right; else it leaves leading to the others as long as one of them can."""
+        """Tell the core whether its node's clock is right. If not, it leads only where no other can."""
         if self.started is not None:
             self.started.runtime.post(Fitness(fit))
 
     async def rows_arrived(self, superblock: Superblock, machine: StateMachine) -> None:
-        """The rows of a young witness are here. On return they are up to the log, and it is what `superblock` says.
+        """The rows of a young witness are here. On return they are up to the log, and `superblock` is in
+        force.
 
         Raises:
             Retryable: it does not run, or ended meanwhile; the rows are not taken.

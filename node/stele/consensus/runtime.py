@@ -1,11 +1,12 @@
 """Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
 
-All events of one turn go to the core together. So a turn costs one Persist and one message per peer, whatever the number
-of writes. An event from which nothing follows is noted as it comes, and has no turn. The runtime knows nothing of tablets:
-its `EffectSink` says what an effect means to callers. Its ports are the log, the sink, the node's clock and the `Loop`
-that runs it; it starts no thread and asks no other clock.
+All events of one turn go to the core together. So a turn costs one Persist and one message per peer, however
+many writes came. An event without immediate effects is noted as it comes, and needs no turn. The runtime
+knows nothing of tablets: its `EffectSink` knows what an effect means to callers. Its ports are the log, the
+sink, the node's clock and the `Loop`; it starts no thread and reads no other clock.
 
-Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in order.
+Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in
+order.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _READ_AGAIN_S = 0.5
 
 
 class EffectSink(Protocol):
-    """Who learns of the effects that are not about log and transport."""
+    """Takes the effects that concern neither log nor transport, and the messages that may leave."""
 
     def send(self, to: ReplicaId, message: Message) -> None:
         """The message may leave now."""
@@ -50,14 +51,17 @@ class EffectSink(Protocol):
         """These entries are committed and durable here, in the order of the effects."""
 
     def runtime_failed(self, error: Exception) -> None:
-        """The core or the log refused to go on; nothing more will be fed or persisted."""
+        """The core or the log has failed. Nothing more is fed or persisted."""
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries of the log from `first_index` on, from memory or disk; none if they are gone. Retryable: ask again."""
+        """Entries of the log from `first_index` on; none if they are gone.
+
+        Raises Retryable where another try may help.
+        """
 
 
 class CoreRuntime:
-    """One core in the event loop that runs when it is made."""
+    """Runs one core in the event loop in which it is made."""
 
     def __init__(self, core: RaftCore, stream: CoreLog, sink: EffectSink, now_ms: Callable[[], int]) -> None:
         self.core = core
@@ -65,28 +69,28 @@ class CoreRuntime:
         self._sink = sink
         self._now_ms = now_ms
         self.ticked_ms = now_ms()
-        """The node's time at its last tick: exact enough where there are many readings, and no call."""
+        """The node's time at its last tick. Use it where exactness does not matter: it costs no call."""
         self._loop: Loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._scheduled = False
         self._stopped = False
         self._held: deque[fx.Send] = deque()
-        self._deadline_ms: int | None = 0  # of the core; None: a turn may have changed it
+        self._deadline_ms: int | None = 0  # of the core; None: ask the core, as a turn may have changed it
         self._asked = 0  # id of the last Persist
         self._durable = 0
         self._appends: deque[Callable[[], None]] = deque()  # which the log has refused so far
-        self._waits_after = -1  # the Persist behind this one waits to be durable ...
-        self._waits_since_ms = 0  # ... and did at the tick of then
-        self._log_stands: object = None  # where, when it was looked at last
+        self._waits_after = -1  # the Persist after this one waits to be durable ...
+        self._waits_since_ms = 0  # ... at least since the tick of this time
+        self._log_stands: object = None  # `under_way` of the log, at the last look
         self._log_moved_ms = 0
         self._no_space = False  # the log refuses what is to be appended next
         self._stall_told_ms = 0
         self._reads: set[asyncio.Task[None]] = set()
         self._quiet_since_ms: int | None = None
-        self._quiet_ms = 0  # how long the core's time has stood still in all
+        self._quiet_ms = 0  # for how long the core's time has stood still, in all
 
     def now_ms(self) -> int:
-        """The core's time: the node's, without the times in which the group was quiet."""
+        """The core's time: the node's time less the times in which the group was quiet."""
         now = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
         return now - self._quiet_ms
 
@@ -96,7 +100,10 @@ class CoreRuntime:
         return self._quiet_since_ms is not None
 
     def rest(self) -> bool:
-        """Stop the core's time, if nothing is under way; the next event starts it again."""
+        """Stop the core's time if nothing is under way.
+
+        The next event starts it again. Returns whether it is stopped.
+        """
         if self._scheduled or self._asked > self._durable or self._held or self._reads or self._stopped:
             return False
         self._quiet_since_ms = self._now_ms()
@@ -120,7 +127,7 @@ class CoreRuntime:
             self._loop.call_soon(self._turn)
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Feed a message that has come. At rest any of them is an event: whoever answers there does not rest."""
+        """Feed a message that has come. In a group at rest each one gets a turn: its sender does not rest."""
         now_ms = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
         event = Received(sender, message, now_ms - self._quiet_ms)
         if (
@@ -134,7 +141,7 @@ class CoreRuntime:
             self.post(event)
 
     def _note(self, event: Event) -> None:
-        """Feed an event from which nothing follows by itself: it costs no turn."""
+        """Feed an event that has no immediate effects: it needs no turn."""
         if not self._stopped:
             try:
                 self.core.note(event)
@@ -144,7 +151,7 @@ class CoreRuntime:
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
         self.ticked_ms = now_ms
-        # Told again well before the shortest election timeout since it was told last has passed.
+        # The core is told again well within the shortest election timeout.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
         if self._asked > self._durable and self._log_stalls(now_ms) and now_ms > due_ms:
             self._stall_told_ms = now_ms
@@ -155,10 +162,11 @@ class CoreRuntime:
             self.post(Tick(now_ms - self._quiet_ms))
 
     def _log_stalls(self, now_ms: int) -> bool:
-        """Whether what is to be persisted has waited for an election timeout in which the log did not move.
+        """Whether a Persist has waited for an election timeout in which the log did not move.
 
-        Where it moves, however slowly, an entry may wait longer: for the sync under way, and then for its own. To hand over
-        for that helps nobody where the others' disks are as slow; where they are not, they commit without this one.
+        A slow log that moves is no stall: an entry waits for the sync under way, and then for its own. To
+        hand over would not help if the other disks are as slow; if they are faster, the others commit without
+        this one.
         """
         stands = self._stream.under_way
         if stands != self._log_stands:
@@ -202,7 +210,7 @@ class CoreRuntime:
     def _carry_out(self, effects: list[fx.Effect]) -> None:
         for effect in effects:
             if self._stopped:
-                return  # the log refused what came before: nothing of what follows from it is so
+                return  # the log failed: effects that follow from what it refused must not be carried out
             if type(effect) is fx.Send:
                 if effect.after > self._durable:
                     self._held.append(effect)
@@ -236,12 +244,15 @@ class CoreRuntime:
                 self._appends.append(call)
 
     def _push_appends(self) -> None:
-        """Try again, in order, what was refused."""
+        """Try the refused calls again, in order."""
         while self._appends and not self._stopped and self._taken(self._appends[0]):
             self._appends.popleft()
 
     def _taken(self, call: Callable[[], None]) -> bool:
-        """Whether the log takes a call; one that is refused (queue full, disk full) is tried again."""
+        """Make a call on the log.
+
+        Returns False if it was refused (queue full, disk full); it is tried again later.
+        """
         try:
             call()
         except Retryable as exc:
@@ -274,7 +285,7 @@ class CoreRuntime:
             self._note(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
-        """The core waits for the answer, and sends that peer nothing before it: it comes, whatever the reading meets."""
+        """Read the log, and try until it succeeds: the core sends the peer nothing before the answer."""
         while True:
             try:
                 entries = await self._sink.read_log(request.first_index, request.bytes_max)
@@ -288,5 +299,5 @@ class CoreRuntime:
                 log.exception("log not read, it is tried again")
             await asyncio.sleep(_READ_AGAIN_S)
             if self.core.role is not fx.Role.LEADER:
-                return  # nobody waits for it any more, and a group with a reading under way never rests
+                return  # it is not needed any more, and a group never rests while a read is under way
         self.post(LogRead(request.to, request.first_index, entries))

@@ -1,7 +1,10 @@
-"""Tasks that run to their end although their caller is cancelled: an operation cut in half leaves its owner half changed.
+"""Tasks that run to their end even if their caller is cancelled. Otherwise their owner could be left half
+changed.
 
-Owned by replicas, the tablet manager and the masters. Below are waits for threads, which cannot be
-cancelled. Invariant: cancelling a caller ends only the waiting.
+Used by replicas, the tablet manager and the masters. This file also has waits for threads, which cannot be
+cancelled.
+
+Invariant: cancelling a caller ends only its waiting.
 """
 
 from __future__ import annotations
@@ -20,18 +23,18 @@ class ShieldedTasks:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Run an operation to its end; returns its result or raises its error."""
+        """Run an operation to its end. Returns its result or raises its error."""
         return await asyncio.shield(self.start(operation))
 
     def start(self, operation: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run an operation to its end. Nobody needs to wait for the task."""
+        """Run an operation to its end. No caller needs to await the task."""
         task = asyncio.get_running_loop().create_task(operation)
         self._running.add(task)
         task.add_done_callback(self._over)
         return task
 
     async def end(self, within_s: float) -> None:
-        """Wait `within_s` seconds for what runs, then cancel the rest. Called when the owner ends."""
+        """The owner ends: wait up to `within_s` seconds for what is under way, then cancel the rest."""
         if self._running:
             await asyncio.wait(self._running, timeout=within_s)
         for task in list(self._running):
@@ -40,19 +43,25 @@ class ShieldedTasks:
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may have gone
+            task.exception()  # retrieved here: the caller may have gone
 
 
 async def until_finished(waited: Awaitable[T]) -> T:
-    """Return its result, or raise its error. A caller that is cancelled meanwhile goes on only once it has ended: a thread cannot
-    be cancelled."""
+    """Return the result of `waited`, or raise its error.
+
+    A thread cannot be cancelled. So a caller that is cancelled meanwhile goes on only once `waited` has
+    ended.
+    """
     future = asyncio.ensure_future(waited)
     await until_done(future)
     return future.result()
 
 
 async def until_done(future: asyncio.Future[Any]) -> None:
-    """Return once `future` has ended, however often the caller is cancelled meanwhile; raise CancelledError then."""
+    """Return once `future` has ended.
+
+    If the caller was cancelled meanwhile, raise CancelledError after that.
+    """
     cancelled = False
     while not future.done():
         try:
@@ -60,16 +69,17 @@ async def until_done(future: asyncio.Future[Any]) -> None:
         except asyncio.CancelledError:
             cancelled = True
     if not future.cancelled():
-        future.exception()  # taken here: the caller may not ask for it
+        future.exception()  # retrieved here: the caller may not ask for it
     if cancelled:
         raise asyncio.CancelledError
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all of it at once. When one fails or the caller is cancelled, cancel the others. Returns once all have ended.
+    """Run all coroutines at once. If one fails, or the caller is cancelled, cancel the others. Returns once
+    all have ended.
 
-    Raises what the first raised. `asyncio.TaskGroup` of Python 3.11 would lose the caller's cancellation where it comes with
-    a failure.
+    Raises the first error. `asyncio.TaskGroup` of Python 3.11 would lose a cancellation of the caller that
+    comes together with a failure.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

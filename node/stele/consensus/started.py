@@ -1,8 +1,9 @@
-"""A replica whose core runs: its parts, made once from what bootstrap found, and what each effect of the core means to them.
+"""A replica whose core runs: makes its parts from what bootstrap found, and gives them the effects of the
+core.
 
 Made by `Replica.run`; lives on the node's event loop. Opens no sockets and decides no membership.
 
-Invariant: nothing is answered to a client that is not committed and applied here.
+Invariant: a client's write is answered only after it is committed and applied here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _PEER_IS: dict[type, tuple[str, str]] = {
 
 
 class StartedReplica:
-    """The parts of one replica, and the EffectSink of its core. `failed` is told what ends it all.
+    """The parts of one replica, and the EffectSink of its core. `failed` is called with the error that ends
+    it.
 
     `active_ms`: when its log or its role last changed, by the node's clock.
     """
@@ -93,14 +95,15 @@ class StartedReplica:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether a caller waits for an answer."""
         return self.writes.busy or self.reads.busy or self.members.busy
 
     @property
     def staleness_ms(self) -> int | None:
-        """How old what is applied here is at most, by when the leader's last word came; None: not known."""
+        """Upper bound of the age of what is applied here, by the leader's last message; None: not known."""
         runtime, applier = self.runtime, self.applier
-        if runtime.quiet:  # it had everything, and its leader's node was heard within an election timeout
+        # At rest it has everything, and its leader's node was heard within an election timeout.
+        if runtime.quiet:
             return self._options.raft.election_max_ms
         caught_up_ms = self.core.caught_up_ms
         if caught_up_ms is None or applier.applied_index < applier.committed_index:
@@ -110,7 +113,7 @@ class StartedReplica:
     # --- a witness's rows, the end
 
     async def rows_arrived(self, machine: StateMachine) -> None:
-        """The rows of a young witness are here: bring them up to the log, then tell the leader."""
+        """The rows of a young witness are here: apply what the log has beyond them, then tell the leader."""
         self.writes.timestamps.in_log(machine.max_ceiling)
         try:
             await self.applier.catch_up(machine, self.storage.read_log)
@@ -122,7 +125,7 @@ class StartedReplica:
         self.runtime.post(DataArrived())
 
     def refuse_all(self, error: SteleError) -> None:
-        """Nobody is answered any more; who waits is given `error`, or UNKNOWN_OUTCOME."""
+        """The replica ends: each caller that waits gets `error`, or UNKNOWN_OUTCOME."""
         self.writes.stop(error)
         self.reads.refuse_all(error)
         self.members.refuse_all(error)
@@ -137,14 +140,14 @@ class StartedReplica:
             self._host.send(self._standing, node_id, to, message)
 
     def appending(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are about to be written: remember the ceilings among them."""
+        """Entries are about to be written to the log: note the ceilings among them."""
         self.active_ms = self.runtime.ticked_ms
         for entry in entries:
             if entry.kind is EntryKind.CEILING:
                 self.writes.timestamps.in_log(decode_ceiling(entry.payload))
 
     def committed(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are committed: they are applied from here on."""
+        """Entries are committed: have them applied."""
         if self.writes.ceilings:
             self.writes.ceilings_committed(entries)
         self.committed_opid = entries[-1].opid
@@ -157,13 +160,13 @@ class StartedReplica:
         return await self.storage.read_log(first_index, bytes_max)
 
     def runtime_failed(self, error: Exception) -> None:
-        """Core or log refused to go on: the core can no longer say that it leads no more."""
+        """The core or the log has failed. The core cannot tell that it leads no more, so tell it here."""
         self._failed(error)
         cause = f"its core has ended: {error}"
         self._role_changed(fx.RoleChanged(Role.NON_PARTICIPANT, self._standing.term, None, cause))
 
     def effect(self, effect: fx.Effect) -> None:
-        """What the core says besides messages and appends."""
+        """Give any other effect to the part that it concerns."""
         standing, log = self._standing, self._standing.log
         match effect:
             case fx.Proposed(context, opid):
@@ -217,7 +220,7 @@ class StartedReplica:
         standing.tell()
 
     def look_whether_committed(self) -> None:
-        """Leave CONFIGURING once there is a leader, and an entry of its term known committed."""
+        """Leave CONFIGURING if a leader is known, and an entry of its term is known committed."""
         if self.core.term_committed:
             self._standing.term_committed()
 
@@ -225,7 +228,7 @@ class StartedReplica:
 def _timestamps(
     host: Host, options: ReplicaOptions, machine: StateMachine | None, initial: InitialState
 ) -> Timestamps:
-    """They begin above the ceilings that the store and the log's tail hold."""
+    """Timestamps that begin above all ceilings in the store and in the log's last entries."""
     timestamps = Timestamps(
         host.wall_us,
         options.ceiling_ahead_us,

@@ -1,11 +1,11 @@
-"""Who a replica is and where it stands: life-cycle state, role, term, leader and configurations.
+"""`Standing`: identity and state of a replica: life-cycle state, role, term, leader and configurations.
 
-Each replica has one `Standing`, made first and read by all its parts. It is changed by its methods alone:
-- `begin`, `fail`, `stop` and `rows_arrived` by `Replica`, which owns the life cycle
-- `role_changed`, `term_committed` and `tell` by `StartedReplica`, when the core says so
-- `configured` by `Members`, when the core says so.
+Each replica has one, made first and read by all its parts. Only its methods change it:
+- `Replica`, which owns the life cycle, calls `begin`, `fail`, `stop` and `rows_arrived`.
+- `StartedReplica` calls `role_changed`, `term_committed` and `tell` when the core says so.
+- `Members` calls `configured` when the core says so.
 
-Invariant: the state changes through `next_state` alone, and each change is logged with its cause.
+Invariant: the state changes only through `next_state`, and each change is logged with its cause.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplicaState(IntEnum):
 
 
 class LifeEvent(Enum):
-    """What can change the state of a replica."""
+    """Events that change the state of a replica."""
 
     STARTED = "bootstrap has ended"
     ROLE_CHANGED = "its role, term or leader has changed"
@@ -69,26 +69,27 @@ _TAKES_PART = (ReplicaState.CONFIGURING, ReplicaState.RUNNING)
 
 
 def next_state(state: ReplicaState, event: LifeEvent) -> ReplicaState:
-    """The state that follows. An event that the table does not list for a state changes nothing."""
+    """The state after `event`. An event that the table does not list for a state changes nothing."""
     return _NEXT[state].get(event, state)
 
 
 class Standing:
-    """Identity and state of one replica. `no_leader_after_ms`: a group without a leader for longer has no quorum.
+    """Identity and state of one replica.
 
-    `running`: it takes part in its group, as CONFIGURING or RUNNING. `leads`: it is running, leads and holds rows.
+    `running`: it takes part in its group, as CONFIGURING or RUNNING. `leads`: it runs, leads and holds rows.
+    `no_leader_after_ms`: a group without a leader for longer is taken to have no quorum.
     """
 
     def __init__(self, superblock: Superblock, host: Host, no_leader_after_ms: int) -> None:
         self.superblock = superblock
         self.raw_tablet_id = bytes.fromhex(superblock.tablet_id)
-        """As messages carry it."""
+        """The tablet id as messages carry it."""
         self.log = structlog.get_logger("stele.consensus").bind(
             tablet=superblock.tablet_id[:8], replica=superblock.replica_id
         )
         self.state = ReplicaState.BOOTSTRAPPING
         self.error = ""
-        """Why it has FAILED, or why it could not be started yet."""
+        """Why it FAILED, or why it could not be started yet."""
         self.role = Role.NON_PARTICIPANT
         self.term = 0
         self.leader: ReplicaId | None = None
@@ -109,34 +110,34 @@ class Standing:
 
     @property
     def replica_id(self) -> ReplicaId:
-        """Its own id, never used again."""
+        """Its own id, which no other replica ever gets."""
         return self.superblock.replica_id
 
     # --- changes
 
     def begin(self, term: int, config: Configuration, committed: Configuration) -> None:
-        """The core was made from what bootstrap found."""
+        """Bootstrap has ended, and the core is made."""
         self.term = term
         self.config, self.committed_config = config, committed
         self._move(LifeEvent.STARTED, f"its log was replayed, at term {term}")
 
     def fail(self, reason: str) -> bool:
-        """Become FAILED. False if it has FAILED or stopped before: then the first reason stays."""
+        """Become FAILED. Returns False, and keeps the first reason, if it had FAILED or stopped before."""
         if not self._move(LifeEvent.FAILED, reason):
             return False
         self.error = reason
         return True
 
     def stop(self, cause: str) -> bool:
-        """Become STOPPED. False if it was."""
+        """Become STOPPED. Returns False if it was STOPPED before."""
         return self._move(LifeEvent.STOPPED, cause)
 
     def waits(self, error: str) -> None:
-        """Starting it is tried again later, because of `error`; "": it is tried now."""
+        """It could not be started because of `error`, and is tried again later; "": it is being tried."""
         self.error = error
 
     def rows_arrived(self, superblock: Superblock) -> None:
-        """It was a young witness; `superblock` is what it is now."""
+        """A young witness has its rows now; `superblock` is its new one."""
         self.superblock = superblock
 
     def role_changed(self, change: RoleChanged) -> None:
@@ -157,12 +158,12 @@ class Standing:
         )
 
     def term_committed(self) -> None:
-        """The core knows an entry of its leader's term to be committed."""
+        """The core knows that an entry of its leader's term is committed."""
         if self._move(LifeEvent.TERM_COMMITTED, f"an entry of term {self.term} is committed"):
             self.report()
 
     def configured(self, config: Configuration, committed: bool, cause: str) -> None:
-        """The core has another configuration, or has learned that one is committed."""
+        """The core has another active configuration, or knows that one is committed."""
         if committed:
             self.committed_config = config
         if not committed or self.config.opid_index <= config.opid_index:
@@ -171,7 +172,7 @@ class Standing:
         self.report()
 
     def _move(self, event: LifeEvent, cause: str) -> bool:
-        """Enter the state that follows and log it; whether it is another."""
+        """Enter the next state and log it. Returns whether it changed."""
         if not self._enter(event):
             return False
         tell = self.log.error if self.state is ReplicaState.FAILED else self.log.info
@@ -190,10 +191,10 @@ class Standing:
         self.running = self.state in _TAKES_PART
         self.leads = self.running and self._serves and self.role is Role.LEADER
 
-    # --- who hears of them
+    # --- reports and listeners
 
     def report(self) -> None:
-        """Have the node tell the masters of it."""
+        """Have the node report this replica to the masters."""
         self._host.changed(self)
 
     def add_role_listener(self, listener: RoleListener) -> None:
@@ -202,7 +203,7 @@ class Standing:
         listener(self.role, self.term, self.leader)
 
     def tell(self) -> None:
-        """Call the listeners and report, once all parts have followed a change of role."""
+        """Call the listeners and report. Called after all parts have followed a change of role."""
         for listener in self._listeners:
             listener(self.role, self.term, self.leader)
         self.report()
@@ -219,13 +220,13 @@ class Standing:
             raise self.refusal()
 
     def refusal(self) -> SteleError:
-        """What to answer who wants a leader: NOT_READY during bootstrap, else as `not_leader`."""
+        """The error for a caller that needs the leader: NOT_READY during bootstrap, else as `not_leader`."""
         if self.state is ReplicaState.BOOTSTRAPPING:
             return Retryable("the replica replays its log; try another or wait", code=Code.NOT_READY)
         return self.not_leader()
 
     def not_leader(self) -> SteleError:
-        """NOT_LEADER, with a hint where the leader is known; NO_QUORUM where there was none for long."""
+        """NOT_LEADER, with a hint if the leader is known; NO_QUORUM if there has been no leader for long."""
         where = f"replica {self.replica_id} of tablet {self.tablet_id}"
         peer = self.leader_peer()
         if peer is not None and peer.replica_id != self.replica_id:
@@ -236,5 +237,5 @@ class Standing:
         return NotLeader(f"{where} is {self.role.name}, and knows no leader yet")
 
     def error_of(self, code: Code, message: str) -> SteleError:
-        """What a refusal of the core stands for; with a hint where the leader is another."""
+        """The error for a refusal of the core. NOT_LEADER gets a hint if the leader is known."""
         return self.not_leader() if code is Code.NOT_LEADER else error_for(code, message)

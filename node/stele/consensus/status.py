@@ -1,6 +1,6 @@
-"""A replica as reports and the command line show it: ReplicaStatusPB from what the replica knows. Changes nothing.
+"""Makes a replica's ReplicaStatusPB, for reports and the command line. Changes nothing.
 
-Invariant: an entry or configuration is reported as committed only if this replica knows it to be.
+Invariant: an entry or configuration is reported as committed only if this replica knows that it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROLES = {
 
 
 def replica_status(standing: Standing, started: StartedReplica | None) -> common_pb2.ReplicaStatusPB:
-    """What a replica knows of itself and, as leader, of its peers."""
+    """The status of a replica and, if it leads, of its peers."""
     superblock = standing.superblock
     pb = common_pb2.ReplicaStatusPB(
         tablet_id=id_to_pb(superblock.tablet_id),
@@ -57,7 +57,7 @@ def replica_status(standing: Standing, started: StartedReplica | None) -> common
         pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
     now_ms = started.runtime.now_ms()
-    # A core that has ended may say for ever that it leads.
+    # Not by the core's role: a core that has failed may say for ever that it leads.
     for peer in status.peers if standing.role is Role.LEADER else ():
         pb.peers.append(
             common_pb2.PeerHealthPB(

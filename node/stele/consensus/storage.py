@@ -1,8 +1,9 @@
-"""What a replica keeps: its rows in a state machine, and its stream in the node's log. One part of a StartedReplica.
+"""A replica's rows (its state machine) and its stream in the node's log. One part of a StartedReplica.
 
-Owns flushes, after which the log may go; what holds the log for peers and copies; and reading it back.
+Owns flushes, after which the log may be collected; the anchors that keep the log for peers; and reading the
+log.
 
-Invariant: the log is let go of up to what a synced file of the store holds, and no further.
+Invariant: the log is released only up to what synced files of the store hold.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ LOG_KEPT_MS = 120_000
 
 
 class Storage:
-    """`machine` is None while a young witness has no rows yet, and once the replica has stopped."""
+    """Rows and log of one replica.
+
+    `machine` is None for a young witness without rows, and once the replica has stopped.
+    """
 
     def __init__(
         self,
@@ -42,19 +46,18 @@ class Storage:
         self._host = host
         self._runtime = runtime
         self._core = runtime.core
-        self._flushed_marks: deque[tuple[int, int]] = (
-            deque()
-        )  # (when, flushed index), the oldest that counts first
+        self._flushed_marks: deque[tuple[int, int]] = deque()
+        """(when, flushed index) of the last LOG_KEPT_MS, the oldest first."""
         self._flushing = asyncio.Lock()
         self._flushes = ShieldedTasks()
 
     def take(self, machine: StateMachine) -> None:
-        """The rows of a young witness are here and hold all that is committed."""
+        """Take over the rows of a young witness, which hold everything that is committed."""
         self.machine = machine
         self.stream.set_flushed(machine.flushed.index)
 
     async def close(self) -> None:
-        """Close the store, after a flush that is under way. Idempotent."""
+        """Close the store once a flush under way has ended. Idempotent."""
         async with self._flushing:
             machine, self.machine = self.machine, None
         if machine is not None:
@@ -63,10 +66,11 @@ class Storage:
     # --- flushes
 
     async def flush(self) -> OpId:
-        """Write what is in memory to synced files and let the log go up to there; what the store holds then.
+        """Write the rows in memory to synced files, and release the log up to there. Returns what the store
+        holds then.
 
-        A flush once begun belongs to the replica. Cancelling the caller ends only the waiting: the store would wait
-        for ever for a flush that nobody finishes.
+        Cancelling the caller ends only its waiting. A flush runs to its end, since the store would wait for
+        ever for one that is not finished.
 
         Raises:
             Retryable: DISK_FULL, NOT_READY for a replica without rows.
@@ -88,10 +92,10 @@ class Storage:
     # --- what holds the log
 
     def anchor_log(self, now_ms: int) -> None:
-        """Hold the log for peers that lag, and for a while for a copy that is not yet a peer.
+        """Keep the log for peers that lag, and for LOG_KEPT_MS for a copy that is not a peer yet.
 
-        The log bounds what an anchor may hold, and gives up what the disk has no space for. A peer that lags further
-        needs a copy. Entries that this replica itself has not flushed are held without an anchor.
+        The log bounds how much an anchor keeps, and drops what the disk has no space for. A peer that lags
+        further needs a copy. Entries that this replica has not flushed are kept without an anchor.
         """
         machine = self.machine
         if machine is None:
@@ -124,11 +128,11 @@ class Storage:
         return log.durable_index >= opid.index and log.term_at(opid.index) == opid.term
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
-        """Entries from the log, read in a thread; none if they were collected, which the core may not know yet.
+        """Entries of the log, read in a thread. None if they were collected, which the core may not know yet.
 
         Raises:
-            Retryable: the system has no descriptor or memory for it just now.
-            Corrupt: the disk does not give what was written.
+            Retryable: the system has no file descriptor or memory for it now.
+            Corrupt: the disk gives other bytes than were written.
         """
         try:
             return tuple(await self._host.in_thread(self.stream.read_entries, first_index, bytes_max))

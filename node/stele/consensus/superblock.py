@@ -1,7 +1,8 @@
-"""The superblock: identity and data state of a replica, in one small file. Written by the tablet manager and the copy.
+"""The superblock: identity and data state of a replica, in one small file. Written by the tablet manager and
+by copies.
 
-Invariant: the superblock is replaced by one rename, so a replica is always wholly in one data state. A replica whose
-superblock says COPYING never had rows to lose, or was ordered to be removed; one that says TOMBSTONED will never vote again.
+Invariant: one rename replaces the superblock, so a replica is always in exactly one data state. COPYING: it
+never had rows, or was ordered to be removed. TOMBSTONED: it never votes again.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class DataState(IntEnum):
 class Superblock:
     """A replica's identity and data state.
 
-    `kind` names its state machine ("table", "keyspace"). `schema` is `Schema.to_json` text, empty for a key space.
-    `partitioning` and `partition` are serialised PartitioningPB and PartitionPB. `witness_start` is set while the
-    replica logs as a WITNESS and its rows are still being copied. `last_term` and `last_opid` are what a tombstone
-    remembers. `source` is the address that a copy comes from.
+    - `kind`: its state machine, "table" or "keyspace".
+    - `schema`: `Schema.to_json` text, empty for a key space.
+    - `partitioning`, `partition`: serialised PartitioningPB and PartitionPB.
+    - `witness_start`: set while the replica logs as a WITNESS and its rows are still being copied.
+    - `last_term`, `last_opid`: what a tombstone remembers.
     """
 
     tablet_id: TabletId
@@ -64,7 +66,7 @@ class Superblock:
 
     @property
     def young_witness(self) -> bool:
-        """Whether it logs and votes while its rows are still on their way."""
+        """Whether it logs and votes while its rows are still being copied."""
         return self.data_state is DataState.COPYING and self.witness_start != OPID_NONE
 
     def with_state(self, state: DataState) -> Superblock:

@@ -1,18 +1,20 @@
-"""Hybrid timestamps of one replica, and the ceiling that keeps those of two leaders apart. Owned by Writes; no I/O.
+"""Hybrid timestamps of one replica, and the ceiling that keeps those of two leaders apart. Owned by Writes;
+no I/O.
 
-A leader assigns a timestamp, or serves a snapshot, only below a committed ceiling; a new leader begins above the
-highest ceiling in its log. So two leaders' timestamps are disjoint and a snapshot never changes. A new leader assigns
-none before its clock has passed that ceiling. A write acknowledged sooner would lie in the future, and a later scan at
-the present would miss it.
+A leader assigns timestamps and serves snapshots only below a committed ceiling. A new leader begins above the
+highest ceiling in its log. So the timestamps of two leaders are disjoint, and a snapshot never changes. A new
+leader assigns none before its clock has passed that ceiling. Otherwise its writes would lie in the future,
+and a scan at the present would miss them.
 
-So a ceiling runs ahead of the clock as little as it can: the next one must be committed before this one is used up.
-Where commits take long it runs further ahead, by a multiple of what the last one took. A new leader begins as far ahead
-as its predecessor was. The cost is the wait of a new leader, some commits long. Timestamps stay those of the clock.
-Rejected: a timestamp in the past, below a ceiling that the clock has passed. It would cost no wait. But a scan of several
-tablets could then miss a write in one, and see a later write in another.
+So a ceiling runs ahead of the clock as little as possible; but the next one must be committed before it is
+used up. Where commits take long, ceilings run further ahead, by a multiple of the time of the last commit. A
+new leader begins as far ahead as its predecessor was. The cost is the wait of a new leader, a few commits
+long. Timestamps stay those of the clock. Rejected: a timestamp in the past, below a ceiling that the clock
+has passed. It would cost no wait. But a scan of several tablets could then miss a write in one, and see a
+later write in another.
 
-Invariant: `assign` returns values that rise strictly, all at or below a ceiling that is committed; neither a timestamp nor
-a ceiling is made of a reading of the wall clock that the node finds wrong.
+Invariant: `assign` returns strictly rising values, all at or below a committed ceiling. No timestamp and no
+ceiling is made of a reading of the wall clock that the node finds wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from stele.model.ids import HybridTime
 
 _CEILING = struct.Struct("<Q")
 _AHEAD_PER_COMMIT = 4
-"""How many commits of a ceiling its lead lasts. The next is due at half of it, and may so take twice as long as the last."""
+"""A ceiling runs ahead by so many times the last commit's time. The next one is due at half of that, so its
+commit may take twice as long as the last one did.
+"""
 
 
 def encode_ceiling(ceiling: int) -> bytes:
@@ -48,9 +52,9 @@ def decode_ceiling(payload: bytes) -> int:
 class Timestamps:
     """The clock and the ceilings of one replica.
 
-    A ceiling runs `ahead_us` ahead of the wall clock, and up to `ahead_max_us` where commits take long. A snapshot is
-    refused further than `error_max_us` ahead. `fault`: what is wrong with a reading of the clock, "" if nothing. `node`:
-    whose clock it is, for messages. All in microseconds.
+    A ceiling runs `ahead_us` ahead of the wall clock, and up to `ahead_max_us` where commits take long. A
+    snapshot more than `error_max_us` ahead is refused. All in microseconds. `fault`: what is wrong with a
+    reading of the clock, "" if nothing. `node`: the node of the clock, for messages.
     """
 
     def __init__(
@@ -77,11 +81,11 @@ class Timestamps:
         self._proposed_us = 0  # when, by the wall clock
         self._begins_us = 0  # of this clock: it has passed what earlier leaders may have assigned
         self.ceiling_due = False
-        """Whether `next_ceiling` would give one, as far as the last `assign` could see."""
+        """Whether the next ceiling is due, as of the last `assign`."""
         self.applied = 0  # all at or below it is applied here, and will never change
 
     def in_log(self, ceiling: int) -> None:
-        """A ceiling stands in the log; whoever leads next begins above it."""
+        """A ceiling is in the log. The next leader begins above it."""
         self._highest = max(self._highest, ceiling)
 
     def lead(self) -> None:
@@ -90,8 +94,9 @@ class Timestamps:
         self._begins_us = physical_us(self._highest)
         self._committed = 0
         self._proposed = 0
-        # As far as its predecessor, or it could serve no snapshot before that one's last ceiling has come. A log that is
-        # further ahead than any ceiling may be was led by a wrong clock.
+        # As far ahead as its predecessor. Otherwise it could serve no snapshot until the clock reaches that
+        # one's last ceiling. If the log is further ahead than a ceiling may be, an earlier leader's clock was
+        # wrong.
         ahead_us = self._begins_us - self._wall_us()
         self._run_ahead(ahead_us if ahead_us <= self._ahead_max_us else 0)
 
@@ -111,15 +116,19 @@ class Timestamps:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the wall clock, for people; "" if nothing is. As long as something is, nothing is assigned."""
+        """What is wrong with the wall clock, in words; "" if nothing is.
+
+        Until it is right, nothing is assigned.
+        """
         return self._fault(self._wall_us())
 
     def next_ceiling(self, at_least: int = 0) -> int | None:
-        """A ceiling to propose now, or None: the present one lasts, one is on its way, time must pass first, or the wall
-        clock is wrong.
+        """A ceiling to propose now, or None: the present one lasts, one is on its way, time must pass first,
+        or the wall clock is wrong.
 
-        Called at each use, so an unused tablet writes nothing (but one, when its clients are to be forgotten). A new one is
-        due when less than half of the lead is left, or when `at_least` is above the present one.
+        Called at each use, so an unused tablet writes nothing (but one, when its clients are to be
+        forgotten). A new one is due when less than half of the lead is left, or when `at_least` is above the
+        present one.
         """
         if self._proposed:
             return None
@@ -133,19 +142,22 @@ class Timestamps:
         return ceiling
 
     def _due(self, wall_us: int) -> int:
-        """A ceiling below this one is to be followed by the next."""
+        """The next ceiling is due once the present one is below this."""
         return from_physical_us(wall_us + self._ahead_us // 2)
 
     @property
     def behind_ms(self) -> int:
-        """How long the wall clock takes to where the next ceiling may be proposed; 0 where none is needed for that."""
+        """For how many ms no ceiling can be proposed, as the clock is behind the log; 0 if none is needed."""
         if max(self._clock.last + 1, from_physical_us(self._wall_us())) <= self._committed:
             return 0
         highest = max(self._highest, self._committed)
         return max(0, physical_us(highest) - self._wall_us() - self._ahead_us) // 1000
 
     def assign(self) -> HybridTime | None:
-        """A fresh timestamp below the committed ceiling; None: wait for a ceiling, for time to pass, or for a right clock."""
+        """A new timestamp at or below the committed ceiling.
+
+        None: wait for a ceiling, for time to pass, or a right clock.
+        """
         wall = self._wall_us()
         time = self._clock.next_at(wall)
         if wall < self._begins_us or time > self._committed or self._fault(wall):
@@ -155,9 +167,10 @@ class Timestamps:
         return HybridTime(time)
 
     def stamp(self, ceiling: int) -> HybridTime:
-        """The timestamp of the entry that brings `ceiling`: later entries of this leader have higher ones.
+        """The timestamp of the entry that holds `ceiling`. Later entries of this leader have higher ones.
 
-        Never above the ceiling: a snapshot may be reserved beyond it, and whoever leads next knows the ceiling only.
+        It is never above the ceiling: the clock may be, after a reserved snapshot, but the next leader knows
+        only the ceiling.
         """
         return HybridTime(min(self._clock.now(), ceiling))
 

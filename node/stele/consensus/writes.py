@@ -1,7 +1,9 @@
-"""The write path of a replica: proposals get timestamps below a committed ceiling, go to the core, and get their outcomes.
+"""The write path of a replica: gives writes timestamps below a committed ceiling, proposes them, and tells
+their outcomes.
 
-One part of a StartedReplica. What finds no ceiling waits for one. Invariant: nothing is handed to the core without a
-timestamp that a committed ceiling covers.
+One part of a StartedReplica. A write waits if no ceiling covers its timestamp yet.
+
+Invariant: every write that the core is given has a timestamp at or below a committed ceiling.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _CEILING_RETRY_S = 0.002
 class Writes:
     """Proposals, timestamps and ceilings of one replica.
 
-    `ceilings`: the ceilings that this leader has proposed and that are not committed yet, by log index; their term.
+    `ceilings`: terms of the ceilings that this leader has in its log and that are not committed yet, by log
+    index.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Writes:
         self.proposals = Proposals()
         self.ceilings: dict[int, int] = {}
         self.last_applied_ms = 0
-        """When a write was applied last, by the node's clock."""
+        """When a write was last applied, by the node's clock."""
         self._standing = standing
         self._host = host
         self._options = options
@@ -59,17 +62,16 @@ class Writes:
 
     @property
     def busy(self) -> bool:
-        """Whether a write has no outcome yet, or somebody waits for a ceiling."""
+        """Whether a write has no outcome yet, or a caller waits for a ceiling."""
         return bool(len(self.proposals) or self._ceiling_waiters)
 
     # --- proposals
 
     def submit(self, payload: bytes) -> asyncio.Future[Outcome]:
-        """Propose a WRITE. The future is the replica's, not the caller's: cancel only a shield of it.
+        """Propose a WRITE. The future belongs to the replica: a caller may cancel only a shield of it.
 
-        Raises:
-            Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart), THROTTLED, DISK_FULL.
-            Rejected: TOO_LARGE.
+        Raises: Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart),
+            THROTTLED, DISK_FULL. Rejected: TOO_LARGE.
         """
         if len(payload) > self._options.write_bytes_max:
             raise Rejected(
@@ -102,7 +104,7 @@ class Writes:
         return future
 
     def _post(self, pending: Pending, timestamp: int) -> None:
-        """Hand a write that has its timestamp to the core."""
+        """Give a write with its timestamp to the core."""
         pending.timestamp = timestamp
         context = next(self._contexts)
         self.proposals.posted(context, pending)
@@ -117,7 +119,7 @@ class Writes:
         return await self.outcome(self.submit(payload), deadline_ms)
 
     async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
-        """Wait for a submitted write; a deadline ends only the waiting (UNKNOWN_OUTCOME)."""
+        """Wait for a submitted write. A deadline ends only the waiting (UNKNOWN_OUTCOME)."""
         if deadline_ms is None:
             return await asyncio.shield(future)
         done, _ = await asyncio.wait((future,), timeout=deadline_ms / 1000)
@@ -126,8 +128,10 @@ class Writes:
         return future.result()
 
     def check_clock(self) -> None:
-        """Raise NOT_READY where the clock of this node is wrong, or where it is so far behind the timestamps of this log
-        that a write would wait for long without being told why."""
+        """Raise NOT_READY if this node's clock is wrong, or far behind the timestamps of this log.
+
+        Otherwise a write would wait for long, and its caller would not know why.
+        """
         if fault := self.timestamps.fault:
             raise wrong_clock(fault)
         behind_ms = self.timestamps.behind_ms
@@ -139,10 +143,10 @@ class Writes:
             )
 
     def let_time_pass(self) -> None:
-        """As leader, bring the present into the log where that makes the machine forget all its clients.
+        """As leader, append a ceiling once that lets the machine forget all its clients.
 
-        Replicas forget by the time of the entries alone: without this the clients of a tablet that nobody writes to
-        would be remembered for ever.
+        Replicas forget clients by the timestamps of entries only. Without this, a tablet without writes would
+        remember its clients for ever.
         """
         machine = self._storage.machine
         if machine is None or not self._standing.leads or self._host.low_space():
@@ -154,7 +158,10 @@ class Writes:
     # --- ceilings
 
     async def covered(self, snapshot: int) -> None:
-        """Return once a ceiling of this leader at or above `snapshot` is committed. Raises once it leads no more."""
+        """Return once a ceiling of this leader at or above `snapshot` is committed.
+
+        Raises if it leads no more.
+        """
         while not self.timestamps.covers(snapshot):
             future: asyncio.Future[None] = self._loop.create_future()
             self._ceiling_waiters.append(future)
@@ -167,7 +174,7 @@ class Writes:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Give timestamps to writes that waited for a ceiling or for time to pass, and hand them to the core."""
+        """Give timestamps to waiting writes, as far as the ceiling allows, and give the writes to the core."""
         self._pump_scheduled = False
         if not self._standing.leads or not (self.proposals.waiting or self._ceiling_waiters):
             return
@@ -183,7 +190,7 @@ class Writes:
         self._want_ceiling()
 
     def _want_ceiling(self, at_least: int = 0) -> None:
-        """Propose the next ceiling if one is due; if time must pass first, look again soon."""
+        """Propose the next ceiling if it is due. If time must pass first, look again soon."""
         if not self._standing.leads:
             return
         ceiling = self.timestamps.next_ceiling(at_least)
@@ -236,7 +243,7 @@ class Writes:
             self.timestamps.lost()
 
     def ceilings_committed(self, entries: tuple[Entry, ...]) -> None:
-        """Entries are committed; `ceilings` may be among them."""
+        """Entries are committed: look for this leader's ceilings among them."""
         for entry in entries:
             if (
                 entry.kind is EntryKind.CEILING
@@ -263,12 +270,12 @@ class Writes:
         self._ceiling_contexts.clear()
 
     def end_leading(self, error: SteleError) -> None:
-        """It leads no more: what was never proposed never will be."""
+        """It leads no more: refuse the writes that were not proposed yet."""
         self.proposals.fail_waiting(error)
         self._wake_ceiling_waiters(error)
 
     def stop(self, error: SteleError) -> None:
-        """It stops for good."""
+        """The replica ends."""
         if self._retry is not None:
             self._retry.cancel()
         self.proposals.fail_all(error)
@@ -276,5 +283,5 @@ class Writes:
 
 
 def wrong_clock(fault: str) -> SteleError:
-    """Retryable: the node hands over, and the next leader has a right clock."""
+    """The error for a wrong clock. Retryable: the node hands over, and the next leader's clock is right."""
     return Retryable(f"{fault}; until then this replica makes no timestamps", code=Code.NOT_READY)

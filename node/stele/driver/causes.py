@@ -1,7 +1,8 @@
 """Names of causes: why a driver acts, as one word that events, status and the logs of nodes share. Pure.
 
-A heal is named after the node that it replaces and the epoch of the driver that began it: `heal/7f3a91c2-12`. The intent in
-the catalog keeps the name. So all steps of a tablet have the same cause, also where another driver takes over.
+A heal is named after the node that it replaces and the epoch of the driver that began it: `heal/7f3a91c2-12`.
+The intent in the catalog keeps the name. So all steps of a tablet have the same cause, also where another
+driver takes over.
 """
 
 from __future__ import annotations
