@@ -156,7 +156,7 @@ async def test_a_write_that_is_refused_until_its_end_leaves_nothing(cluster: Loc
         await table.put({"id": 1, "name": "n"})
         rows = pa.table({"id": range(100), "name": ["n" * 1000] * 100})
         table._batcher._timeout_s = 0.3
-        node.low_space = lambda: True  # type: ignore[method-assign]
+        node.host.low_space = lambda: True  # type: ignore[method-assign]
         gc.collect()
         gc.disable()
         try:
@@ -170,4 +170,4 @@ async def test_a_write_that_is_refused_until_its_end_leaves_nothing(cluster: Loc
             assert left_in_circles() == []
         finally:
             gc.enable()
-        del node.low_space
+        del node.host.low_space

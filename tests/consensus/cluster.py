@@ -37,12 +37,12 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2
 from stele.tserver.log_space import LogSpace
 from stele.tserver.manager import TabletManager
+from stele.tserver.monitor import NodeMonitor
 from stele.tserver.options import NodeOptions
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
 from stele.tserver.ticker import ReplicaClock
 from stele.tserver.wall_clock import WallClock
-from stele.tserver.watch import NodeWatch
 from stele.wal.log import Log
 from stele.wal.options import LogOptions
 
@@ -120,7 +120,7 @@ class TestNode:
         self.sessions: CopySessions
         self.quiet: QuietGroups | None = None
         self.options = NodeOptions(directory, self.node_id, ClusterId("c" * 32), "127.0.0.1:1")
-        self.watch: NodeWatch | None = None
+        self.monitor: NodeMonitor | None = None
 
     async def start(self) -> TestNode:
         loop = asyncio.get_running_loop()
@@ -157,13 +157,21 @@ class TestNode:
             self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
-            if self.watch is not None:
-                self.watch.tick(self.now_ms())
+            if self.monitor is not None:
+                self.monitor.tick(self.now_ms())
 
     def watch_clock(self) -> None:
         """Let it hand its leaders over when its clock is wrong, as a node does."""
         volume: Any = None  # looked at for its disk alone
-        self.watch = NodeWatch(volume, self.log, self.replicas, self, log_stall_ms=self.options.log_stall_ms)
+        self.monitor = NodeMonitor(
+            volume,
+            self.log,
+            self.replicas,
+            self.wall_clock,
+            in_thread=self.in_thread,
+            fail=self.fail,
+            log_stall_ms=self.options.log_stall_ms,
+        )
 
     def watch_quiet(self) -> None:
         """Let its idle groups rest, as a node does."""
@@ -186,8 +194,8 @@ class TestNode:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        if self.watch is not None:
-            await self.watch.close()
+        if self.monitor is not None:
+            await self.monitor.close()
         await self.manager.close()
         await self.in_thread(self.log.close)
         self._threads.shutdown()

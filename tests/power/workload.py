@@ -35,6 +35,7 @@ from stele.model.schema import Schema
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
 from stele.tserver import formation, log_space, maintenance
 from stele.tserver.manager import TabletManager
+from stele.tserver.messenger import Messenger
 from stele.tserver.node import Node
 from stele.wal.options import LogOptions
 from tests.consensus.cluster import OPTIONS
@@ -88,11 +89,16 @@ def cluster_on(directory: Path, story: Story | None = None) -> LocalCluster:
 def _listen(story: Story, rng: random.Random) -> None:
     """Note what nodes tell each other, what they are ordered to remove, and what clients number to send it again. Answers to
     inserts are long on their way: what was done for a client is flushed by the time it has heard of it."""
-    send, delete, start = Node.send, TabletManager.delete, TabletClient._start
+    send, delete, start = Messenger.send, TabletManager.delete, TabletClient._start
+    names = {node_id: name for name, node_id in story.ids.items()}
 
-    def sent(self: Node, replica: Any, node_id: Any, to: ReplicaId, message: Any, **more: Any) -> None:
+    def sent(self: Messenger, replica: Any, node_id: Any, to: ReplicaId, message: Any, **more: Any) -> None:
         promise = partial(
-            Promise, time.monotonic(), self.options.data_dir.name, replica.tablet_id, replica.replica_id
+            Promise,
+            time.monotonic(),
+            names[self._transport.identity.node_id],
+            replica.superblock.tablet_id,
+            replica.superblock.replica_id,
         )
         match message:
             case UpdateRequest():
@@ -132,7 +138,7 @@ def _listen(story: Story, rng: random.Random) -> None:
 
         return start(self, request, timeout_s, answered, sequencer)
 
-    Node.send, TabletManager.delete = sent, deleted  # type: ignore[assignment, method-assign]
+    Messenger.send, TabletManager.delete = sent, deleted  # type: ignore[assignment, method-assign]
     TabletClient._start = started  # type: ignore[method-assign]
 
 

@@ -83,7 +83,7 @@ async def test_a_copy_that_fails_before_there_is_a_replica_is_told_of(cluster: L
         order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), NodeId(new_id()), "127.0.0.1:1")
         copy = await fresh.manager.start_copy(order, lost)
         assert copy is not None
-        fresh.changed_key(copy.key)  # as the service does that takes the order
+        fresh.host.changed_key(copy.key)  # as the service does that takes the order
 
         async def masters_say() -> list[str]:
             view = await cluster_view(client.masters)

@@ -115,7 +115,7 @@ async def test_a_failed_log_ends_the_node_though_its_disk_does_not_say_how_full_
     away = directory.rename(directory.with_name("away"))
     try:
         with pytest.raises(OSError):
-            await node.watch.measure()
+            await node.monitor.measure()
         node.log.fail(OSError("the disk is gone"))
         await wait_until(node.failed.done)
     finally:
@@ -154,7 +154,7 @@ async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> No
         await client.create_table("t", SCHEMA, HASHED)
         await fill(client, 20)
         await wait_until(lambda: node.log.under_way is None)
-        node.watch._log_stall_ms = 3_000
+        node.monitor._log_stall_ms = 3_000
         await asyncio.sleep(4.0)
         assert not node.failed.done(), "a log at rest does not hang"
         await wait_until(lambda: node.log.under_way is None)

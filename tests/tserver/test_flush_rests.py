@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from stele.consensus.ports import Host
 from stele.model.errors import Code, Retryable
 from stele.tablet.colformat import NAME
 from stele.tablet.files import Files
@@ -16,7 +17,7 @@ from stele.tablet.keyspace import KeySpace
 from stele.tserver import formation, maintenance
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.node import Node
-from stele.wal import LogOptions
+from stele.wal import Log, LogOptions
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
 from tests.tserver.test_maintenance import at_rest, with_files
@@ -40,24 +41,48 @@ class FullFiles(Files):
         return super().write_new(path, parts)
 
 
-class Clocked:
-    """A node with a clock of its own for its maintenance, whose rounds of flushes it counts."""
+class Counted:
+    """The log of a node. It counts the rounds of flushes, each of which asks once what pins it."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
-        self.time_ms = node.now_ms()
+        self._log = node.log
         self.rounds = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._node, name)
+        return getattr(self._log, name)
+
+    def pins(self) -> Any:
+        self.rounds += 1
+        return self._log.pins()
+
+
+class Clocked:
+    """The host of a node, with a clock of its own for maintenance."""
+
+    def __init__(self, node: Node) -> None:
+        self._host = node.host
+        self.time_ms = node.host.now_ms()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._host, name)
 
     def now_ms(self) -> int:
         return self.time_ms
 
-    @property
-    def log(self) -> Any:
-        self.rounds += 1
-        return self._node.log
+
+def clocked(node: Node) -> tuple[Maintenance, Clocked, Counted]:
+    """Maintenance of a node by a clock that the test sets."""
+    host, log = Clocked(node), Counted(node)
+    made = Maintenance(
+        node.replicas,
+        node.stores,
+        cast(Log, log),
+        node.log_space,
+        node.sessions,
+        node.monitor,
+        cast(Host, host),
+    )
+    return made, host, log
 
 
 @pytest.mark.parametrize("why", ["it is due", "all stores are too large"])
@@ -77,24 +102,27 @@ async def test_a_store_whose_flush_failed_is_left_alone_for_a_while(
         monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", -1)
     else:
         node.stores.bytes_max = 0
-    clocked = Clocked(node)
-    node._maintenance = Maintenance(clocked)
+    loops, clock, log = clocked(node)
 
     async def some_rounds() -> None:
-        enough = clocked.rounds + 10
-        await wait_until(lambda: clocked.rounds > enough)
+        enough = log.rounds + 10
+        await wait_until(lambda: log.rounds > enough)
 
-    for tried in (1, 2):
-        await wait_until(lambda tried=tried: files.tried == tried)  # type: ignore[misc]
-        await some_rounds()
-        assert files.tried == tried
-        assert not any(s.memory_bytes for s in others)
-        files.full = tried == 1
-        clocked.time_ms += maintenance.FLUSH_REST_MS - 1
-        await some_rounds()
-        assert files.tried == tried
-        clocked.time_ms += 1
-    await wait_until(lambda: not full.memory_bytes)
+    loops.start()
+    try:
+        for tried in (1, 2):
+            await wait_until(lambda tried=tried: files.tried == tried)  # type: ignore[misc]
+            await some_rounds()
+            assert files.tried == tried
+            assert not any(s.memory_bytes for s in others)
+            files.full = tried == 1
+            clock.time_ms += maintenance.FLUSH_REST_MS - 1
+            await some_rounds()
+            assert files.tried == tried
+            clock.time_ms += 1
+        await wait_until(lambda: not full.memory_bytes)
+    finally:
+        await loops.close()
 
 
 async def test_a_store_waits_the_longer_for_its_age_the_more_a_flush_writes_again(
@@ -110,13 +138,11 @@ async def test_a_store_waits_the_longer_for_its_age_the_more_a_flush_writes_agai
         replica = next(r for r in node.replicas if isinstance(r.machine, KeySpace))
         await replica.storage.flush()
         await space.replace("small", b"1")
-    clocked = Clocked(node)
-    loops = Maintenance(clocked)
-    await loops.close()
-    begun, age = clocked.time_ms, maintenance.FLUSH_AGE_MS
+    loops, clock, _ = clocked(node)
+    begun, age = clock.time_ms, maintenance.FLUSH_AGE_MS
     await loops.flush_due()
     for passed, due in ((2 * age, False), (3 * age, False), (4 * age, True)):
-        clocked.time_ms = begun + passed
+        clock.time_ms = begun + passed
         await loops.flush_due()
         assert (replica.machine.applied == replica.machine.flushed) is due
 

@@ -82,7 +82,7 @@ async def test_a_node_that_stops_holds_the_lock_while_an_order_works_on(
     """An order that lasts is cancelled, and its thread goes on."""
     monkeypatch.setattr(manager, "_CLOSE_S", 0.05)
     node, order = cluster.running["node-0"], Held()
-    ordered = asyncio.ensure_future(node.manager.whole(node.in_thread(order)))
+    ordered = asyncio.ensure_future(node.manager.whole(node.threads.in_thread(order)))
     await order.wait_begun()
     stopping = asyncio.ensure_future(cluster.stop("node-0"))
     try:

@@ -58,17 +58,15 @@ async def with_files(cluster: LocalCluster, tables: int) -> list[TabletStore]:
 
 async def anew(node: Node) -> Maintenance:
     """The node's maintenance, with the pauses that hold now."""
-    assert node._maintenance is not None
-    await node._maintenance.close()
-    node._maintenance = Maintenance(node)
-    return node._maintenance
+    await node.maintenance.close()
+    node.maintenance.start()
+    return node.maintenance
 
 
 async def at_rest(node: Node) -> Maintenance:
     """The node's maintenance, which does what it is called for and nothing else."""
-    assert node._maintenance is not None
-    await node._maintenance.close()
-    return node._maintenance
+    await node.maintenance.close()
+    return node.maintenance
 
 
 class HangingFiles(Files):
@@ -88,7 +86,7 @@ async def with_room(node: Node, room: int) -> None:
     options = node.log.options
     free = options.low_space_bytes + 2 * options.segment_bytes + room
     node.volume.disk_bytes = lambda: (free, 0)  # type: ignore[method-assign]
-    await wait_until(lambda: room_bytes(node) == room)
+    await wait_until(lambda: room_bytes(node.log, node.monitor) == room)
 
 
 async def test_a_merge_that_fails_again_and_again_holds_nobody_up(cluster: LocalCluster) -> None:
@@ -96,8 +94,7 @@ async def test_a_merge_that_fails_again_and_again_holds_nobody_up(cluster: Local
     node = cluster.running["node-0"]
     await with_room(node, 0)
     stores = await with_files(cluster, 3)
-    assert node._maintenance is not None
-    compactor = node._maintenance._compactor = Refusing(stores[0].directory)
+    compactor = node.maintenance._compactor = Refusing(stores[0].directory)
     await with_room(node, 1 << 30)
     await wait_until(lambda: [len(s.files) for s in stores[1:]] == [1, 1])
     assert len(stores[0].files) == 4
@@ -138,10 +135,9 @@ async def test_a_merge_that_lacked_memory_is_made_later(
     node = cluster.running["node-0"]
     await with_room(node, 0)
     (store,) = await with_files(cluster, 1)
-    assert node._maintenance is not None
     lacking: Lacking | LackingFiles
     if where == "its worker":
-        lacking = node._maintenance._compactor = Lacking()
+        lacking = node.maintenance._compactor = Lacking()
     else:
         lacking = LackingFiles()
         store._contents.files = lacking
@@ -223,13 +219,13 @@ async def test_memory_is_given_back_once_for_all_flushes_of_a_round(
     node = cluster.running["node-0"]
     stores = await with_files(cluster, 3)
     loops = await at_rest(node)
-    given_back, in_thread = Counter[Any](), node.in_thread
+    given_back, in_thread = Counter[Any](), node.host.in_thread
 
     async def counted(work: Callable[..., Any], *args: Any) -> Any:
         given_back[work] += work is give_memory_back
         return await in_thread(work, *args)
 
-    monkeypatch.setattr(node, "in_thread", counted)
+    monkeypatch.setattr(node.host, "in_thread", counted)
     monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", -1)
     async with cluster.client() as client:
         for number in range(3):

@@ -237,7 +237,7 @@ def changes(node: Node, count: int) -> list[StreamKey]:
     """Replicas that came and went again."""
     keys = [StreamKey(TabletId(new_id()), ReplicaId(1)) for _ in range(count)]
     for key in keys:
-        node.changed_key(key)
+        node.host.changed_key(key)
     return keys
 
 

@@ -25,8 +25,9 @@ from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 from stele.tablet.pairs import PAIR_BYTES
-from stele.tserver.reads import KEYS_MAX, READS_AT_ONCE
+from stele.tserver.reads import KEYS_MAX
 from stele.tserver.tablet_service import _KV_OPS
+from stele.tserver.threads import READS_AT_ONCE
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster, count, fill, machines_of
 
@@ -217,12 +218,14 @@ async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_t
         ]
         go_on = Event()
         try:
-            busy = [asyncio.ensure_future(leader.in_thread(go_on.wait)) for _ in range(8)]
+            busy = [asyncio.ensure_future(leader.threads.in_thread(go_on.wait)) for _ in range(8)]
             assert await table.get(1) == {"id": 1, "name": "one"}
             go_on.set()
             await asyncio.gather(*busy)
             go_on.clear()
-            busy = [asyncio.ensure_future(leader.in_read_thread(go_on.wait)) for _ in range(READS_AT_ONCE)]
+            busy = [
+                asyncio.ensure_future(leader.threads.in_read_thread(go_on.wait)) for _ in range(READS_AT_ONCE)
+            ]
             keys = pa.RecordBatch.from_arrays([pa.array([1])], schema=SCHEMA.to_arrow(SCHEMA.key_column_ids))
             request = tserver_pb2.ReadRequest(keys=keys.serialize().to_pybytes(), schema_version=1)
             for _ in range(20):  # the last attempt may be answered by a node that does not lead
@@ -231,7 +234,7 @@ async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_t
                 if refused.value.code is Code.TIMED_OUT:
                     break
             assert refused.value.code is Code.TIMED_OUT
-            assert await leader.in_thread(lambda: "at once") == "at once"
+            assert await leader.threads.in_thread(lambda: "at once") == "at once"
         finally:
             go_on.set()
         await asyncio.gather(*busy)

@@ -51,7 +51,7 @@ class MasterNode(Node):
             self._catalog_log,
             node.pool,
             self._master_options,
-            on_failure=node.fail,
+            on_failure=node.shutdown.fail,
             adopted=node.volume.adopted,
         )
         self.master.start()

@@ -16,12 +16,12 @@ from stele.model.ids import NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.events import ChangeType
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb, peer_from_pb
 from stele.rpc.identity import Identity
-from stele.rpc.inbound import PeerInbound
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceServicer
 from stele.tserver.fences import Fences
 from stele.tserver.manager import TabletManager
+from stele.tserver.messenger import Messenger
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports, copy_progress, report_one
 
@@ -36,7 +36,7 @@ class ConsensusService(ConsensusServiceServicer):
     def __init__(
         self,
         identity: Identity,
-        inbound: PeerInbound,
+        messenger: Messenger,
         replicas: Replicas,
         manager: TabletManager,
         fences: Fences,
@@ -45,7 +45,7 @@ class ConsensusService(ConsensusServiceServicer):
         changed: Callable[[StreamKey], None],
     ) -> None:
         self._identity = identity
-        self._inbound = inbound
+        self._messenger = messenger
         self._replicas = replicas
         self._manager = manager
         self._fences = fences
@@ -54,7 +54,7 @@ class ConsensusService(ConsensusServiceServicer):
 
     async def OpenPeerStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         """Where a peer's messages go, and the key to begin with."""
-        return self._inbound.introduce(request)
+        return self._messenger.introduce(request)
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
         """Change one member; answered once the change is committed."""

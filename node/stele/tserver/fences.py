@@ -16,13 +16,12 @@ of one that erases, before anything is erased.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from stele.model.bounds import EPOCH_MAX, FENCE_STEP_MAX, TERM_JUMP_MAX, TERM_MAX
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, TabletId
+from stele.tserver.threads import InThread
 from stele.tserver.volume import Volume
 
 _TABLETS_MAX = 20_000
@@ -36,9 +35,9 @@ class _Known:
 
 
 class Fences:
-    """One node's. `in_thread(work, *arguments)` runs what blocks."""
+    """Of one node."""
 
-    def __init__(self, volume: Volume, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(self, volume: Volume, in_thread: InThread) -> None:
         record = volume.record
         self._volume = volume
         self._in_thread = in_thread

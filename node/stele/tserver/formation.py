@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -30,6 +29,7 @@ from stele.tserver.founding import may_found
 from stele.tserver.manager import TabletManager
 from stele.tserver.options import NodeOptions
 from stele.tserver.replicas import Replicas
+from stele.tserver.threads import InThread
 from stele.tserver.volume import (
     NodeRecord,
     Volume,
@@ -157,7 +157,7 @@ class Formation:
         volume: Volume,
         replicas: Replicas,
         manager: TabletManager,
-        in_thread: Callable[..., Awaitable[Any]],
+        in_thread: InThread,
     ) -> None:
         self._volume = volume
         self._replicas = replicas

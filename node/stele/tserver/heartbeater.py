@@ -34,11 +34,11 @@ from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.tserver.facts import NodeFacts
 from stele.tserver.fences import Fences
+from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_keys, all_reports, report_one
 from stele.tserver.vetting import Vouchers
 from stele.tserver.wall_clock import WallClock
-from stele.tserver.watch import NodeWatch
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver.heartbeat")
@@ -58,7 +58,7 @@ class ReportingNode(Protocol):
     facts: NodeFacts
     replicas: Replicas
     log: Log
-    watch: NodeWatch
+    monitor: NodeMonitor
     wall_clock: WallClock
     pool: ChannelPool
     book: PeerBook
@@ -232,7 +232,7 @@ class Heartbeater:
         """A heartbeat with what every one has, for the master that answered last; "" before."""
         node = self._node
         identity = node.facts.identity
-        free, used = node.watch.disk_bytes
+        free, used = node.monitor.disk_bytes
         request = pb.TSHeartbeatRequest(
             node_id=id_to_pb(identity.node_id),
             incarnation=identity.incarnation,

@@ -13,13 +13,14 @@ import asyncio
 import ctypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import structlog
 
 from stele import metrics
 from stele.consensus.copy_source import CopySessions
+from stele.consensus.ports import Host
 from stele.consensus.replica import Replica
 from stele.consensus.shielded import ShieldedTasks
 from stele.model.errors import Corrupt, SteleError
@@ -28,8 +29,8 @@ from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
 from stele.tserver.log_space import LogSpace
 from stele.tserver.memory import StoreMemory, held_bytes
+from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
-from stele.tserver.watch import NodeWatch
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver.maintenance")
@@ -58,31 +59,27 @@ COMPACTION_REST_MS = 30_000
 SEGMENTS_KEPT = 2
 """Of the log: merges leave space for so many more."""
 
-T = TypeVar("T")
-
-
-class MaintainedNode(Protocol):
-    """The node, as its maintenance sees it: what is to be kept small, and how much room there is."""
-
-    replicas: Replicas
-    stores: StoreMemory
-    log: Log
-    log_space: LogSpace
-    sessions: CopySessions
-    watch: NodeWatch
-
-    def now_ms(self) -> int:
-        """Milliseconds as the replicas count them."""
-
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Run blocking work in a thread."""
-
 
 class Maintenance:
-    """Owned by the node."""
+    """Of one node. It does nothing by itself before `start`."""
 
-    def __init__(self, node: MaintainedNode) -> None:
-        self._node = node
+    def __init__(
+        self,
+        replicas: Replicas,
+        stores: StoreMemory,
+        node_log: Log,
+        log_space: LogSpace,
+        sessions: CopySessions,
+        monitor: NodeMonitor,
+        host: Host,
+    ) -> None:
+        self._replicas = replicas
+        self._stores = stores
+        self._log = node_log
+        self._log_space = log_space
+        self._sessions = sessions
+        self._monitor = monitor
+        self._host = host
         self._since: dict[StreamKey, int] = {}
         self._flush_rests: dict[StreamKey, int] = {}
         self._compactor = Compactor()
@@ -90,14 +87,18 @@ class Maintenance:
         self._merged_last: StreamKey | None = None
         self._reclaim_ms = 0
         self._resting: dict[StreamKey, int] = {}
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, and go on until `close`."""
         loop = asyncio.get_running_loop()
         self._loops = [
             loop.create_task(self._again_and_again(step, pause_s))
             for step, pause_s in (
                 (self.flush_due, ROUND_S),
                 (self.merge_due, ROUND_S),
-                (node.log_space.collect, COLLECT_S),
-                (node.sessions.expire, COLLECT_S),
+                (self._log_space.collect, COLLECT_S),
+                (self._sessions.expire, COLLECT_S),
                 (self.forget_clients, COLLECT_S),
             )
         ]
@@ -127,19 +128,19 @@ class Maintenance:
         """Flush, one after the other, the stores that are large, old or at rest, or that hold the log; where all of them
         together are too large, the largest first, however small."""
         while await self._flush_round():
-            await self._node.in_thread(give_memory_back)
-            if not self._node.stores.over:
+            await self._host.in_thread(give_memory_back)
+            if not self._stores.over:
                 break
 
     async def _flush_round(self) -> bool:
         """Each store once at most, but for those that rest. Whether one was flushed."""
-        now = self._node.now_ms()
-        left = {replica.superblock.key: replica for replica in self._node.replicas}
+        now = self._host.now_ms()
+        left = {replica.superblock.key: replica for replica in self._replicas}
         self._since = {key: since for key, since in self._since.items() if key in left}
         self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
         left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
-        held_max = self._node.log_space.held_max
-        pinned = {pin.key for pin in self._node.log.pins() if pin.bytes > held_max}
+        held_max = self._log_space.held_max
+        pinned = {pin.key for pin in self._log.pins() if pin.bytes > held_max}
         flushed = await self._flush_largest(left)
         for looked, (key, replica) in enumerate(tuple(left.items()), 1):
             await _give_way(looked)
@@ -152,7 +153,7 @@ class Maintenance:
     async def _flush_largest(self, left: dict[StreamKey, Replica]) -> bool:
         """As long as all together are too large, and take out what was tried. Whether one was flushed."""
         flushed = False
-        while left and self._node.stores.over:
+        while left and self._stores.over:
             key, largest = max(left.items(), key=lambda item: held_bytes(item[1]))
             if not held_bytes(largest):
                 break
@@ -166,7 +167,7 @@ class Maintenance:
             return False
         if machine.should_flush():
             return True
-        key, now = replica.superblock.key, self._node.now_ms()
+        key, now = replica.superblock.key, self._host.now_ms()
         if machine.applied == machine.flushed:
             self._since.pop(key, None)
             return False
@@ -188,14 +189,14 @@ class Maintenance:
         else:
             metrics.flush_seconds.inc(time.perf_counter() - started)
             return True
-        self._flush_rests[replica.superblock.key] = self._node.now_ms() + FLUSH_REST_MS
+        self._flush_rests[replica.superblock.key] = self._host.now_ms() + FLUSH_REST_MS
         return False
 
     # --- clients
 
     async def forget_clients(self) -> None:
         """Of tablets led here that have rested so long that nobody's write is sent again."""
-        for replica in self._node.replicas:
+        for replica in self._replicas:
             if replica.is_leader:
                 replica.writes.let_time_pass()
             await asyncio.sleep(0)
@@ -205,14 +206,14 @@ class Maintenance:
     async def merge_due(self) -> None:
         """Merge, one after the other, what is to be merged and has room, the stores by turns."""
         while True:
-            await self._node.watch.measure()  # the merge before took space, and gave some back
+            await self._monitor.measure()  # the merge before took space, and gave some back
             due = await self._next_merge() or await self._next_reclaim()
             if due is None:
                 return
             await self._merge(*due)
 
     async def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
-        room = room_bytes(self._node)
+        room = room_bytes(self._log, self._monitor)
         async for replica, machine in self._in_turn():
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
@@ -223,18 +224,22 @@ class Maintenance:
     async def _next_reclaim(self) -> tuple[Replica, CompactionJob] | None:
         """A merge of all files of a store much of which is dead; looked for only while nothing else is to be merged, one store
         after the other, so that other merges wait for one look at most."""
-        now = self._node.now_ms()
+        now = self._host.now_ms()
         if now < self._reclaim_ms:
             return None
         async for replica, machine in self._in_turn():
             looked = machine.reclaim_due
             try:
                 if looked:
-                    await self._node.in_thread(machine.judge_dead)
+                    await self._host.in_thread(machine.judge_dead)
             except Exception as exc:  # noqa: BLE001 - whatever it was, it holds up no other store
                 self._merge_failed(replica, exc)
                 continue
-            job = machine.plan_reclaim(room_bytes=room_bytes(self._node)) if replica.running else None
+            job = (
+                machine.plan_reclaim(room_bytes=room_bytes(self._log, self._monitor))
+                if replica.running
+                else None
+            )
             if job is not None:
                 self._merged_last = replica.superblock.key
                 return replica, job
@@ -246,9 +251,9 @@ class Maintenance:
     async def _in_turn(self) -> AsyncIterator[tuple[Replica, Any]]:
         """All that have files to merge and no failed merge to rest from, those behind the one merged last first; each as it is
         when its turn comes."""
-        now = self._node.now_ms()
+        now = self._host.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
-        replicas = list(self._node.replicas)
+        replicas = list(self._replicas)
         keys = [replica.superblock.key for replica in replicas]
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
         for looked, replica in enumerate(replicas[start:] + replicas[:start], 1):
@@ -266,15 +271,15 @@ class Maintenance:
             result = await self._compactor.run(job)
         except Exception as exc:  # noqa: BLE001 - whatever it was, the store waits for the end of this merge
             self._merge_failed(replica, exc)
-            await self._node.in_thread(machine.abandon_compaction, job)
+            await self._host.in_thread(machine.abandon_compaction, job)
             return
         try:
-            await self._installs.run(self._node.in_thread(machine.install_compaction, result))
+            await self._installs.run(self._host.in_thread(machine.install_compaction, result))
         except Exception as exc:  # noqa: BLE001 - the store has given it up, and may fail again
             self._merge_failed(replica, exc)
 
     def _merge_failed(self, replica: Replica, error: Exception) -> None:
-        self._resting[replica.superblock.key] = self._node.now_ms() + COMPACTION_REST_MS
+        self._resting[replica.superblock.key] = self._host.now_ms() + COMPACTION_REST_MS
         if isinstance(error, Corrupt):
             replica.fail(f"compaction: {error}")
         elif isinstance(error, SteleError):
@@ -289,10 +294,10 @@ async def _give_way(looked: int) -> None:
         await asyncio.sleep(0)
 
 
-def room_bytes(node: MaintainedNode) -> int:
+def room_bytes(node_log: Log, monitor: NodeMonitor) -> int:
     """How much of the disk a merge may take: what is free above the log's low-water mark and some segments."""
-    options = node.log.options
-    free, _ = node.watch.disk_bytes
+    options = node_log.options
+    free, _ = monitor.disk_bytes
     return max(0, free - int(options.low_space_bytes + SEGMENTS_KEPT * options.segment_bytes))
 
 

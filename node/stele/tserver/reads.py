@@ -6,8 +6,8 @@ Invariant: the caller has made sure that the snapshot is complete, and a point r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from stele.model.foreign import read_batch
 from stele.model.ids import OpId
 from stele.model.schema import COLUMNS_MAX
 from stele.rpc.channels import MESSAGE_BYTES_MAX
+from stele.tserver.threads import InThread
 
 T = TypeVar("T")
 
@@ -24,14 +25,6 @@ VALUES_MAX = 65_536
 """Keys times columns of one point read."""
 KEYS_MAX = 1_024
 """Of one point read: each is looked up by itself, in some 70 us."""
-READS_AT_ONCE = 4
-"""Threads of a node that do nothing but point reads: flushes and replicas that open do not wait for them."""
-
-
-class InThread(Protocol):
-    """Runs blocking work in a thread. Cancelled before there was one, the work is not begun."""
-
-    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 async def point_read(

@@ -80,19 +80,19 @@ class Servers:
             node.node_id,
             node.replicas,
             node.wall_clock,
-            in_read_thread=node.in_read_thread,
+            in_read_thread=node.threads.in_read_thread,
             status=node.status,
             open_stream=lambda request: clients.introduce(request),
         )
         clients = ClientStreams(identity, node.book, node.budget, node.streams, tablets)
         consensus = ConsensusService(
             identity,
-            node.inbound,
+            node.messenger,
             node.replicas,
             node.manager,
             node.fences,
             copy_source=node.copy_source,
-            changed=node.changed_key,
+            changed=node.host.changed_key,
         )
         server = rpc_server.make_server(identity, node.book, node.budget)
         add_TabletServerServiceServicer_to_server(tablets, server)

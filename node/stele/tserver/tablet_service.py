@@ -24,9 +24,10 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
-from stele.tserver.reads import InThread, checksum, point_read
+from stele.tserver.reads import checksum, point_read
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
+from stele.tserver.threads import InThread
 from stele.tserver.wall_clock import WallClock
 
 _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}

@@ -1,22 +1,63 @@
-"""From a thread of Flight to the event loop and back. Used by the providers of the node's Flight server.
+"""The node's threads: where blocking work and point reads are done, and how Flight's own threads ask the event loop.
 
-Invariant: a thread waits no longer than it said, however busy the loop is.
+Owns the two pools. Invariant: a thread of Flight waits no longer than it said, however busy the loop is. Once `close` has
+returned, no work given to `in_thread` is under way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from stele.model.errors import Code, Retryable
 
 T = TypeVar("T")
 
+IO_THREADS = 8
+READS_AT_ONCE = 4
+"""Threads that only do point reads, so that reads do not wait for flushes and for replicas that open."""
+
+
+class InThread(Protocol):
+    """Runs blocking work in a thread. A caller that is cancelled before a thread was free takes the work back."""
+
+    def __call__(self, work: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
+
+
+class NodeThreads:
+    """The pools of one node. Made on its event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._io = ThreadPoolExecutor(IO_THREADS, "stele-io")
+        self._reads = ThreadPoolExecutor(READS_AT_ONCE, "stele-read")
+
+    async def in_thread(self, work: Callable[..., T], /, *args: Any) -> T:
+        """Run blocking work: opening, flushing, superblocks, collecting the log."""
+        return await self._loop.run_in_executor(self._io, work, *args)
+
+    async def in_read_thread(self, work: Callable[..., T], /, *args: Any) -> T:
+        """Run a point read."""
+        return await self._loop.run_in_executor(self._reads, work, *args)
+
+    def submit(self, work: Callable[..., T], /, *args: Any) -> Future[T]:
+        """As `in_thread`, where nobody on the loop waits."""
+        return self._io.submit(work, *args)
+
+    def end_reads(self) -> None:
+        """Begin no further point read. Those under way end by themselves: they write nothing."""
+        self._reads.shutdown(wait=False, cancel_futures=True)
+
+    async def close(self) -> None:
+        """Wait for all work given to `in_thread`. It lasts as long as the disk takes: whoever runs the node bounds it."""
+        await self._loop.run_in_executor(None, self._io.shutdown)
+
 
 def on_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-    """Run `work` on `loop`, from another thread, and give what it returns or raise what it raises.
+    """Run `work` on `loop`, from another thread; return its result or raise its error.
 
     Raises:
         Retryable: TIMED_OUT after `timeout_s`.

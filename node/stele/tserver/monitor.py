@@ -1,26 +1,28 @@
-"""What a node looks at once a second: its disk and its log. At every tick: whether its log moves.
+"""Watches the node's disk, log and wall clock: once a second how full the disk is, at every tick whether the log moves.
 
-Owns the last measurement of the disk. Decides nothing about tablets but one thing: a node whose disk gets full, or whose
-clock is wrong, hands its leaders over.
+Owns the last measurement of the disk. About tablets it decides one thing: a node whose disk is nearly full, or whose
+clock is wrong, hands its leaderships over.
 
-A disk that hangs gives no error, and the node answers heartbeats: it would take the fault tolerance of all its tablets
-in silence. So it ends, and is healed as a silent node is. (CockroachDB does the same after the same 20 s.)
+A disk that hangs gives no error, and the node goes on answering heartbeats: nobody would heal its tablets. So the node
+ends, and is healed like a silent one. (CockroachDB does the same after the same 20 s.)
 
-Invariant: leaders are handed over once for each time that the disk gets full, however long it stays so. If the others
-have no space either, leaders would go round and round. Those of a node whose clock is wrong can do nothing: while it is,
-they are handed over again each HAND_OVER_S.
+Invariant: each time the disk gets full, leaderships are handed over once, however long it stays full. If all nodes are
+full, they would go round and round otherwise. A leader whose clock is wrong can write nothing, so while the clock is
+wrong they are handed over again every HAND_OVER_S.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
-from stele.consensus.ports import Host
 from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
+from stele.tserver.threads import InThread
 from stele.tserver.volume import Volume
+from stele.tserver.wall_clock import WallClock
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver")
@@ -28,16 +30,29 @@ log = structlog.get_logger("stele.tserver")
 HAND_OVER_S = 10.0
 
 
-class NodeWatch:
-    """`look` once a second, `tick` at each tick; `measure` before anything that wants the disk's figures."""
+class NodeMonitor:
+    """Its owner calls `look` once a second, `tick` at each tick, and `measure` before anything reads `disk_bytes`.
+
+    `fail(error)` ends the node. A log that does not move for `log_stall_ms` ends it.
+    """
 
     def __init__(
-        self, volume: Volume, node_log: Log, replicas: Replicas, host: Host, *, log_stall_ms: int
+        self,
+        volume: Volume,
+        node_log: Log,
+        replicas: Replicas,
+        wall_clock: WallClock,
+        *,
+        in_thread: InThread,
+        fail: Callable[[Exception], None],
+        log_stall_ms: int,
     ) -> None:
         self._volume = volume
         self._node_log = node_log
         self._replicas = replicas
-        self._host = host
+        self._wall_clock = wall_clock
+        self._in_thread = in_thread
+        self._fail = fail
         self._log_stall_ms = log_stall_ms
         self.disk_bytes = (0, 0)
         """(free, used), as last measured."""
@@ -49,20 +64,20 @@ class NodeWatch:
         self._log_moved_ms = 0
 
     async def measure(self) -> None:
-        """Ask the volume how full it is."""
-        self.disk_bytes = await self._host.in_thread(self._volume.disk_bytes)
+        """Measure how full the disk is."""
+        self.disk_bytes = await self._in_thread(self._volume.disk_bytes)
 
     async def look(self) -> None:
         """One round."""
         if self._node_log.failed is not None:  # first: a disk that fails may not say how full it is
-            self._host.fail(self._node_log.failed)
+            self._fail(self._node_log.failed)
         await self.measure()
         self._mind_space()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed, as the replicas count it: a stall of ours is none of the disk's.
+        """Time has passed, as the replicas count it: a stall of this process is no stall of the disk.
 
-        Not in `look`, which a disk that hangs holds up as well.
+        Not part of `look`: a disk that hangs holds that up too.
         """
         self._mind_clock(now_ms)
         under_way = self._node_log.under_way
@@ -70,7 +85,7 @@ class NodeWatch:
             self._log_under_way, self._log_moved_ms = under_way, now_ms
         elif now_ms - self._log_moved_ms > self._log_stall_ms:
             waited_s = (now_ms - self._log_moved_ms) // 1000
-            self._host.fail(
+            self._fail(
                 Retryable(
                     f"the disk of {self._node_log.directory} hangs: a write or sync of the log has not returned for "
                     f"{waited_s} s; look at the disk, then start again",
@@ -79,13 +94,13 @@ class NodeWatch:
             )
 
     async def close(self) -> None:
-        """Stop handing over."""
+        """Stop. A hand-over under way is given up."""
         if self._leaving is not None:
             self._leaving.cancel()
             await asyncio.gather(self._leaving, return_exceptions=True)
 
     def _mind_space(self) -> None:
-        low = self._host.low_space()
+        low = self._node_log.low_space
         if low and not self._told_low:
             log.warning(
                 "the disk is nearly full; writes are refused",
@@ -96,8 +111,8 @@ class NodeWatch:
         self._told_low = low
 
     def _mind_clock(self, now_ms: int) -> None:
-        """Timestamps judge each reading by themselves; here the replicas are told whether to stand for election."""
-        fault = self._host.clock_fault(self._host.wall_us())
+        """Tell the replicas whether to stand for election. Each timestamp judges its own reading of the clock."""
+        fault = self._wall_clock.fault(self._wall_clock.read())
         if self._fit != (not fault):
             self._fit, self._clock_due_ms = not fault, now_ms
             if fault:

@@ -1,0 +1,138 @@
+"""Raft messages between the replicas of this node and their peers on others, with the groups that need none (quiet.py).
+
+Owns the transport, both directions, and the last encoded message. Decides nothing about tablets.
+
+Invariant: a message reaches only the replica that it names, and only if its tablet's incarnation is not older than the
+replica's. `send` never waits; what cannot be sent is lost, which Raft tolerates.
+"""
+
+from __future__ import annotations
+
+import random
+
+import structlog
+
+from stele import metrics
+from stele.consensus.ports import HostedReplica
+from stele.model.errors import SteleError
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft.messages import Message, UpdateRequest
+from stele.raft.options import RaftOptions
+from stele.rpc.budget import ByteBudget
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import PeerBook
+from stele.rpc.inbound import PeerInbound
+from stele.rpc.listener import StreamListener
+from stele.rpc.logging import OncePer
+from stele.rpc.peers import PeerTransport
+from stele.rpc.proto import common_pb2, consensus_pb2
+from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
+from stele.tserver.quiet import QuietGroups
+from stele.tserver.replicas import Replicas
+
+log = structlog.get_logger("stele.tserver")
+
+
+class Messenger:
+    """Of one node. `dial_configured`: whether a peer may be dialled at the address that a configuration names. False on an
+    adopted volume, whose configurations may name the nodes of the volume that it was copied from.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        pool: ChannelPool,
+        book: PeerBook,
+        budget: ByteBudget,
+        streams: StreamListener,
+        options: RaftOptions,
+        *,
+        now_ms: int,
+        dial_configured: bool,
+    ) -> None:
+        self._replicas = replicas
+        self._dial_configured = dial_configured
+        self.quiet = QuietGroups(replicas, options, self._ping, now_ms)
+        self._transport = PeerTransport(
+            pool,
+            self._address_of,
+            self._on_message,
+            self._on_disconnect,
+            on_heard=self.quiet.heard,
+            book=book,
+            rng=random.Random(),
+        )
+        self._inbound = PeerInbound(self._transport, budget, streams)
+        # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
+        self._encoded: tuple[Message | None, bytes] = None, b""
+        self._once = OncePer()
+
+    def send(
+        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
+    ) -> None:
+        """As `Host.send`."""
+        superblock = replica.superblock
+        head = encode_head(replica.raw_tablet_id, superblock.replica_id, to, superblock.tablet_incarnation)
+        if message is not self._encoded[0]:
+            self._encoded = message, encode_body(message)
+        raw = head + self._encoded[1]
+        if isinstance(message, UpdateRequest):
+            bulk = bool(message.entries)
+            may_wait = not bulk and not message.read_context
+            self._transport.send(node_id, raw + QUIET if quiet else raw, bulk=bulk, may_wait=may_wait)
+        else:
+            self._transport.send(node_id, raw)
+
+    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
+        """As `Host.dropped`."""
+        metrics.peer_refused.labels(cause).inc()
+        self._once.tell(
+            log.warning, "message dropped", node_id, cause, from_node=node_id, cause=cause, error=why
+        )
+
+    def introduce(self, request: common_pb2.OpenStreamRequest) -> common_pb2.OpenStreamResponse:
+        """As `PeerInbound.introduce`: a peer wants to open a stream."""
+        return self._inbound.introduce(request)
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed."""
+        self._encoded = None, b""
+        self.quiet.tick(now_ms)
+
+    async def close(self) -> None:
+        """Close all links; queued messages are lost."""
+        await self._transport.close()
+
+    def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
+        self._transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
+
+    def _address_of(self, node_id: NodeId) -> str:
+        """The last known HOST:PORT of a node by the configurations of the replicas here; "" if none names it."""
+        if not self._dial_configured:
+            return ""
+        for replica in self._replicas:
+            peer = replica.config.peer_on(node_id)
+            if peer is not None and peer.address:
+                return peer.address
+        return ""
+
+    def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
+        replica = self._replicas.route((envelope.tablet_id, envelope.to_replica))
+        if replica is None:
+            if envelope.HasField("resting"):
+                self.quiet.told(from_node, envelope.resting)
+            return
+        if envelope.tablet_incarnation < replica.standing.superblock.tablet_incarnation:
+            return
+        try:
+            message = message_from_pb(envelope)
+        except SteleError as exc:
+            self.dropped(from_node, "kind", str(exc))
+            return
+        sender = ReplicaId(envelope.from_replica)
+        if not (envelope.quiet and self.quiet.take(replica, sender, message)):
+            replica.on_message(from_node, sender, message)
+
+    def _on_disconnect(self, node_id: NodeId) -> None:
+        self.quiet.lost(node_id)
+        self._replicas.peer_node_failed(node_id)

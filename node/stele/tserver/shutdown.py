@@ -1,0 +1,43 @@
+"""Whether a node ends, and why: it was told to stop, or one of its parts found that it cannot go on.
+
+Any part may call `fail`; whoever runs the node waits for `failed`. Invariant: the first failure is the one that is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+log = structlog.get_logger("stele.tserver")
+
+
+class Shutdown:
+    """Of one node. Made on its event loop, and used there only."""
+
+    def __init__(self) -> None:
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        """Resolves with the first failure. It never raises."""
+        self._stopping = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the node was told to stop."""
+        return self._stopping
+
+    def begin(self) -> bool:
+        """The node is told to stop. False if it was told before."""
+        first, self._stopping = not self._stopping, True
+        return first
+
+    def fail(self, error: Exception) -> None:
+        """The node cannot go on. It ends, and leaves all files as they are."""
+        if not self.failed.done():
+            log.error("node fails", error=str(error), exc_info=error)
+            self.failed.set_result(error)
+
+    def reason(self) -> str:
+        """Why the node serves no more; "" while it does."""
+        if self._stopping:
+            return "stopping"
+        return str(self.failed.result()) if self.failed.done() else ""
