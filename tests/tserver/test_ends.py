@@ -8,18 +8,20 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stele.consensus.replica import ReplicaState
 from stele.master.server import MasterNode
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
-from stele.model.ids import ClusterId, NodeId, StreamKey, new_id
+from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.partition import PartitionSchema
 from stele.model.writeop import HEADER
 from stele.rpc.proto.common_pb2 import ReplicaStatusPB
 from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
 from stele.rpc.server import check_free
+from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.node import Node
 from stele.tserver.options import (
     EXIT_DISK,
@@ -123,22 +125,23 @@ async def test_a_failed_log_ends_the_node_though_its_disk_does_not_say_how_full_
     await cluster.stop("node-0")
 
 
-async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(cluster: LocalCluster) -> None:
+async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver would replace them, where a node that starts again has them all."""
     node = cluster.running["node-0"]
     async with cluster.client() as client:
         await client.create_table("t", SCHEMA, HASHED)
         await wait_until(lambda: len(node.replicas) == 4 and all(r.running for r in node.replicas))
         told: list[list[ReplicaStatusPB]] = []
-        request = node.heartbeater.request
+        source, request = node.heartbeat_source, HeartbeatSource.request
 
-        def noted(
-            tablets: list[ReplicaStatusPB], removed: list[StreamKey], master: str
-        ) -> TSHeartbeatRequest:
-            told.append(tablets)
-            return request(tablets, removed, master)
+        def noted(self: HeartbeatSource, tablets: list[ReplicaStatusPB], *more: Any) -> TSHeartbeatRequest:
+            if self is source:
+                told.append(tablets)
+            return request(self, tablets, *more)
 
-        node.heartbeater.request = noted  # type: ignore[method-assign]
+        monkeypatch.setattr(HeartbeatSource, "request", noted)
         node.log.fail(OSError("the disk is gone"))
         await fill(client, 20)
         await wait_until(lambda: any(r.state is ReplicaState.FAILED for r in node.replicas))

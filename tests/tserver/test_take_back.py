@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.tserver import node as tserver_node
+from stele.tserver import startup
 from stele.tserver.node import Node
 from stele.tserver.options import EXIT_USAGE, EXIT_VOLUME_OLD
 from stele.tserver.volume import Fate
@@ -72,11 +72,11 @@ async def test_a_refused_volume_is_taken_back_by_an_order_that_says_what_it_brea
             assert not record["refused"] and record["accepting"] and record["taken_back"][0].endswith(why)
 
             for accepted_s in (60.0, 0.0, 60.0):  # the last start has nothing to ask for
-                monkeypatch.setattr(tserver_node, "ACCEPTED_S", accepted_s)
+                monkeypatch.setattr(startup, "ACCEPTED_S", accepted_s)
                 node = await cluster.launch("node-0")
                 await wait_until(lambda n=node: not n.health.ready() or n.failed.done())
                 assert not node.failed.done(), node.failed.result()
-                await wait_until(lambda n=node: n.heartbeater.vetted)
+                await wait_until(lambda n=node: n.admission.admitted)
                 await wait_until(lambda n=node: noted(n))
                 await wait_until(lambda n=node, s=accepted_s: s > 0 or not n.volume.record.accepting)
                 assert await count(client) == 20

@@ -12,6 +12,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.tserver.facts import NodeFacts
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.replicas import Replicas
+from stele.tserver.startup import Startup
 
 READY_AFTER_MS = 30_000
 """A replica that finds no leader for so long no longer keeps a started node from being ready."""
@@ -25,6 +26,7 @@ class NodeHealth:
         facts: NodeFacts,
         replicas: Replicas,
         heartbeater: Heartbeater,
+        startup: Startup,
         now_ms: Callable[[], int],
         *,
         ending: Callable[[], str],
@@ -33,12 +35,11 @@ class NodeHealth:
         self._facts = facts
         self._replicas = replicas
         self._heartbeater = heartbeater
+        self._startup = startup
         self._now_ms = now_ms
         self._ending = ending
         self._extra_ready = extra_ready
         self._caught_up = False
-        self.opened_ms = 0
-        """When the last of the replicas was opened."""
 
     def live(self) -> str:
         """The event loop answers."""
@@ -62,7 +63,7 @@ class NodeHealth:
 
     def _behind(self) -> str:
         waiting = [r for r in self._replicas if _starts(r)]
-        if waiting and self._now_ms() - self.opened_ms < READY_AFTER_MS:
+        if waiting and self._now_ms() - self._startup.opened_ms < READY_AFTER_MS:
             return f"{len(waiting)} replicas have not caught up"
         options = self._facts.options
         if options.role == "node" and options.masters and not self._heartbeater.leader_heard:

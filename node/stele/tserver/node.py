@@ -10,7 +10,6 @@ thread that works on the volume has ended; a log that failed ends the node.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -20,8 +19,6 @@ from stele.consensus.copy_source import CopySessions
 from stele.consensus.fetch import CopySource
 from stele.consensus.shielded import until_finished
 from stele.consensus.superblock import Superblock
-from stele.model.bounds import INCARNATION_JUMP_MAX
-from stele.model.errors import SteleError
 from stele.model.ids import NodeId
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
@@ -29,12 +26,15 @@ from stele.rpc.flight_client import FlightConnections
 from stele.rpc.identity import PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import tserver_pb2
+from stele.tserver.admission import Admission
+from stele.tserver.admission_votes import AdmissionVotes
 from stele.tserver.copy_client import FLIGHT_OPTIONS, RemoteCopySource
 from stele.tserver.facts import NodeFacts
 from stele.tserver.fences import Fences
 from stele.tserver.formation import Formation, holds, open_log, take_volume
 from stele.tserver.gauges import set_gauges
 from stele.tserver.health import NodeHealth
+from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
 from stele.tserver.log_space import LogSpace
@@ -43,25 +43,20 @@ from stele.tserver.manager import TabletManager
 from stele.tserver.memory import ScanMemory, StoreMemory
 from stele.tserver.messenger import Messenger
 from stele.tserver.monitor import HAND_OVER_S, NodeMonitor
-from stele.tserver.options import EXIT_TRY_AGAIN, NodeOptions
+from stele.tserver.options import NodeOptions
 from stele.tserver.replicas import Replicas
 from stele.tserver.servers import AddService, Servers
 from stele.tserver.shutdown import Shutdown
+from stele.tserver.startup import Startup
 from stele.tserver.threads import NodeThreads
 from stele.tserver.ticker import ReplicaClock, Ticker
-from stele.tserver.vetting import newest
-from stele.tserver.volume import Fate, Volume, volume_old
+from stele.tserver.volume import Volume
 from stele.tserver.wall_clock import WallClock
 from stele.wal.aio import kernel_sync
 from stele.wal.appender import call_all
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver")
-
-ACCEPTED_S = 60.0
-"""So long a volume that was taken back goes on saying so once it is vetted: then each master has noted what it tells."""
-VETTING_S = 3.0
-"""How long a start waits for the masters' word on its volume. Longer, and tablets would not come back without them."""
 
 
 class Node:
@@ -108,8 +103,8 @@ class Node:
         self.health: NodeHealth
         self._loop = asyncio.get_running_loop()
         self.monitor: NodeMonitor
-        self._starting: asyncio.Task[None] | None = None
-        self._vetting: asyncio.Task[None] | None = None
+        self.admission: Admission
+        self.startup: Startup
         self.wall_clock = WallClock(self.node_id)
         self.maintenance: Maintenance
 
@@ -158,8 +153,28 @@ class Node:
             fail=self.shutdown.fail,
             log_stall_ms=self.options.log_stall_ms,
         )
-        self.heartbeater = Heartbeater(self, self.options.heartbeat_s, self.options.masters)
-        self.heartbeater.log_found = found
+        given = max(len(self.options.masters), len(record.masters), len(record.first_masters))
+        self.admission = Admission(AdmissionVotes(self.node_id, self.options.role, given))
+        self.heartbeat_source = HeartbeatSource(
+            self.facts,
+            self.replicas,
+            self.log,
+            self.monitor,
+            self.wall_clock,
+            self.admission,
+            log_found=found,
+        )
+        self.heartbeater = Heartbeater(
+            self.heartbeat_source,
+            self.admission,
+            self.fences,
+            self.pool,
+            self.book,
+            self.wall_clock,
+            interval_s=self.options.heartbeat_s,
+            given=self.options.masters,
+            remember=lambda masters: self._remember_masters(masters),
+        )
         self.messenger = Messenger(
             self.replicas,
             self.pool,
@@ -203,10 +218,21 @@ class Node:
             self.monitor,
             self.host,
         )
+        self.startup = Startup(
+            self.volume,
+            self.admission,
+            self.manager,
+            self.formation,
+            self.maintenance,
+            self.clock,
+            self.shutdown,
+            in_thread=self.threads.in_thread,
+        )
         self.health = NodeHealth(
             self.facts,
             self.replicas,
             self.heartbeater,
+            self.startup,
             self.clock.now_ms,
             ending=self.shutdown.reason,
             extra_ready=self._extra_ready,
@@ -218,80 +244,19 @@ class Node:
         life.push_async_callback(lambda: self.manager.close())
         life.push_async_callback(self._servers.stop_serving)
         await self._servers.start()
+        life.push_async_callback(self.startup.close)
         life.push_async_callback(self.heartbeater.close)
         self.heartbeater.start(() if self.volume.adopted else record.masters)
         life.push_async_callback(self._give_leaders)
         life.push_async_callback(self.maintenance.close)
         life.push_async_callback(self.monitor.close)
         log.info("memory", **self.options.memory.in_mib())
-        self._vetting = self._loop.create_task(self._be_vetted())
-        self._starting = self._loop.create_task(self._open_replicas())
-        life.push_async_callback(self._end_background)
+        self.startup.begin()
+        life.push_async_callback(self.startup.cancel)
 
     def _open_log(self) -> None:
         """Noted by the thread that opens it: whoever waits may be cancelled, and the log is to be closed all the same."""
         self.log = open_log(self.volume, self.options, self._dispatch)
-
-    async def _open_replicas(self) -> None:
-        try:
-            await self._vetted()
-            await self.manager.open_all()
-            self.health.opened_ms = self.clock.now_ms()
-            await self.formation.make_first_catalog()
-            self.maintenance.start()
-        except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
-            self.shutdown.fail(exc)
-
-    async def _be_vetted(self) -> None:
-        """Until the masters had their chance to refuse this volume; from then on they may count on what it says.
-
-        A volume that this start has formatted needs nobody's word: there is nothing that it could have forgotten.
-        """
-        try:
-            if not self.volume.new:
-                await self.heartbeater.vouched()
-            if self.volume.record.found:
-                await self.threads.in_thread(lambda: self.volume.update(found=0))
-        except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
-            self.shutdown.fail(exc)
-            return
-        self.heartbeater.vetted = True
-        if self.volume.record.accepting:
-            await asyncio.sleep(ACCEPTED_S)
-            with contextlib.suppress(OSError):  # said once more at the next start: no harm
-                await self.threads.in_thread(lambda: self.volume.update(accepting=False))
-
-    async def _vetted(self) -> None:
-        """Before a replica votes or acknowledges anything. Without masters tablets must come back all the same."""
-        if self.volume.new or not self.heartbeater.addresses:
-            return
-        try:
-            async with asyncio.timeout(VETTING_S):
-                await self.heartbeater.may_open()
-        except TimeoutError:
-            # Others vouch for it soon, the doubt ends, or the process does.
-            await self.heartbeater.undoubted()
-            log.warning("starting without the masters' word on this volume", waited_s=VETTING_S)
-
-    async def refused(self, error: SteleError, *, condemned: bool) -> None:
-        """Masters know a later start or state of this node. This process ends, whatever its disk says. `condemned`: a majority
-        has evidence that the volume is an older copy, and no later start of it may go on either."""
-        for task in filter(None, (self._starting, self._vetting)):
-            task.cancel()
-        self.heartbeater.vetted = False
-        why = str(error.args[0])
-        # A start of an older copy, or beside another one, or somebody spoke in this node's name: the next start has a higher
-        # number than all that the masters heard, and is judged by its log.
-        own = self.volume.record.incarnation
-        later = max(own, min(newest(error), own + INCARNATION_JUMP_MAX))
-        refused = why if condemned else self.volume.record.refused
-        try:
-            await self.threads.in_thread(lambda: self.volume.update(incarnation=later, refused=refused))
-        except OSError as exc:
-            log.error("what the masters said of the volume could not be noted", error=str(exc))
-        finally:
-            stale = Fate("StaleStart", EXIT_TRY_AGAIN, why)
-            self.shutdown.fail(volume_old(self.volume.directory, why) if condemned else stale)
 
     async def stop(self, *, hand_over: bool = True) -> None:
         """Unready, hand leaders over, stop serving, close the log. Idempotent."""
@@ -299,11 +264,6 @@ class Node:
             return
         self._gives_leaders = hand_over
         await self._life.aclose()
-
-    async def _end_background(self) -> None:
-        for task in filter(None, (self._starting, self._vetting)):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     async def _give_leaders(self) -> None:
         if self._gives_leaders and not self.shutdown.failed.done():
@@ -333,16 +293,8 @@ class Node:
         """Of this start."""
         return self.facts.identity.incarnation
 
-    def remember_masters(self, masters: tuple[str, ...]) -> None:
-        """Keep the newest list of masters beside --masters, and what this start knows of the addresses on its volume."""
-        record = self.volume.record
-        known = {
-            "masters": masters,
-            "given": self.options.masters or record.given,
-            "adopted": self.volume.adopted,
-        }
-        if any(getattr(record, name) != value for name, value in known.items()):
-            self.threads.submit(lambda: self.volume.update(**known))
+    def _remember_masters(self, masters: tuple[str, ...]) -> None:
+        self.threads.submit(self.volume.remember_masters, masters, self.options.masters)
 
     def status(self) -> tserver_pb2.GetNodeStatusResponse:
         """The node as tools see it."""

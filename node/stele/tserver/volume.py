@@ -137,6 +137,14 @@ class Volume:
                 _write(self.directory, record)
                 self.record = record
 
+    def remember_masters(self, masters: tuple[str, ...], given: tuple[str, ...]) -> None:
+        """Keep the newest list of masters, the --masters of the start that learned it, and whether the volume is adopted.
+        Writes nothing if that is known. Blocks; any thread."""
+        record = self.record
+        known = replace(record, masters=masters, given=given or record.given, adopted=self.adopted)
+        if known != record:
+            self.update(masters=masters, given=known.given, adopted=known.adopted)
+
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""
         stat = os.statvfs(self.directory)

@@ -1,12 +1,11 @@
-"""Which masters' word a start needs before its replicas may vote: is its volume the newest of its node?
+"""The masters' votes on a start: is this volume the newest of its node? Pure; `Admission` feeds it what heartbeats brought.
 
-A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older); what counts here
-is who was asked. Pure; fed by heartbeats.
+A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older). What counts here is
+which masters were asked, and what each said last.
 
-Invariants: what a start tells is remembered by masters only once the leader, which has read all of the catalog, and a
-majority that had one to read did not refuse it: what cannot judge an older copy must not make it judge the newest. One
-master's word ends nothing: a start is over when a majority refuses it, and its volume is condemned when a majority says
-that it is an older copy.
+Invariants: a start is admitted once the leader, and a majority of the masters that had a catalog to read, did not refuse it.
+Only then masters remember what it tells: a start that nobody could judge must not make them refuse the newest one. No single
+master ends a start: a majority must refuse it. Its volume is condemned when a majority says that it is an older copy.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def newest(error: SteleError) -> int:
     return error.newest if isinstance(error, StartRefused) else 0
 
 
-class Vouchers:
-    """The masters that heard this start, and which of them refuse it. `given`: how many there are until one of them says."""
+class AdmissionVotes:
+    """Of one start of node `own`. `given`: how many masters there are, until one of them says."""
 
     def __init__(self, own: NodeId, role: str, given: int) -> None:
         self._own = own
@@ -38,25 +37,25 @@ class Vouchers:
         self._refusals: dict[str, SteleError] = {}
 
     def refused(self, address: str, error: SteleError) -> None:
-        """The master at `address` refuses this start. One of the version before does not say which master it is: it counts as
-        the one that answered there last, or by its address."""
+        """The master at `address` refuses this start. A master of an earlier release does not name itself: it counts as the one
+        that answered there last, or by its address."""
         named = error.master if isinstance(error, StartRefused) else ""
         master = named or self._at.get(address, address)
         self._is_at(address, master)
         self._refusals[master] = error
-        # Its word before this no longer counts. A start that was vetted once is ended only by a majority.
-        if not self.vetted:
-            for vouched in (self._heard, self._read, self._as_leader):
-                vouched.discard(master)
+        # What it said before no longer counts. A start that was admitted once is ended only by a majority.
+        if not self.admitted:
+            for votes in (self._heard, self._read, self._as_leader):
+                votes.discard(master)
 
     def _is_at(self, address: str, master: str) -> None:
         self._at[address] = master
-        if master != address:  # what was said there by one that did not name itself was said by this one
+        if master != address:  # a refusal from there without a name was this master's
             self._refusals.pop(address, None)
 
     @property
     def verdict(self) -> SteleError | None:
-        """The refusal of a majority of the masters: VOLUME_OLD if a majority says that, else the plainest; None without one."""
+        """The refusal of a majority of the masters, None without one. VOLUME_OLD if a majority says that, else as `doubt`."""
         refusals = list(self._refusals.values())
         masters = max((r.masters for r in refusals if isinstance(r, StartRefused)), default=0)
         needed = max(masters, len(self._masters)) or self._given
@@ -67,8 +66,8 @@ class Vouchers:
 
     @property
     def doubt(self) -> SteleError | None:
-        """What a master that refuses this start says, None if none does. One that says STALE_INCARNATION before others, with
-        the newest incarnation that any knows."""
+        """The error of a master that refuses this start, None if none does. STALE_INCARNATION comes first, and of several the one
+        with the newest incarnation."""
         refusals = sorted(self._refusals.values(), key=lambda r: (r.code is Code.VOLUME_OLD, -newest(r)))
         return refusals[0] if refusals else None
 
@@ -87,15 +86,15 @@ class Vouchers:
                 self._masters = frozenset(id_from_pb(m.node_id) for m in response.masters)
 
     @property
-    def vetted(self) -> bool:
-        """The leader and a majority of those that have a catalog vouch: masters may count on what this start tells."""
+    def admitted(self) -> bool:
+        """Whether the leader and a majority of the masters with a catalog admit it: masters may count on what it tells."""
         return bool(self._as_leader) and 2 * len(self._read & self._masters) > len(self._masters)
 
     @property
     def may_open(self) -> bool:
-        """Replicas may open. At a start of all, no master has a catalog before they elect a leader: then all others'
-        word is enough for a master."""
-        if self.vetted or not self._is_master:
-            return self.vetted
+        """Whether replicas may open. When all masters start at once, none has a catalog before they elect a leader: then
+        it is enough for a master that all others did not refuse it."""
+        if self.admitted or not self._is_master:
+            return self.admitted
         heard = self._heard | {self._own}
         return self._masters <= heard if self._masters else len(heard) >= self._given

@@ -1,0 +1,118 @@
+"""What this node tells in its heartbeats: who it is, how it is, what changed on it. Used by the heartbeater's loops.
+
+Decides nothing about whom to tell. Invariant: heartbeats are numbered in the order in which they are made, and all of one
+process carry the same random start.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterable
+
+from stele.model.ids import StreamKey
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto import master_pb2 as pb
+from stele.tserver.admission import Admission
+from stele.tserver.facts import NodeFacts
+from stele.tserver.monitor import NodeMonitor
+from stele.tserver.replicas import Replicas
+from stele.tserver.reports import all_keys, all_reports, report_one
+from stele.tserver.wall_clock import WallClock
+from stele.wal.log import Log
+
+
+class HeartbeatSource:
+    """Of one node. `log_found`: the place where this start found the end of the log, 0 if masters admitted that before."""
+
+    def __init__(
+        self,
+        facts: NodeFacts,
+        replicas: Replicas,
+        node_log: Log,
+        monitor: NodeMonitor,
+        wall_clock: WallClock,
+        admission: Admission,
+        *,
+        log_found: int,
+    ) -> None:
+        self._facts = facts
+        self._replicas = replicas
+        self._log = node_log
+        self._monitor = monitor
+        self._wall_clock = wall_clock
+        self._admission = admission
+        self._log_found = log_found
+        self._sequence = itertools.count(1)
+        self._start = secrets.randbits(64)
+
+    @property
+    def may_report(self) -> bool:
+        """Whether replicas may be told of: all are known, and none has failed only because the node's log did. A driver
+        would replace those, though the node has them all when it starts again."""
+        return self._replicas.opened and self._log.failed is None
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is known which replicas are here."""
+        return self._replicas.opened
+
+    @property
+    def replica_count(self) -> int:
+        """How many replicas a full report names."""
+        return len(all_keys(self._replicas))
+
+    def full_report(self) -> list[common_pb2.ReplicaStatusPB]:
+        """Of all replicas."""
+        return all_reports(self._replicas)
+
+    def report(self, keys: Iterable[StreamKey]) -> tuple[list[common_pb2.ReplicaStatusPB], list[StreamKey]]:
+        """Of some replicas: their reports, and the keys of those that are not here any more."""
+        reports: list[common_pb2.ReplicaStatusPB] = []
+        removed: list[StreamKey] = []
+        for key in keys:
+            report = report_one(self._replicas, key)
+            if report is not None:
+                reports.append(report)
+            else:
+                removed.append(key)
+        return reports, removed
+
+    def request(
+        self,
+        tablets: list[common_pb2.ReplicaStatusPB],
+        removed: list[StreamKey],
+        master: str,
+        addresses_digest: int,
+    ) -> pb.TSHeartbeatRequest:
+        """A heartbeat for `master`, the node id that answered last at its address; "" before."""
+        identity = self._facts.identity
+        free, used = self._monitor.disk_bytes
+        request = pb.TSHeartbeatRequest(
+            node_id=id_to_pb(identity.node_id),
+            incarnation=identity.incarnation,
+            sequence=next(self._sequence),
+            tablets=tablets,
+            removed_tablets=[id_to_pb(key.tablet_id) for key in removed],
+            disk_free_bytes=free,
+            disk_used_bytes=used,
+            disk_low=self._log.low_space,
+            addresses_digest=addresses_digest,
+            start=self._start,
+            log_found=self._log_found,
+            log_synced=self._log.synced_place,
+            vetted=self._admission.admitted,
+            taken_back=self._facts.record.accepting,
+        )
+        self._wall_clock.tell(request, master)
+        return request
+
+    def registration(self) -> pb.NodeRegistrationPB:
+        """What masters know a node by."""
+        return self._facts.registration()
+
+    def register_request(self) -> pb.RegisterNodeRequest:
+        """That puts a node on record which the masters do not know."""
+        facts = self._facts
+        return pb.RegisterNodeRequest(node_id=id_to_pb(facts.identity.node_id), role=facts.options.role)
