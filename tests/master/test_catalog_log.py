@@ -16,7 +16,7 @@ from stele.model.errors import Code, NotLeader, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ClusterId, NodeId, OpId
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.raft.events import Persisted
-from stele.tserver.node import Node
+from stele.tserver.node import Node, start_node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.master.harness import until
 from tests.master.memory_log import MemoryGroup
@@ -50,8 +50,7 @@ def lone_master(directory: Path) -> NodeOptions:
 
 async def lone_replica(directory: Path) -> AsyncIterator[tuple[Node, CatalogLog]]:
     """Of the catalog, on a node without a master in it."""
-    node = Node(lone_master(directory))
-    await node.start()
+    node = await start_node(lone_master(directory))
     try:
         await until(lambda: node.replicas.holds(CATALOG_TABLET_ID))
         await node.formation.confirm([(ID, node.volume.record.format_id)])

@@ -30,7 +30,7 @@ from stele.master.records import (
     encode,
     key_of,
 )
-from stele.master.server import MasterNode
+from stele.master.server import start_master
 from stele.model.config import Configuration
 from stele.model.errors import SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID
@@ -275,8 +275,7 @@ async def test_a_master_on_a_volume_with_a_row_of_a_later_version_ends_at_each_s
         assert found is not None
         await found.storage.flush()
     for _ in range(2):
-        node = MasterNode(lone_master(tmp_path))
-        await node.start()
+        node = await start_master(lone_master(tmp_path))
         try:
             await until(node.failed.done)
             assert of_later_program(node.failed.result())

@@ -33,7 +33,7 @@ from stele.model.ids import ReplicaId
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.raft.messages import UpdateRequest, UpdateResponse, VoteResponse
-from stele.tserver import formation, log_space, maintenance
+from stele.tserver import log_space, maintenance, opening
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
 from stele.tserver.node import Node
@@ -71,7 +71,7 @@ def small() -> Iterator[None]:
     """Segments and pauses so small that a few seconds have all that happens to nodes in days."""
     options = partial(LogOptions, segment_bytes=128 << 10, keeper_interval_ms=100, low_space_bytes=1 << 20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formation, "LogOptions", options)
+        patch.setattr(opening, "LogOptions", options)
         for name, value in _SMALL.items():
             patch.setattr(maintenance, name, value)
         patch.setattr(log_space, "HELD_BYTES", _HELD_BYTES)

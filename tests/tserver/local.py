@@ -10,12 +10,13 @@ from stele.client import AsyncClient
 from stele.client.admin import form_masters
 from stele.consensus.ports import ReplicaOptions
 from stele.master.leadership import MasterOptions
-from stele.master.server import MasterNode
+from stele.master.master import Master
+from stele.master.server import MasterExtension, start_master
 from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId, TabletId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from stele.tserver.node import Node
+from stele.tserver.node import Node, start_node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.consensus.cluster import STEADY, WAIT_S, wait_until
 from tests.harness.loopback import Loopback
@@ -96,8 +97,10 @@ class LocalCluster:
 
     async def launch(self, name: str, *, first: bool = False) -> Node:
         options = self.options(name, first=first)
-        node = MasterNode(options, self.master_options) if name == "master" else Node(options)
-        await node.start()
+        if name == "master":
+            node = await start_master(options, self.master_options)
+        else:
+            node = await start_node(options)
         self.running[name] = node
         return node
 
@@ -107,6 +110,12 @@ class LocalCluster:
     async def close(self) -> None:
         for name in list(self.running):
             await self.stop(name)
+
+
+def master_of(node: Node) -> Master:
+    """The master in a node."""
+    assert isinstance(node.extension, MasterExtension)
+    return node.extension.master
 
 
 async def machines_of(cluster: LocalCluster, tablet_id: str, replicas: int = 3) -> list[Any]:

@@ -119,7 +119,7 @@ async def test_a_copy_is_begun_anew_where_another_source_is_named(cluster: Local
         assert stuck is not None and await fresh.manager.start_copy(order, LostSource()) is stuck
         source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
         order = replace(order, source_node=source.node_id, source_address=source.address)
-        copy = await fresh.manager.start_copy(order, fresh.copy_source(source.node_id, source.address))
+        copy = await fresh.manager.start_copy(order, fresh.copy_sources.at(source.node_id, source.address))
         assert stuck.failed and copy is not None
         await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
         assert copy.progress.state == "Done", copy.progress.error

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from stele.consensus.replica import ReplicaState
-from stele.master.server import MasterNode
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.model.partition import PartitionSchema
@@ -22,7 +21,7 @@ from stele.rpc.proto.common_pb2 import ReplicaStatusPB
 from stele.rpc.proto.master_pb2 import TSHeartbeatRequest
 from stele.rpc.server import check_free
 from stele.tserver.heartbeat_source import HeartbeatSource
-from stele.tserver.node import Node
+from stele.tserver.node import start_node
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_INVARIANT,
@@ -37,32 +36,28 @@ from stele.tserver.volume import Fate, lock_directory
 from stele.wal.append_queue import Writer
 from tests.consensus.cluster import wait_until
 from tests.harness.loopback import Loopback
-from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill, master_of
 
 
 async def test_fates_of_volumes(cluster: LocalCluster, tmp_path: Path) -> None:
-    options, master = cluster.options("node-0"), cluster.running["master"]
-    assert isinstance(master, MasterNode) and master.master is not None
-    lead = master.master.lead
+    options, lead = cluster.options("node-0"), master_of(cluster.running["master"]).lead
     assert lead is not None
     # It is ready once it was heard, and on record a little later.
     await wait_until(lambda: lead.catalog.nodes[options.node_id].formed)
     await cluster.stop("node-0")
     with pytest.raises(Fate) as foreign:
-        await Node(
-            NodeOptions(options.data_dir, NodeId(new_id()), cluster.cluster_id, options.listen)
-        ).start()
+        await start_node(NodeOptions(options.data_dir, NodeId(new_id()), cluster.cluster_id, options.listen))
     assert foreign.value.exit_code == EXIT_VOLUME_FOREIGN
     empty = NodeOptions(
         tmp_path / "another", options.node_id, cluster.cluster_id, options.listen, masters=options.masters
     )
     with pytest.raises(Fate) as seen:
-        await Node(empty).start()
+        await start_node(empty)
     assert seen.value.exit_code == EXIT_VOLUME_EMPTY and "VolumeEmpty" in seen.value.fate
     with pytest.raises(Fate) as unformed:
-        await Node(
+        await start_node(
             NodeOptions(tmp_path / "m", NodeId(new_id()), cluster.cluster_id, "127.0.0.1:0", role="master")
-        ).start()
+        )
     assert unformed.value.exit_code == EXIT_VOLUME_EMPTY
 
 
@@ -74,7 +69,7 @@ async def test_a_start_that_fails_ends_all_that_it_began(tmp_path: Path) -> None
     )
     tasks = asyncio.all_tasks()
     with pytest.raises(Rejected, match="7052"):  # Flight has that port by then
-        await Node(options).start()
+        await start_node(options)
     for port in (options.flight_port, options.stream_port):
         await check_free(f"{host}:{port}", "--port")
     assert asyncio.all_tasks() == tasks
@@ -175,29 +170,33 @@ async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> No
 
 _HANGS = """
 import asyncio, sys, time
+from pathlib import Path
 from stele.model.errors import Retryable
 from stele.tserver import process
+from stele.tserver.extension import NoExtension
+from stele.tserver.options import NodeOptions
 
 process.END_S = 0.5
 
-class Hangs:
-    address, node_id, incarnation = "", "", 1
+class Hangs(NoExtension):
+    def __init__(self, ports):
+        self.fail = ports.fail
 
-    def __init__(self, options):
-        self.failed = asyncio.get_running_loop().create_future()
-
-    async def start(self):
-        self.failed.set_result(Retryable("the disk hangs"))
+    def start(self):
+        self.fail(Retryable("the disk hangs"))
 
     async def stop(self):
         await asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
 
-sys.exit(process.run_process(None, Hangs))
+ports = {"http_port": 0, "flight_port": 0, "stream_port": 0}
+options = NodeOptions(Path(sys.argv[1]), "a" * 32, "b" * 32, "127.0.0.1:0", **ports)
+sys.exit(process.run_process(options, Hangs))
 """
 
 
-def test_a_node_that_cannot_close_its_log_ends_all_the_same() -> None:
-    ended = subprocess.run([sys.executable, "-c", _HANGS], capture_output=True, text=True, timeout=200)
+def test_a_node_that_cannot_close_its_log_ends_all_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _HANGS, str(tmp_path / "n")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert (ended.returncode, ended.stderr.count("stele: the disk hangs")) == (EXIT_TRY_AGAIN, 1)
 
 

@@ -20,7 +20,7 @@ from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
 from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
-from stele.tserver.node import Node
+from stele.tserver.node import Node, start_node
 from stele.tserver.options import NodeOptions
 from tests.consensus.cluster import OPTIONS, wait_until
 
@@ -42,8 +42,7 @@ class Alone:
         self.node: Node
 
     async def start(self) -> None:
-        self.node = Node(self.options)
-        await self.node.start()
+        self.node = await start_node(self.options)
         await wait_until(lambda: self.node.replicas.opened)
 
     async def restart(self) -> None:
@@ -279,7 +278,7 @@ async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Al
                 term=term, last_logged=opid_to_pb(OpId(8, 9)), ignore_live_leader=True
             ),
         )
-        node._on_message(other.node_id, message)
+        node.messenger._on_message(other.node_id, message)
     await wait_until(lambda: core.status().term >= 9)
     assert core.status().term == 9
     with pytest.raises(Rejected) as refused:

@@ -14,7 +14,7 @@ from stele.model.errors import Code, Retryable
 from stele.tablet.colformat import NAME
 from stele.tablet.files import Files
 from stele.tablet.keyspace import KeySpace
-from stele.tserver import formation, maintenance
+from stele.tserver import maintenance, opening
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.node import Node
 from stele.wal import Log, LogOptions
@@ -152,7 +152,7 @@ async def test_a_small_volume_s_log_is_held_by_no_store_for_long(
 ) -> None:
     """It was flushed for the log's sake once it held 256 MiB, however small the volume."""
     options = partial(LogOptions, segment_bytes=128 << 10, low_space_bytes=1 << 20, anchor_bytes_max=1 << 20)
-    monkeypatch.setattr(formation, "LogOptions", options)
+    monkeypatch.setattr(opening, "LogOptions", options)
     cluster = await LocalCluster(tmp_path, nodes=1).start()
     try:
         node = cluster.running["node-0"]

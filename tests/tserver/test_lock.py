@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stele.tserver import manager
-from stele.tserver.node import Node
+from stele.tserver.node import start_node
 from stele.tserver.volume import Fate, lock_directory
 from stele.wal import recovery
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill
@@ -60,7 +60,7 @@ async def test_a_start_that_is_ended_holds_the_lock_while_the_log_is_recovered(
         recovering = Held(recovery.link)
         monkeypatch.setattr(recovery, "link", recovering)
         options = cluster.options("node-0")
-        starting = asyncio.ensure_future(Node(options).start())
+        starting = asyncio.ensure_future(start_node(options))
         await recovering.wait_begun()
         monkeypatch.undo()
         try:

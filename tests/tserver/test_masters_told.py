@@ -22,7 +22,7 @@ from stele.rpc.proto.master_pb2_grpc import (
     add_MasterServiceServicer_to_server,
 )
 from stele.rpc.server import bind, make_server
-from stele.tserver.node import Node
+from stele.tserver.node import Node, start_node
 from stele.tserver.options import NodeOptions
 from tests.consensus.cluster import OPTIONS, wait_until
 from tests.harness.loopback import Loopback
@@ -98,24 +98,22 @@ class Names:
 @asynccontextmanager
 async def beating(directory: Path, given: tuple[str, ...], *masters: FakeMaster) -> AsyncIterator[Node]:
     """A node that was given these addresses, and the masters that run."""
-    node = Node(
-        NodeOptions(
-            data_dir=directory / "node",
-            node_id=NodeId(new_id()),
-            cluster_id=masters[0].cluster_id,
-            listen="127.0.0.1:0",
-            masters=given,
-            machine="m",
-            zone="z",
-            http_port=0,
-            flight_port=0,
-            stream_port=0,
-            heartbeat_s=BEAT_S,
-            replica=OPTIONS,
-        )
+    options = NodeOptions(
+        data_dir=directory / "node",
+        node_id=NodeId(new_id()),
+        cluster_id=masters[0].cluster_id,
+        listen="127.0.0.1:0",
+        masters=given,
+        machine="m",
+        zone="z",
+        http_port=0,
+        flight_port=0,
+        stream_port=0,
+        heartbeat_s=BEAT_S,
+        replica=OPTIONS,
     )
     try:
-        await node.start()
+        node = await start_node(options)
         try:
             yield node
         finally:

@@ -15,7 +15,7 @@ from stele.model.errors import Rejected
 from stele.model.ids import NodeId, new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.raft.status import PeerState
-from stele.tserver.node import Node
+from stele.tserver.node import start_node
 from stele.tserver.options import (
     NodeOptions,
 )
@@ -112,7 +112,7 @@ async def test_a_key_space_over_the_wire(cluster: LocalCluster) -> None:
 async def test_a_port_in_use_is_one_line_that_says_what_to_do(cluster: LocalCluster, tmp_path: Path) -> None:
     options = cluster.options("node-0")
     with pytest.raises(Rejected) as refused:
-        await Node(NodeOptions(tmp_path / "x", NodeId(new_id()), cluster.cluster_id, options.listen)).start()
+        await start_node(NodeOptions(tmp_path / "x", NodeId(new_id()), cluster.cluster_id, options.listen))
     assert "in use" in str(refused.value)
 
 

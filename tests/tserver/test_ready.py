@@ -29,7 +29,7 @@ async def test_a_copy_that_no_configuration_names_yet_does_not_keep_its_node_fro
     await wait_until(lambda: fresh.replicas.opened)
     source = next(n for n in cluster.running.values() if n.replicas.holds(tablet.tablet_id))
     order = CopyOrder(TabletId(tablet.tablet_id), ReplicaId(9), source.node_id, source.address)
-    copy = await fresh.manager.start_copy(order, fresh.copy_source(source.node_id, source.address))
+    copy = await fresh.manager.start_copy(order, fresh.copy_sources.at(source.node_id, source.address))
     assert copy is not None
     await wait_until(lambda: copy.progress.state in ("Done", "Failed"))
     assert copy.progress.state == "Done", copy.progress.error

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from stele.client import AsyncClient, AsyncScanner
 from stele.master.leadership import MasterOptions
-from stele.master.server import MasterNode
+from stele.master.master import Master
 from tests.consensus.cluster import wait_until
-from tests.tserver.local import SCHEMA, LocalCluster
+from tests.tserver.local import SCHEMA, LocalCluster, master_of
 
 # A node that is off is taken for alive, so that tablets are placed there.
 MASTER = MasterOptions(
@@ -36,10 +36,9 @@ async def test_what_was_opened_before_its_tablet_was_replaced_goes_on_with_the_n
                 asyncio.create_task(table.scan().to_table()),
                 asyncio.create_task(_by_batches(table.scan(ordered=True))),
             ]
-            master = cluster.running["master"]
-            assert isinstance(master, MasterNode)
+            master = master_of(cluster.running["master"])
             await wait_until(lambda: _replaced(master) == 2, timeout_s=60)
-            lead = master.master.lead if master.master is not None else None
+            lead = master.lead
             assert lead is not None
             lead.options = replace(MASTER, create_timeout_ms=600_000)  # a slow node makes them in the end
             await cluster.launch("node-0")
@@ -56,8 +55,8 @@ async def _by_batches(scanner: AsyncScanner) -> pa.Table:
     return pa.Table.from_batches([batch async for batch in scanner.batches()], scanner.plan.arrow_schema)
 
 
-def _replaced(node: MasterNode) -> int:
+def _replaced(master: Master) -> int:
     """How many tables have lost a tablet so, by the master that leads."""
-    lead = node.master.lead if node.master is not None else None
+    lead = master.lead
     tablets = lead.catalog.tablets.values() if lead is not None else ()
     return len({t.table_id for t in tablets if t.state == "REPLACED"})

@@ -15,7 +15,7 @@ from stele.tserver.node import Node
 from stele.tserver.options import EXIT_USAGE, EXIT_VOLUME_OLD
 from stele.tserver.volume import Fate
 from tests.consensus.cluster import wait_until
-from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster, count, fill, master_of
 
 FLAG = "--may-lose-acknowledged-writes"
 
@@ -35,7 +35,7 @@ async def test_a_refused_volume_is_taken_back_by_an_order_that_says_what_it_brea
 ) -> None:
     cluster = await LocalCluster(tmp_path).start()
     directory, copy = tmp_path / "node-0", tmp_path / "copy"
-    liveness = cluster.running["master"].master.liveness  # type: ignore[attr-defined]
+    liveness = master_of(cluster.running["master"]).liveness
 
     def noted(node: Node) -> bool:
         told = liveness.nodes[node.node_id].told

@@ -58,6 +58,18 @@ class RemoteFrames:
             raise
 
 
+class CopySources:
+    """Makes the sources of copies to this node."""
+
+    def __init__(self, pool: ChannelPool, flight: FlightConnections) -> None:
+        self._pool = pool
+        self._flight = flight
+
+    def at(self, node_id: NodeId, address: str) -> RemoteCopySource:
+        """Sessions at the node `node_id`, whose gRPC server is at `address`."""
+        return RemoteCopySource(self._pool, self._flight, address, node_id)
+
+
 class RemoteCopySource:
     """Sessions at one node."""
 

@@ -1,4 +1,4 @@
-"""What a node tells of itself: to masters, peers, tools and probes. Owned by the node, which notes here where it listens.
+"""What a node tells of itself: to masters, peers, tools and probes.
 
 Decides nothing. Invariant: what is told of the volume is what was last written to it.
 """
@@ -18,7 +18,7 @@ from stele.tserver.volume import NodeRecord, Volume
 
 
 class NodeFacts:
-    """Of one start. `identity` holds the address, too; what the system chooses of addresses is known once it is served there."""
+    """Of one start. Where the options leave a port open, addresses are known only once `listens` was called."""
 
     def __init__(self, options: NodeOptions, volume: Volume) -> None:
         self.options = options
@@ -30,8 +30,24 @@ class NodeFacts:
             options.advertised,
             volume.record.fork_id,
         )
-        self.flight_address = ""
-        self.http_port = options.http_port
+        self._flight_address = ""
+        self._http_port = options.http_port
+
+    def listens(self, address: str, flight_address: str, http_port: int) -> None:
+        """Note where this node is reached, as HOST:PORT and a port. Called once, before anything is served."""
+        self.identity.address = address
+        self._flight_address = flight_address
+        self._http_port = http_port
+
+    @property
+    def flight_address(self) -> str:
+        """HOST:PORT of Arrow Flight; "" before it is known."""
+        return self._flight_address
+
+    @property
+    def http_port(self) -> int:
+        """Of probes and metrics."""
+        return self._http_port
 
     @property
     def record(self) -> NodeRecord:

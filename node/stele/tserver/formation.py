@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -17,7 +17,7 @@ from stele.consensus.replica import Replica
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, StreamKey, TableId
+from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
@@ -31,7 +31,6 @@ from stele.tserver.options import NodeOptions
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import InThread
 from stele.tserver.volume import (
-    NodeRecord,
     Volume,
     format_volume,
     is_formatted,
@@ -39,8 +38,6 @@ from stele.tserver.volume import (
     open_volume,
     volume_empty,
 )
-from stele.wal.log import Log
-from stele.wal.options import LogOptions, SyncMode
 
 log = structlog.get_logger("stele.tserver")
 
@@ -136,18 +133,6 @@ async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
         await pool.close()
 
 
-def open_log(
-    volume: Volume, options: NodeOptions, dispatch: Callable[[list[Callable[[], None]]], None]
-) -> Log:
-    """Open the node's log. Blocks."""
-    log_options = LogOptions(
-        sync=SyncMode(options.wal_sync),
-        queue_bytes_max=options.memory.queue_bytes,
-        cache_bytes_max=options.memory.cache_bytes,
-    )
-    return Log.open(volume.wal_directory, log_options, volume.record.node_id, dispatch)
-
-
 class Formation:
     """A first master's, from its format until it votes. On every other node there is nothing to form. `in_thread(work)` runs
     what blocks."""
@@ -170,7 +155,7 @@ class Formation:
         record = self._volume.record
         if record.formed or not record.first_masters:
             return
-        if any(_is_later(record, key) for key in (*self._replicas.keys(), *self._replicas.tombstones)):
+        if any(record.is_later_catalog(key) for key in (*self._replicas.keys(), *self._replicas.tombstones)):
             await self._manager.whole(self._join())
             return
         self._replicas.add_listener(self._started)
@@ -222,7 +207,7 @@ class Formation:
 
     def _started(self, replica: Replica) -> None:
         record = self._volume.record
-        if not record.formed and _is_later(record, replica.superblock.key):
+        if not record.formed and record.is_later_catalog(replica.superblock.key):
             self._manager.carry_out(self._join())
 
     async def _join(self) -> None:
@@ -241,12 +226,3 @@ def first_configuration(first_masters: Sequence[tuple[str, str]]) -> Configurati
             for number, (node_id, address) in enumerate(first_masters, 1)
         ),
     )
-
-
-def holds(record: NodeRecord, key: StreamKey) -> bool:
-    """Whether this replica waits for the formation to be confirmed."""
-    return key.tablet_id == CATALOG_TABLET_ID and not record.formed and not _is_later(record, key)
-
-
-def _is_later(record: NodeRecord, key: StreamKey) -> bool:
-    return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(record.first_masters)

@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,7 +22,8 @@ import structlog
 
 from stele.model.errors import Corrupt, InvariantViolation, Rejected, Retryable, SteleError
 from stele.tablet.files import NO_MEANS, NO_SPACE
-from stele.tserver.node import Node
+from stele.tserver.extension import MakeExtension, NoExtension
+from stele.tserver.node import Node, start_node
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_INVARIANT,
@@ -45,13 +45,13 @@ _GC_THRESHOLDS = (50_000, 50, 100)
 _FILES = 1 << 20
 
 
-def run_process(options: NodeOptions, make_node: Callable[[NodeOptions], Node] = Node) -> int:
-    """Run until SIGTERM or SIGINT, or until the node cannot go on; the exit code."""
+def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> int:
+    """Run a node until SIGTERM or SIGINT, or until the node cannot go on; the exit code."""
     import uvloop
 
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(options, make_node))
+        return runner.run(_run(options, extend))
 
 
 def end_process(code: int) -> NoReturn:
@@ -71,7 +71,7 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -> int:
+async def _run(options: NodeOptions, extend: MakeExtension) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,8 +80,7 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     sys.setswitchinterval(0.0001)
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    node = make_node(options)
-    starting = asyncio.ensure_future(node.start())
+    starting = asyncio.ensure_future(start_node(options, extend))
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -93,6 +92,7 @@ async def _run(options: NodeOptions, make_node: Callable[[NodeOptions], Node]) -
     if error is not None:
         stopping.cancel()
         return exit_code(error)
+    node = starting.result()
     log.info("serving", address=node.address, node=node.node_id, incarnation=node.incarnation)
     await asyncio.wait((stopping, node.failed), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -19,16 +19,24 @@ class Shutdown:
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         """Resolves with the first failure. It never raises."""
         self._stopping = False
+        self._hand_over = True
 
     @property
     def stopping(self) -> bool:
         """Whether the node was told to stop."""
         return self._stopping
 
-    def begin(self) -> bool:
+    @property
+    def hands_over(self) -> bool:
+        """Whether leaderships are to be handed over at the end. A node that failed leaves at once."""
+        return self._hand_over and not self.failed.done()
+
+    def begin(self, *, hand_over: bool) -> bool:
         """The node is told to stop. False if it was told before."""
-        first, self._stopping = not self._stopping, True
-        return first
+        if self._stopping:
+            return False
+        self._stopping, self._hand_over = True, hand_over
+        return True
 
     def fail(self, error: Exception) -> None:
         """The node cannot go on. It ends, and leaves all files as they are."""

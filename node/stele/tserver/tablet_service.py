@@ -17,7 +17,7 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.rpc.client_stream import WRITE_DEADLINE_MS
+from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
 from stele.rpc.convert import opid_to_pb
 from stele.rpc.errors import RETRY_AFTER_MS_MAX
 from stele.rpc.proto import common_pb2
@@ -34,8 +34,8 @@ _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELET
 
 
 class TabletService(TabletServerServiceServicer):
-    """Served by every node and master. `in_read_thread` does a point read, `status` tells of the node, `open_stream` lets a
-    client send its requests, which it answers as `stele.rpc.client_stream.Answers`.
+    """Served by every node and master. `in_read_thread` does a point read, `status` tells of the node. `make_streams(answers)`
+    makes what takes in clients' streams; their requests are answered here, as `stele.rpc.client_stream.Answers`.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class TabletService(TabletServerServiceServicer):
         *,
         in_read_thread: InThread,
         status: Callable[[], pb.GetNodeStatusResponse],
-        open_stream: Callable[[common_pb2.OpenStreamRequest], common_pb2.OpenStreamResponse],
+        make_streams: Callable[[Answers], ClientStreams],
     ) -> None:
         self._node_id = node_id
         self._replicas = replicas
         self._wall_clock = wall_clock
         self._in_read_thread = in_read_thread
         self._status = status
-        self._open_stream = open_stream
+        self._streams = make_streams(self)
 
     # --- stele.rpc.client_stream.Answers
 
@@ -211,7 +211,7 @@ class TabletService(TabletServerServiceServicer):
 
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         """Where a client's requests go, and the key to begin with."""
-        return self._open_stream(request)
+        return self._streams.introduce(request)
 
     async def ListTablets(self, request: pb.ListTabletsRequest, context: Any) -> pb.ListTabletsResponse:
         """Every replica here."""

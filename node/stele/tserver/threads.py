@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Protocol, TypeVar
 
@@ -43,9 +43,9 @@ class NodeThreads:
         """Run a point read."""
         return await self._loop.run_in_executor(self._reads, work, *args)
 
-    def submit(self, work: Callable[..., T], /, *args: Any) -> Future[T]:
-        """As `in_thread`, where nobody on the loop waits."""
-        return self._io.submit(work, *args)
+    def submit(self, work: Callable[..., object], /, *args: Any) -> None:
+        """As `in_thread`, where nobody waits, and an error is nobody's."""
+        self._io.submit(work, *args)
 
     def end_reads(self) -> None:
         """Begin no further point read. Those under way end by themselves: they write nothing."""

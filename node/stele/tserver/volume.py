@@ -23,7 +23,7 @@ import structlog
 
 from stele.consensus.files import make_directory, sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.ids import OPID_NONE, ClusterId, NodeId, OpId, new_id
+from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, ClusterId, NodeId, OpId, StreamKey, new_id
 from stele.model.jsons import parse_json
 from stele.tserver.options import (
     EXIT_DISK,
@@ -83,6 +83,14 @@ class NodeRecord:
     taken_back: tuple[str, ...] = ()
     accepting: bool = False
     version: int = FORMAT_VERSION
+
+    def holds(self, key: StreamKey) -> bool:
+        """Whether this replica waits until the formation is confirmed: it is a first master's first one of the catalog."""
+        return key.tablet_id == CATALOG_TABLET_ID and not self.formed and not self.is_later_catalog(key)
+
+    def is_later_catalog(self, key: StreamKey) -> bool:
+        """Whether this is a replica of the catalog that came after the first ones, by a copy."""
+        return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(self.first_masters)
 
 
 class Volume:

@@ -1,0 +1,71 @@
+"""What a process may have in it beside a node: a master. `start_node` is given what makes it.
+
+Invariant: an extension works on the node only through its ports, and ends while the node's connections still stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from stele.model.ids import ClusterId, NodeId
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import PeerBook
+from stele.tserver.formation import Formation
+from stele.tserver.replicas import Replicas
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionPorts:
+    """The parts of a node that its extension may use. `adopted`: as `Volume.adopted`. `fail(error)` ends the node."""
+
+    node_id: NodeId
+    cluster_id: ClusterId
+    adopted: bool
+    replicas: Replicas
+    formation: Formation
+    pool: ChannelPool
+    book: PeerBook
+    fail: Callable[[Exception], None]
+
+
+class Extension(Protocol):
+    """Called on the node's event loop."""
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """Add servicers to the node's gRPC server. Called once, before `start`."""
+
+    def start(self) -> None:
+        """Begin. Called once, before anything is served."""
+
+    def why_unready(self) -> str:
+        """Why the process is not ready though its node is; "" if it is."""
+
+    async def stop(self) -> None:
+        """End, once leaderships were handed over and nothing is served any more. Also where `start` was not called."""
+
+
+MakeExtension = Callable[[ExtensionPorts], Extension]
+
+
+class NoExtension:
+    """Of a plain node. `NoExtension` itself is its MakeExtension."""
+
+    def __init__(self, ports: ExtensionPorts) -> None:
+        pass
+
+    def add_services(self, server: grpc.aio.Server) -> None:
+        """None."""
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def why_unready(self) -> str:
+        """Ready whenever the node is."""
+        return ""
+
+    async def stop(self) -> None:
+        """Nothing."""

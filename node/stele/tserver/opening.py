@@ -1,0 +1,89 @@
+"""A node's volume and log, opened before any other part is made. Called by node.py, once.
+
+Invariant: what was opened is closed by the caller's exit stack, in this order: no thread works on the volume any more, then
+the log is closed, then the volume's lock is let go of. Whoever has the volume next would write beside it otherwise. This
+also holds for a start that is cancelled while the log is recovered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from stele.tserver.facts import NodeFacts
+from stele.tserver.formation import take_volume
+from stele.tserver.options import NodeOptions
+from stele.tserver.threads import NodeThreads
+from stele.tserver.volume import Volume
+from stele.wal.aio import kernel_sync
+from stele.wal.appender import call_all
+from stele.wal.log import Log
+from stele.wal.options import LogOptions, SyncMode
+
+log = structlog.get_logger("stele.tserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`log_found`: where the log ended at the first start that no majority of masters has admitted yet, 0 if each was."""
+
+    options: NodeOptions
+    volume: Volume
+    facts: NodeFacts
+    threads: NodeThreads
+    log: Log
+    log_found: int
+
+
+async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
+    """Take the volume and recover its log. `life` is told how to close both.
+
+    Raises:
+        Fate: the volume is not fit for this process.
+        Rejected: a port in use, a bad address.
+        Corrupt: a log that cannot be read beyond single replicas.
+    """
+    loop = asyncio.get_running_loop()
+    volume = await take_volume(options)
+    life.callback(volume.close)
+    threads = NodeThreads()
+    opening = loop.create_task(threads.in_thread(_open_log, volume, options, loop))
+    life.push_async_callback(_close_log, opening)
+    life.push_async_callback(threads.close)
+    life.callback(threads.end_reads)
+    node_log = await asyncio.shield(opening)
+    node_log.attach(loop, await threads.in_thread(kernel_sync, volume.wal_directory))
+    record = volume.record
+    found = record.found or node_log.recovery.found
+    if found != record.found:
+        await threads.in_thread(lambda: volume.update(found=found))
+    return Opened(options, volume, NodeFacts(options, volume), threads, node_log, found)
+
+
+def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventLoop) -> Log:
+    """Blocks."""
+
+    def dispatch(callbacks: list[Callable[[], None]]) -> None:
+        """From the log's thread, once per sync. What the loop's thread syncs, it tells itself."""
+        try:
+            loop.call_soon_threadsafe(call_all, callbacks)
+        except RuntimeError:  # the loop has closed: nobody waits for these any more
+            log.debug("callbacks of a closed loop dropped", count=len(callbacks))
+
+    log_options = LogOptions(
+        sync=SyncMode(options.wal_sync),
+        queue_bytes_max=options.memory.queue_bytes,
+        cache_bytes_max=options.memory.cache_bytes,
+    )
+    return Log.open(volume.wal_directory, log_options, volume.record.node_id, dispatch)
+
+
+async def _close_log(opening: asyncio.Task[Log]) -> None:
+    """Its thread has ended, so the log is open or could not be opened."""
+    await asyncio.wait((opening,))
+    if not opening.cancelled() and opening.exception() is None:
+        await asyncio.get_running_loop().run_in_executor(None, opening.result().close)

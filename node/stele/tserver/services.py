@@ -1,0 +1,94 @@
+"""The gRPC services that every node and master answers, put together from the node's parts. Called by node.py, once."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import grpc
+
+from stele.consensus.copy_source import CopySessions
+from stele.rpc import server as rpc_server
+from stele.rpc.budget import ByteBudget
+from stele.rpc.client_stream import ClientStreams
+from stele.rpc.identity import PeerBook
+from stele.rpc.listener import StreamListener
+from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import (
+    add_ConsensusServiceServicer_to_server,
+    add_TabletCopyServiceServicer_to_server,
+)
+from stele.rpc.proto.tserver_pb2_grpc import (
+    add_TabletServerAdminServiceServicer_to_server,
+    add_TabletServerServiceServicer_to_server,
+)
+from stele.tserver.admin_service import AdminService
+from stele.tserver.consensus_service import ConsensusService
+from stele.tserver.copy_client import CopySources
+from stele.tserver.copy_service import TabletCopyService
+from stele.tserver.facts import NodeFacts
+from stele.tserver.fences import Fences
+from stele.tserver.heartbeater import Heartbeater
+from stele.tserver.host import NodeHost
+from stele.tserver.manager import TabletManager
+from stele.tserver.messenger import Messenger
+from stele.tserver.monitor import NodeMonitor
+from stele.tserver.replicas import Replicas
+from stele.tserver.tablet_service import TabletService
+from stele.tserver.threads import NodeThreads
+from stele.tserver.wall_clock import WallClock
+
+
+def make_server(
+    facts: NodeFacts,
+    book: PeerBook,
+    budget: ByteBudget,
+    streams: StreamListener,
+    threads: NodeThreads,
+    wall_clock: WallClock,
+    replicas: Replicas,
+    manager: TabletManager,
+    sessions: CopySessions,
+    copy_sources: CopySources,
+    fences: Fences,
+    messenger: Messenger,
+    heartbeater: Heartbeater,
+    monitor: NodeMonitor,
+    host: NodeHost,
+) -> grpc.aio.Server:
+    """A gRPC server with the node's services, which does not listen yet."""
+    identity = facts.identity
+
+    def status() -> tserver_pb2.GetNodeStatusResponse:
+        return facts.status(
+            disk_free_bytes=monitor.disk_bytes[0], replicas=len(replicas), masters=heartbeater.addresses
+        )
+
+    server = rpc_server.make_server(identity, book, budget)
+    add_TabletServerServiceServicer_to_server(
+        TabletService(
+            identity.node_id,
+            replicas,
+            wall_clock,
+            in_read_thread=threads.in_read_thread,
+            status=status,
+            make_streams=partial(ClientStreams, identity, book, budget, streams),
+        ),
+        server,
+    )
+    add_TabletServerAdminServiceServicer_to_server(
+        AdminService(identity.node_id, replicas, manager, fences), server
+    )
+    add_ConsensusServiceServicer_to_server(
+        ConsensusService(
+            identity,
+            messenger,
+            replicas,
+            manager,
+            fences,
+            copy_source=copy_sources.at,
+            changed=host.changed_key,
+        ),
+        server,
+    )
+    add_TabletCopyServiceServicer_to_server(TabletCopyService(facts, replicas, sessions), server)
+    return server
