@@ -15,7 +15,7 @@ import pytest
 from stele.consensus.replica import ReplicaState
 from stele.model.errors import Retryable
 from stele.model.ids import NodeId
-from stele.tserver import manager
+from stele.tserver import replica_starter
 from stele.tserver.process import exit_code
 from tests.consensus import cluster
 from tests.consensus.cluster import STEADY, Group, Network, TestNode, rows, table, wait_until
@@ -114,10 +114,11 @@ async def test_a_replica_that_is_stopped_while_it_waits_does_not_start(
 ) -> None:
     node, groups = await started_without(descriptors, tmp_path / "n")
     try:
-        waiting, gone = list(node.manager._waiting), groups[0].replica(1)
+        gone = groups[0].replica(1)
+        assert node.manager.waiting_to_start == 3
         await gone.stop()
         descriptors.give()
-        await wait_until(lambda: all(task.done() for task in waiting))
+        await wait_until(lambda: node.manager.waiting_to_start == 0)
         assert gone.state is ReplicaState.STOPPED and gone.machine is None and gone.core is None
         assert [g.replica(1).running for g in groups] == [False, True, True]
     finally:
@@ -129,7 +130,7 @@ async def test_a_node_that_lacks_descriptors_for_long_ends(
     tmp_path: Path, descriptors: Descriptors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers heartbeats: its tablets would be short of a replica, and nobody would heal them."""
-    monkeypatch.setattr(manager, "LACKING_MS", 0)
+    monkeypatch.setattr(replica_starter, "LACKING_MS", 0)
     node, _ = await started_without(descriptors, tmp_path / "n")
     try:
         await wait_until(lambda: len(node.given_up) == 3)

@@ -110,7 +110,7 @@ def _listen(story: Story, rng: random.Random) -> None:
         send(self, replica, node_id, to, message, **more)
 
     async def deleted(self: TabletManager, tablet_id: Any, *more: Any) -> None:
-        story.dropped.append(Dropped(time.monotonic(), self._directory.parent.name, tablet_id))
+        story.dropped.append(Dropped(time.monotonic(), self._files.directory.parent.name, tablet_id))
         await delete(self, tablet_id, *more)
 
     def started(

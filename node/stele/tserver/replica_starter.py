@@ -1,0 +1,125 @@
+"""Starts replicas that are on the volume, and tries again where the system lacks something just now.
+
+A replica for which the system has no descriptor or memory is not damaged: it is started again, with growing pauses. But
+while it does not run, its tablet has one replica less, and nobody heals it, since the node answers heartbeats. So after
+LACKING_MS the node ends, and is healed like a silent one.
+
+Invariant: a replica is known to `Replicas` before it is started, and listeners hear of it once it has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from stele.consensus.bootstrap import open_machine, start_replica
+from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.replica import Replica, ReplicaState
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.errors import Retryable
+from stele.model.ids import StreamKey, TableId
+from stele.tserver.replica_files import ReplicaFiles
+from stele.tserver.replicas import Replicas
+from stele.wal.log import Log
+
+log = structlog.get_logger("stele.tserver")
+
+LACKING_MS = 60_000
+"""How long a replica may wait for what the system does not give."""
+_AGAIN_S = (0.5, 15.0)
+"""The first pause before it is started again, and the longest."""
+_OPEN_AT_ONCE = 8
+
+
+class ReplicaStarter:
+    """Of one node."""
+
+    def __init__(
+        self, replicas: Replicas, files: ReplicaFiles, node_log: Log, host: Host, options: ReplicaOptions
+    ) -> None:
+        self._replicas = replicas
+        self._files = files
+        self._log = node_log
+        self._host = host
+        self._options = options
+        self._waiting: set[asyncio.Task[None]] = set()
+        self.at_once = asyncio.Semaphore(_OPEN_AT_ONCE)
+        """To be held while one of many replicas is opened."""
+
+    @property
+    def waiting(self) -> int:
+        """How many replicas wait to be started again."""
+        return len(self._waiting)
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    def add_failed(self, key: StreamKey, error: str) -> None:
+        """A replica whose superblock cannot be read is here as FAILED: it may have voted, and a driver replaces it."""
+        self._add(Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.READY)).fail(error)
+
+    async def start(self, superblock: Superblock) -> None:
+        """Start a replica in its data state. If the system lacks something just now, return, and start it later."""
+        replica = self._add(superblock)
+        try:
+            await self._start(replica)
+        except Retryable as exc:
+            task = asyncio.get_running_loop().create_task(self._start_later(replica, exc))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    async def rows_arrived(self, replica: Replica, superblock: Superblock) -> None:
+        """The store of a running witness is in place: open it, and tell the listeners."""
+        directory = self._files.replica_directory(superblock.key)
+        machine = await self._host.in_thread(open_machine, superblock, directory)
+        try:
+            await replica.rows_arrived(superblock, machine)
+        except BaseException:  # a repeated order copies again what did not come into use
+            await self._host.in_thread(machine.close)
+            raise
+        self._replicas.started(replica)
+
+    def _add(self, superblock: Superblock) -> Replica:
+        directory = self._files.replica_directory(superblock.key)
+        replica = Replica(superblock, directory, self._host, self._options)
+        self._replicas.add(replica)
+        return replica
+
+    async def _start(self, replica: Replica) -> None:
+        await start_replica(
+            replica.superblock,
+            replica.directory,
+            self._log,
+            self._host,
+            self._options,
+            replica=replica,
+        )
+        self._replicas.started(replica)
+
+    async def _start_later(self, replica: Replica, error: Retryable) -> None:
+        begun_ms, (pause_s, longest_s) = self._host.now_ms(), _AGAIN_S
+        key = replica.superblock.key
+        while self._host.now_ms() - begun_ms < LACKING_MS:
+            log.warning("replica not started yet, it is tried again", replica=str(key), error=str(error))
+            replica.start_waits(str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, longest_s)
+            try:
+                async with self.at_once:
+                    if replica.state is not ReplicaState.BOOTSTRAPPING:
+                        return  # removed meanwhile
+                    replica.start_waits("")
+                    await self._start(replica)
+                    return
+            except Retryable as exc:
+                error = exc
+            except Exception as exc:  # noqa: BLE001 - told to whoever runs the node, as at its start
+                self._host.fail(exc)
+                return
+        self._host.fail(
+            Retryable(f"replica {key} could not be started for {LACKING_MS // 1000} s: {error.args[0]}")
+        )
