@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from stele.model.ids import ClusterId, NodeId, new_id
+from stele.tserver.node_record import NodeRecord, is_formatted
 from stele.tserver.options import EXIT_DISK, EXIT_USAGE
 from stele.tserver.volume import (
     Fate,
-    NodeRecord,
     Volume,
     format_volume,
-    is_formatted,
     lock_directory,
     open_volume,
 )

@@ -13,8 +13,9 @@ from stele import __version__
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2, tserver_pb2
+from stele.tserver.node_record import NodeRecord
 from stele.tserver.options import NodeOptions
-from stele.tserver.volume import NodeRecord, Volume
+from stele.tserver.volume import Volume
 
 
 class NodeFacts:

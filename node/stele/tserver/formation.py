@@ -27,13 +27,13 @@ from stele.rpc.resolve import join_address, split_address
 from stele.rpc.server import check_free
 from stele.tserver.founding import may_found
 from stele.tserver.manager import TabletManager
+from stele.tserver.node_record import is_formatted
 from stele.tserver.options import NodeOptions
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import InThread
 from stele.tserver.volume import (
     Volume,
     format_volume,
-    is_formatted,
     lock_directory,
     open_volume,
     volume_empty,

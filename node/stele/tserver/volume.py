@@ -1,30 +1,26 @@
-"""The data directory: its lock, and node.json, which says whose it is, with its copy. Opened before anything else of a node.
+"""The data directory: its lock, and whose it is by node.json (node_record.py). Opened before anything else of a node.
 
-The copy is written after node.json, so it is never newer; it stands in where node.json is damaged or missing.
-
-Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has
-a higher incarnation than the one before, synced before anybody hears of it. They count from the millisecond of the format:
-whoever heard of an earlier volume of the same node id does not take this one for older.
+Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has a
+higher incarnation than the one before, synced before anybody hears of it. Incarnations count from the millisecond of the
+format: whoever heard of an earlier volume of the same node id does not take this one for older.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import structlog
 
-from stele.consensus.files import make_directory, sync_directory
+from stele.consensus.files import make_directory
 from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, ClusterId, NodeId, OpId, StreamKey, new_id
-from stele.model.jsons import parse_json
+from stele.model.ids import ClusterId, NodeId, OpId, new_id
+from stele.tserver.node_record import NODE_FILE, NodeRecord, is_formatted, read_record, write_record
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_USAGE,
@@ -32,14 +28,9 @@ from stele.tserver.options import (
     EXIT_VOLUME_FOREIGN,
     EXIT_VOLUME_OLD,
 )
-from stele.wal.sectors import is_bad_sector
 
 log = structlog.get_logger("stele.tserver")
-FORMAT_VERSION = 1
-_NODE_FILE = "node.json"
-_COPY_FILE = "node.json.copy"
 _LOCK_FILE = "LOCK"
-_CHECKSUM = "crc32c"
 
 
 class Fate(Exception):
@@ -51,51 +42,9 @@ class Fate(Exception):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRecord:
-    """What node.json holds. `first_masters`: (node_id, address) in order, for a first master only.
-
-    `catalog` and `driver_epoch`: older orders of masters and drivers are refused, see stele.tserver.fences.
-    `found`: where the log ended at the first of those starts that no majority of masters has vetted yet; 0 if it has.
-    `fork_id`: which copy of the cluster's volumes this is; "": as the cluster was formed. `masters`: the newest list of them;
-    `given`: the --masters of the start that learned it, or of the first one; empty if that is not known. `adopted`: the volume was copied, or taken
-    elsewhere: addresses in its configurations may be another copy's, and are not dialled.
-    `refused`: why the masters refused this volume as an older copy, for ever: what it writes at each start would
-    otherwise make it look newer than it is. `taken_back`: when and why administrators had it used all the same, see `take_back`;
-    `accepting`: until the masters have noted what the newest of those starts tells.
-    """
-
-    cluster_id: ClusterId
-    node_id: NodeId
-    role: str
-    format_id: str
-    incarnation: int = 0
-    formed: bool = True
-    masters: tuple[str, ...] = ()
-    first_masters: tuple[tuple[str, str], ...] = ()
-    catalog: OpId = OPID_NONE
-    driver_epoch: int = 0
-    found: int = 0
-    refused: str = ""
-    fork_id: str = ""
-    given: tuple[str, ...] = ()
-    adopted: bool = False
-    taken_back: tuple[str, ...] = ()
-    accepting: bool = False
-    version: int = FORMAT_VERSION
-
-    def holds(self, key: StreamKey) -> bool:
-        """Whether this replica waits until the formation is confirmed: it is a first master's first one of the catalog."""
-        return key.tablet_id == CATALOG_TABLET_ID and not self.formed and not self.is_later_catalog(key)
-
-    def is_later_catalog(self, key: StreamKey) -> bool:
-        """Whether this is a replica of the catalog that came after the first ones, by a copy."""
-        return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(self.first_masters)
-
-
 class Volume:
-    """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those of
-    the volumes that it was copied from; only who was given to this start, and whom those name, is dialled."""
+    """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those
+    of the volume that it was copied from. Only the masters given to this start, and whom those name, are dialled."""
 
     def __init__(
         self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False, adopted: bool = False
@@ -128,7 +77,7 @@ class Volume:
             if self._lock_fd < 0:
                 return
             record = replace(self.record, **changes)
-            _write(self.directory, record)
+            write_record(self.directory, record)
             self.record = record
 
     def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
@@ -142,7 +91,7 @@ class Volume:
                 driver_epoch=max(self.record.driver_epoch, driver_epoch),
             )
             if record != self.record:
-                _write(self.directory, record)
+                write_record(self.directory, record)
                 self.record = record
 
     def remember_masters(self, masters: tuple[str, ...], given: tuple[str, ...]) -> None:
@@ -194,11 +143,6 @@ def lock_directory(directory: Path) -> int:
     return fd
 
 
-def is_formatted(directory: Path) -> bool:
-    """Whether a node's record stands in `directory`."""
-    return any((directory / name).exists() for name in (_NODE_FILE, _COPY_FILE))
-
-
 def open_volume(
     directory: Path,
     lock_fd: int,
@@ -215,7 +159,7 @@ def open_volume(
         Fate: VolumeForeign, another cluster's or node's, or of the other role; a record that cannot be read.
     """
     try:
-        record = _read(directory)
+        record = read_record(directory)
     except Corrupt as exc:
         raise Fate("DiskCorrupt", EXIT_DISK, str(exc)) from exc
     except Rejected as exc:
@@ -275,9 +219,9 @@ def format_volume(
     """Make an empty volume this node's.
 
     Raises:
-        Fate: VolumeEmpty's opposite, the volume holds something that is not ours.
+        Fate: VolumeForeign, the directory holds something that is not ours.
     """
-    strangers = sorted(p.name for p in directory.iterdir() if p.name not in (_LOCK_FILE, _NODE_FILE + ".new"))
+    strangers = sorted(p.name for p in directory.iterdir() if p.name not in (_LOCK_FILE, NODE_FILE + ".new"))
     if strangers:
         raise Fate(
             "VolumeForeign",
@@ -295,7 +239,7 @@ def format_volume(
         fork_id=fork_id,
         given=masters,
     )
-    _write(directory, record)
+    write_record(directory, record)
     return Volume(directory, record, lock_fd, new=True)
 
 
@@ -308,7 +252,7 @@ def refusal_of(directory: Path) -> str:
     """
     if not is_formatted(directory):
         raise Rejected(f"--data-dir {directory}: no Stele volume is there", code=Code.NOT_FOUND)
-    return _read(directory).refused
+    return read_record(directory).refused
 
 
 def take_back(directory: Path, now: str) -> None:
@@ -324,9 +268,9 @@ def take_back(directory: Path, now: str) -> None:
         raise Rejected(f"{directory} was not refused; there is nothing to take back")
     fd = lock_directory(directory)
     try:
-        record = _read(directory)
+        record = read_record(directory)
         taken_back = (*record.taken_back, f"{now}: {why}")
-        _write(directory, replace(record, refused="", accepting=True, taken_back=taken_back))
+        write_record(directory, replace(record, refused="", accepting=True, taken_back=taken_back))
     finally:
         os.close(fd)
 
@@ -345,83 +289,3 @@ def volume_old(directory: Path, why: str) -> Fate:
         "and is not used again; attach the newest one, or start a new node on an empty one. If this is the newest that is left: "
         f"`stele local take-back --data-dir {directory}`",
     )
-
-
-def _checksum(fields: dict[str, Any]) -> int:
-    """CRC-32C of the record's fields in the one way that JSON of sorted keys writes them."""
-    return int(google_crc32c.value(json.dumps(fields, sort_keys=True).encode()))
-
-
-def _write(directory: Path, record: NodeRecord) -> None:
-    """Both files; on return both survive power loss. An incarnation is told to nobody before."""
-    fields = asdict(record)
-    text = json.dumps(fields | {_CHECKSUM: _checksum(fields)}, indent=1, sort_keys=True) + "\n"
-    for name in (_NODE_FILE, _COPY_FILE):
-        aside = directory / (name + ".new")
-        with aside.open("w") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(aside, directory / name)
-        sync_directory(directory)
-
-
-def _read(directory: Path) -> NodeRecord:
-    """The node's record, from the copy where node.json is damaged. Writes nothing: the start writes both.
-
-    Raises:
-        Corrupt: neither is whole.
-        Rejected: UNSUPPORTED_VERSION.
-    """
-    try:
-        return _read_file(directory / _NODE_FILE)
-    except Corrupt as damaged:
-        try:
-            record = _read_file(directory / _COPY_FILE)
-        except Corrupt:
-            raise damaged from None
-        log.warning("node.json was damaged and is written anew from its copy", fault=str(damaged))
-        return record
-
-
-def _read_file(path: Path) -> NodeRecord:
-    try:
-        raw = parse_json(path.read_text())
-        checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
-        if checksum is not None and checksum != _checksum(raw):
-            raise Corrupt(
-                f"{path}: damaged: its fields are not those that its checksum {checksum} was made of"
-            )
-        version = int(raw["version"])
-        if version > FORMAT_VERSION:
-            raise Rejected(
-                f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade it",
-                code=Code.UNSUPPORTED_VERSION,
-            )
-        catalog = raw.get("catalog")
-        return NodeRecord(
-            cluster_id=ClusterId(raw["cluster_id"]),
-            node_id=NodeId(raw["node_id"]),
-            role=str(raw["role"]),
-            format_id=str(raw["format_id"]),
-            incarnation=int(raw["incarnation"]),
-            formed=bool(raw["formed"]),
-            masters=tuple(str(m) for m in raw["masters"]),
-            first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
-            catalog=OpId(int(catalog["term"]), int(catalog["index"])) if catalog else OPID_NONE,
-            driver_epoch=int(raw.get("driver_epoch", 0)),
-            found=int(raw.get("found", 0)),
-            refused=str(raw.get("refused", "")),
-            fork_id=str(raw.get("fork_id", "")),
-            given=tuple(str(m) for m in raw.get("given", ())),
-            adopted=bool(raw.get("adopted", False)),
-            taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
-            accepting=bool(raw.get("accepting", False)),
-            version=version,
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise Corrupt(f"{path}: {exc!r}; expected a node's record") from exc
-    except OSError as exc:
-        if isinstance(exc, FileNotFoundError) or is_bad_sector(exc):
-            raise Corrupt(f"{path}: {exc.strerror}; expected a node's record") from exc
-        raise

@@ -1,0 +1,160 @@
+"""node.json: whose volume this is, and what must survive a restart outside the log. It has a copy, node.json.copy.
+
+The copy is written after node.json, so it is never newer; it stands in where node.json is damaged or missing. Read and
+written by volume.py alone. Invariant: a record that was read is whole: its checksum held, or it was written before there was
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import structlog
+
+from stele.consensus.files import sync_directory
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, ClusterId, NodeId, OpId, StreamKey
+from stele.model.jsons import parse_json
+from stele.wal.sectors import is_bad_sector
+
+log = structlog.get_logger("stele.tserver")
+FORMAT_VERSION = 1
+NODE_FILE = "node.json"
+_COPY_FILE = "node.json.copy"
+_CHECKSUM = "crc32c"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What node.json holds. Fields with a default may be absent in the file of an earlier release."""
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    role: str
+    format_id: str
+    """Random, made at the format."""
+    incarnation: int = 0
+    formed: bool = True
+    """False on a first master until its formation is confirmed."""
+    masters: tuple[str, ...] = ()
+    """The newest list of a leader master: addresses."""
+    first_masters: tuple[tuple[str, str], ...] = ()
+    """(node_id, address) in order; of a first master only."""
+    catalog: OpId = OPID_NONE
+    """Older orders of masters are refused, see stele.tserver.fences."""
+    driver_epoch: int = 0
+    """Orders of drivers with a lower epoch are refused."""
+    found: int = 0
+    """Where the log ended at the first start that no majority of masters has admitted yet; 0 if each was."""
+    refused: str = ""
+    """Why the masters refused this volume as an older copy, for ever. What it writes at each start would otherwise make it
+    look newer than it is."""
+    fork_id: str = ""
+    """Which copy of the cluster's volumes this is; "": as the cluster was formed."""
+    given: tuple[str, ...] = ()
+    """The --masters of the start that learned `masters`, or of the first start; empty if that is not known."""
+    adopted: bool = False
+    """The volume was copied, or taken elsewhere. Addresses in its configurations may be another copy's: none is dialled."""
+    taken_back: tuple[str, ...] = ()
+    """When, and after which refusal, administrators had the volume used all the same; see `take_back`."""
+    accepting: bool = False
+    """Ask the masters to accept that the log ends too early. Until they have noted what the newest such start tells."""
+    version: int = FORMAT_VERSION
+
+    def holds(self, key: StreamKey) -> bool:
+        """Whether this replica waits until the formation is confirmed: it is a first master's first one of the catalog."""
+        return key.tablet_id == CATALOG_TABLET_ID and not self.formed and not self.is_later_catalog(key)
+
+    def is_later_catalog(self, key: StreamKey) -> bool:
+        """Whether this is a replica of the catalog that came after the first ones, by a copy."""
+        return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(self.first_masters)
+
+
+def is_formatted(directory: Path) -> bool:
+    """Whether a node's record stands in `directory`."""
+    return any((directory / name).exists() for name in (NODE_FILE, _COPY_FILE))
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    """CRC-32C of the record's fields as JSON with sorted keys, so that the same fields always give the same number."""
+    return int(google_crc32c.value(json.dumps(fields, sort_keys=True).encode()))
+
+
+def write_record(directory: Path, record: NodeRecord) -> None:
+    """Write both files; on return both survive power loss. Blocks."""
+    fields = asdict(record)
+    text = json.dumps(fields | {_CHECKSUM: _checksum(fields)}, indent=1, sort_keys=True) + "\n"
+    for name in (NODE_FILE, _COPY_FILE):
+        aside = directory / (name + ".new")
+        with aside.open("w") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(aside, directory / name)
+        sync_directory(directory)
+
+
+def read_record(directory: Path) -> NodeRecord:
+    """The node's record, from the copy where node.json is damaged. Writes nothing: the start writes both.
+
+    Raises:
+        Corrupt: neither is whole.
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    try:
+        return _read_file(directory / NODE_FILE)
+    except Corrupt as damaged:
+        try:
+            record = _read_file(directory / _COPY_FILE)
+        except Corrupt:
+            raise damaged from None
+        log.warning("node.json was damaged and is written anew from its copy", fault=str(damaged))
+        return record
+
+
+def _read_file(path: Path) -> NodeRecord:
+    try:
+        raw = parse_json(path.read_text())
+        checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
+        if checksum is not None and checksum != _checksum(raw):
+            raise Corrupt(
+                f"{path}: damaged: its fields are not those that its checksum {checksum} was made of"
+            )
+        version = int(raw["version"])
+        if version > FORMAT_VERSION:
+            raise Rejected(
+                f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade it",
+                code=Code.UNSUPPORTED_VERSION,
+            )
+        catalog = raw.get("catalog")
+        return NodeRecord(
+            cluster_id=ClusterId(raw["cluster_id"]),
+            node_id=NodeId(raw["node_id"]),
+            role=str(raw["role"]),
+            format_id=str(raw["format_id"]),
+            incarnation=int(raw["incarnation"]),
+            formed=bool(raw["formed"]),
+            masters=tuple(str(m) for m in raw["masters"]),
+            first_masters=tuple((str(n), str(a)) for n, a in raw["first_masters"]),
+            catalog=OpId(int(catalog["term"]), int(catalog["index"])) if catalog else OPID_NONE,
+            driver_epoch=int(raw.get("driver_epoch", 0)),
+            found=int(raw.get("found", 0)),
+            refused=str(raw.get("refused", "")),
+            fork_id=str(raw.get("fork_id", "")),
+            given=tuple(str(m) for m in raw.get("given", ())),
+            adopted=bool(raw.get("adopted", False)),
+            taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
+            accepting=bool(raw.get("accepting", False)),
+            version=version,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise Corrupt(f"{path}: {exc!r}; expected a node's record") from exc
+    except OSError as exc:
+        if isinstance(exc, FileNotFoundError) or is_bad_sector(exc):
+            raise Corrupt(f"{path}: {exc.strerror}; expected a node's record") from exc
+        raise
