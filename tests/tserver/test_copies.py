@@ -228,7 +228,7 @@ async def test_a_copy_survives_a_restart_of_its_source_and_names_who_asks(cluste
             )
             stream = FlightStream(
                 fresh.flight_connections,
-                source.facts.flight_address,
+                source.description.flight_address,
                 replace(good, **change).encode(),  # type: ignore[arg-type]
                 Event(),
             )

@@ -221,7 +221,7 @@ async def test_a_cluster_is_formed_under_a_fork_id_and_new_nodes_learn_it_from_i
         await wait_ready(cluster, "node-0")
         assert node.volume.record.fork_id == fork_id and not node.volume.adopted
         await restart(cluster, "node-0")
-        assert cluster.running["node-0"].facts.shown()["fork_id"] == fork_id
+        assert cluster.running["node-0"].description.shown()["fork_id"] == fork_id
     finally:
         await cluster.close()
 

@@ -25,7 +25,7 @@ async def test_a_formation_whose_caller_goes_away_is_carried_out(tmp_path: Path,
         masters = [(record.node_id, record.format_id)]
         reached = {
             "asked": lambda: True,
-            "formed": lambda: node.facts.formed,
+            "formed": lambda: node.description.formed,
             "starting": lambda: node.replicas.current(CATALOG_TABLET_ID) is not None,
         }[when]
         asking = asyncio.create_task(node.formation.confirm(masters))
@@ -37,7 +37,7 @@ async def test_a_formation_whose_caller_goes_away_is_carried_out(tmp_path: Path,
             await asking
         await node.formation.confirm(masters)
         await wait_until(lambda: runs(node))
-        assert node.facts.formed and not node.replicas.held
+        assert node.description.formed and not node.replicas.held
     finally:
         await made.close()
 

@@ -289,8 +289,8 @@ async def test_no_call_with_a_hostile_field_is_internal_and_all_else_goes_on(
         await space.replace("k", "v")
         await prey.put({"id": 1, "name": "x"})
         await goes_on(client, 0)
-        caller = Identity(cluster.cluster_id, NodeId(new_id()), node.facts.identity.incarnation)
-        caller.fork_id = node.facts.identity.fork_id
+        caller = Identity(cluster.cluster_id, NodeId(new_id()), node.description.identity.incarnation)
+        caller.fork_id = node.description.identity.fork_id
         pool = ChannelPool(caller)
         try:
             held = prey._tablet(0).place.tablet_id

@@ -104,7 +104,7 @@ async def test_no_ticket_with_a_hostile_field_is_internal(
         for raw in RAW:
             tickets.append((str(raw[:30]), bytes([TICKET_VERSION]) + raw))
             commands.append((str(raw[:30]), bytes([TICKET_VERSION]) + raw))
-        wrong = await asyncio.to_thread(codes, node.facts.flight_address, tickets, commands)
+        wrong = await asyncio.to_thread(codes, node.description.flight_address, tickets, commands)
         assert wrong == [], f"{len(wrong)}:\n" + "\n".join(wrong[:30])
         assert not node.failed.done() and node.replicas.get(tablet).running
         await goes_on(client)

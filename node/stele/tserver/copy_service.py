@@ -20,7 +20,7 @@ from stele.rpc.identity import Caller, Identity, PeerBook, check
 from stele.rpc.proto import consensus_pb2 as pb
 from stele.rpc.proto.consensus_pb2_grpc import TabletCopyServiceServicer
 from stele.rpc.ticket import CopyTicket
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
 
@@ -30,8 +30,8 @@ _ADMIT_TIMEOUT_S = 5.0
 class TabletCopyService(TabletCopyServiceServicer):
     """Served by every node and master."""
 
-    def __init__(self, facts: NodeFacts, replicas: Replicas, sessions: CopySessions) -> None:
-        self._facts = facts
+    def __init__(self, description: NodeDescription, replicas: Replicas, sessions: CopySessions) -> None:
+        self._description = description
         self._replicas = replicas
         self._sessions = sessions
 
@@ -49,7 +49,7 @@ class TabletCopyService(TabletCopyServiceServicer):
             superblock=encode_superblock(info.superblock),
             max_ceiling=info.max_ceiling,
             tablet_incarnation=info.superblock.tablet_incarnation,
-            flight_address=self._facts.flight_address,
+            flight_address=self._description.flight_address,
         )
 
     async def KeepAliveTabletCopySession(

@@ -1,8 +1,8 @@
-"""How a volume becomes a node's, and how first masters become a cluster. Called by node.py, once each.
+"""How a volume becomes a node's (`take_volume`), and how first masters become a cluster (`Formation`).
 
 Invariant: a volume is formatted only if the masters never saw this node id, or as a first master while no other one is
-formed; then it neither votes nor serves before all first masters are known to have formatted. A first replica of the
-catalog never starts once a later one has come to its node.
+formed. A first master neither votes nor serves before all first masters are known to have formatted. Its first replica of
+the catalog never starts once a later one has come to this node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stele.rpc.proto import master_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.resolve import join_address, split_address
 from stele.rpc.server import check_free
-from stele.tserver.founding import may_found
+from stele.tserver.formation_check import ensure_not_formed
 from stele.tserver.manager import TabletManager
 from stele.tserver.node_record import is_formatted
 from stele.tserver.options import NodeOptions
@@ -80,7 +80,7 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
         )
     fork_id = options.fork_id
     if options.first_masters:
-        await may_found(options)
+        await ensure_not_formed(options)
     elif options.masters:
         formed, fork_id = await _ask_masters(options)
         if formed:
@@ -103,7 +103,7 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
 
 
 async def _can_listen(options: NodeOptions) -> None:
-    """Before the masters are asked, which may take as long as it likes."""
+    """Checked before the masters are asked, since that may take any time."""
     host, _ = split_address(options.listen)
     await check_free(options.listen, "--listen")
     for flag, port in options.other_ports:
@@ -112,7 +112,7 @@ async def _can_listen(options: NodeOptions) -> None:
 
 async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
     """Ask the leader master, until it answers: whether this node was seen with a formatted volume, and the fork id."""
-    # The node is not on record yet, so it speaks as a client does: without a node id of its own.
+    # The node is not on record yet, so it calls like a client, without a node id.
     pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id or None))
     request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(options.node_id), role=options.role)
     told = ""
@@ -134,8 +134,7 @@ async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
 
 
 class Formation:
-    """A first master's, from its format until it votes. On every other node there is nothing to form. `in_thread(work)` runs
-    what blocks."""
+    """Of a first master, from its format until it votes. On every other node it does nothing."""
 
     def __init__(
         self,
@@ -150,8 +149,10 @@ class Formation:
         self._in_thread = in_thread
 
     async def make_first_catalog(self) -> None:
-        """On a first master that is not formed: its replica of the catalog, made but not started. Not where a later one is: the
-        others form a catalog without this volume, and a driver had it copied here."""
+        """On a first master that is not formed, make its first replica of the catalog, and do not start it yet.
+
+        Not if a later replica is here: then the others formed a catalog without this volume, and a driver had it copied here.
+        """
         record = self._volume.record
         if record.formed or not record.first_masters:
             return
@@ -177,7 +178,7 @@ class Formation:
         )
 
     async def confirm(self, masters: Sequence[tuple[str, str]]) -> None:
-        """All first masters have formatted: (node_id, format_id) of each. From here on this one votes. Idempotent.
+        """All first masters have formatted. From here on this one votes. Idempotent. `masters`: (node_id, format_id) of each.
 
         Raises:
             Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
@@ -199,7 +200,7 @@ class Formation:
         await self._manager.whole(self._form())
 
     async def _form(self) -> None:
-        """Cut short it would leave a master that is formed and whose catalog waits to be started."""
+        """Carried out to its end: half of it would leave a formed master whose catalog is not started."""
         if not self._volume.record.formed:
             await self._in_thread(lambda: self._volume.update(formed=True))
             log.info("formation confirmed", masters=len(self._volume.record.first_masters))
@@ -211,14 +212,14 @@ class Formation:
             self._manager.carry_out(self._join())
 
     async def _join(self) -> None:
-        """The first replica goes before the volume counts as formed: from then on what is there of the catalog starts."""
+        """Remove the first replica before the volume counts as formed: a formed volume starts every replica of the catalog."""
         await self._manager.drop_held()
         await self._in_thread(lambda: self._volume.update(formed=True))
         log.info("the catalog was copied here: this first master needs no confirmation any more")
 
 
 def first_configuration(first_masters: Sequence[tuple[str, str]]) -> Configuration:
-    """Of the catalog: replica_ids 1..n in order of --first-masters."""
+    """The first configuration of the catalog: replica_ids 1 to n in the order of --first-masters."""
     return Configuration(
         -1,
         tuple(

@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stele.consensus.replica import Replica, ReplicaState
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.replicas import Replicas
 from stele.tserver.startup import Startup
 
 READY_AFTER_MS = 30_000
-"""A replica that finds no leader for so long no longer keeps a started node from being ready."""
+"""How long a replica without a leader may keep a started node from being ready."""
 
 
 class NodeHealth:
-    """Health of one node. `ending` says "" or why it serves no more; `extra_ready` "" or why it is not ready: a master's own."""
+    """Of one node. `ending()`: why it serves no more, "" while it does. `extra_ready()`: why its extension is not ready, or ""."""
 
     def __init__(
         self,
-        facts: NodeFacts,
+        description: NodeDescription,
         replicas: Replicas,
         heartbeater: Heartbeater,
         startup: Startup,
@@ -32,7 +32,7 @@ class NodeHealth:
         ending: Callable[[], str],
         extra_ready: Callable[[], str],
     ) -> None:
-        self._facts = facts
+        self._description = description
         self._replicas = replicas
         self._heartbeater = heartbeater
         self._startup = startup
@@ -55,7 +55,7 @@ class NodeHealth:
             return ending
         if not self._replicas.opened:
             return "replicas are being opened"
-        if not self._facts.formed:
+        if not self._description.formed:
             return "formation is not confirmed"
         why = "" if self._caught_up else self._behind()
         self._caught_up = not why
@@ -65,19 +65,19 @@ class NodeHealth:
         waiting = [r for r in self._replicas if _starts(r)]
         if waiting and self._now_ms() - self._startup.opened_ms < READY_AFTER_MS:
             return f"{len(waiting)} replicas have not caught up"
-        options = self._facts.options
+        options = self._description.options
         if options.role == "node" and options.masters and not self._heartbeater.leader_heard:
             return "no leader master has heard this node yet"
         return ""
 
     def identity(self) -> Mapping[str, Any]:
         """What /identity shows."""
-        return self._facts.shown()
+        return self._description.shown()
 
 
 def _starts(replica: Replica) -> bool:
-    """Whether it is to find a leader soon. None looks for a replica that the configuration does not name: a copy that is not
-    added yet, or one that was removed."""
+    """Whether it will find a leader soon. A replica that its configuration does not name hears of none: a copy that is not
+    added yet, or a removed replica."""
     if replica.state is ReplicaState.CONFIGURING:
         return replica.config.peer(replica.replica_id) is not None
     return replica.state is ReplicaState.BOOTSTRAPPING

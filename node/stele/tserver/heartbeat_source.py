@@ -15,7 +15,7 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.tserver.admission import Admission
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_keys, all_reports, report_one
@@ -28,7 +28,7 @@ class HeartbeatSource:
 
     def __init__(
         self,
-        facts: NodeFacts,
+        description: NodeDescription,
         replicas: Replicas,
         node_log: Log,
         monitor: NodeMonitor,
@@ -37,7 +37,7 @@ class HeartbeatSource:
         *,
         log_found: int,
     ) -> None:
-        self._facts = facts
+        self._description = description
         self._replicas = replicas
         self._log = node_log
         self._monitor = monitor
@@ -87,7 +87,7 @@ class HeartbeatSource:
         addresses_digest: int,
     ) -> pb.TSHeartbeatRequest:
         """A heartbeat for `master`, the node id that answered last at its address; "" before."""
-        identity = self._facts.identity
+        identity = self._description.identity
         free, used = self._monitor.disk_bytes
         request = pb.TSHeartbeatRequest(
             node_id=id_to_pb(identity.node_id),
@@ -103,16 +103,18 @@ class HeartbeatSource:
             log_found=self._log_found,
             log_synced=self._log.synced_place,
             vetted=self._admission.admitted,
-            taken_back=self._facts.record.accepting,
+            taken_back=self._description.record.accepting,
         )
         self._wall_clock.tell(request, master)
         return request
 
     def registration(self) -> pb.NodeRegistrationPB:
         """What masters know a node by."""
-        return self._facts.registration()
+        return self._description.registration()
 
     def register_request(self) -> pb.RegisterNodeRequest:
         """That puts a node on record which the masters do not know."""
-        facts = self._facts
-        return pb.RegisterNodeRequest(node_id=id_to_pb(facts.identity.node_id), role=facts.options.role)
+        description = self._description
+        return pb.RegisterNodeRequest(
+            node_id=id_to_pb(description.identity.node_id), role=description.options.role
+        )

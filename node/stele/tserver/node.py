@@ -27,8 +27,8 @@ from stele.tserver.admission import Admission
 from stele.tserver.admission_votes import AdmissionVotes
 from stele.tserver.copy_client import FLIGHT_OPTIONS, CopySources
 from stele.tserver.copy_service import CopyFiles
+from stele.tserver.description import NodeDescription
 from stele.tserver.extension import Extension, ExtensionPorts, MakeExtension, NoExtension
-from stele.tserver.facts import NodeFacts
 from stele.tserver.fences import Fences
 from stele.tserver.formation import Formation
 from stele.tserver.gauges import set_gauges
@@ -66,7 +66,7 @@ class Node:
     options: NodeOptions
     volume: Volume
     log: Log
-    facts: NodeFacts
+    description: NodeDescription
     threads: NodeThreads
     shutdown: Shutdown
     clock: ReplicaClock
@@ -105,12 +105,12 @@ class Node:
     @property
     def address(self) -> str:
         """HOST:PORT where it is reached."""
-        return self.facts.identity.address
+        return self.description.identity.address
 
     @property
     def incarnation(self) -> int:
         """Of this start."""
-        return self.facts.identity.incarnation
+        return self.description.identity.incarnation
 
     @property
     def failed(self) -> asyncio.Future[Exception]:
@@ -146,13 +146,13 @@ async def start_node(options: NodeOptions, extend: MakeExtension = NoExtension) 
 def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> Node:
     """All parts, made and not started."""
     options, volume, node_log, threads = opened.options, opened.volume, opened.log, opened.threads
-    facts, record, memory = opened.facts, volume.record, options.memory
+    description, record, memory = opened.description, volume.record, options.memory
     shutdown, clock, wall_clock = Shutdown(), ReplicaClock(), WallClock(options.node_id)
     replicas = Replicas()
     stores = StoreMemory(replicas, memory.stores_bytes, clock.now_ms)
     scan_memory = ScanMemory(memory.stores_bytes)
     budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
-    pool, book, streams = ChannelPool(facts.identity), PeerBook(), StreamListener()
+    pool, book, streams = ChannelPool(description.identity), PeerBook(), StreamListener()
     flight_connections = FlightConnections(FLIGHT_OPTIONS)
     copy_sources = CopySources(pool, flight_connections)
     fences = Fences(volume, threads.in_thread)
@@ -168,7 +168,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     masters = max(len(options.masters), len(record.masters), len(record.first_masters))
     admission = Admission(AdmissionVotes(options.node_id, options.role, masters))
     heartbeat_source = HeartbeatSource(
-        facts, replicas, node_log, monitor, wall_clock, admission, log_found=opened.log_found
+        description, replicas, node_log, monitor, wall_clock, admission, log_found=opened.log_found
     )
     heartbeater = Heartbeater(
         heartbeat_source,
@@ -238,7 +238,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         )
     )
     health = NodeHealth(
-        facts,
+        description,
         replicas,
         heartbeater,
         startup,
@@ -247,7 +247,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         extra_ready=extension.why_unready,
     )
     server = make_server(
-        facts,
+        description,
         book,
         budget,
         streams,
@@ -265,18 +265,18 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     )
     extension.add_services(server)
     servers = Servers(
-        facts,
+        description,
         server,
         streams,
-        Scans(facts, replicas, scan_memory),
-        CopyFiles(facts.identity, book, sessions),
+        Scans(description, replicas, scan_memory),
+        CopyFiles(description.identity, book, sessions),
         health,
     )
     return Node(
         options=options,
         volume=volume,
         log=node_log,
-        facts=facts,
+        description=description,
         threads=threads,
         shutdown=shutdown,
         clock=clock,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.formation import take_volume
 from stele.tserver.options import NodeOptions
 from stele.tserver.threads import NodeThreads
@@ -33,7 +33,7 @@ class Opened:
 
     options: NodeOptions
     volume: Volume
-    facts: NodeFacts
+    description: NodeDescription
     threads: NodeThreads
     log: Log
     log_found: int
@@ -61,7 +61,7 @@ async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
     found = record.found or node_log.recovery.found
     if found != record.found:
         await threads.in_thread(lambda: volume.update(found=found))
-    return Opened(options, volume, NodeFacts(options, volume), threads, node_log, found)
+    return Opened(options, volume, NodeDescription(options, volume), threads, node_log, found)
 
 
 def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventLoop) -> Log:

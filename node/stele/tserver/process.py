@@ -1,8 +1,8 @@
 """A node or master as a process: signals, exit codes, memory settings. Called by the command line.
 
-Invariant: the process ends with one of the documented exit codes, and says why in one line. One that cannot go on ends
-within END_S, one that is told to stop within STOP_S, whatever its disk does. Then the system takes the volume's lock from
-it, once no thread of it is left.
+Invariant: the process ends with one of the documented exit codes, and says why in one line. If it cannot go on, it ends within
+END_S; if it is told to stop, within STOP_S, whatever its disk does. The system lets go of the volume's lock once no thread of
+the process is left.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ log = structlog.get_logger("stele.tserver")
 
 TERMINATION_LOG = "STELE_TERMINATION_LOG"
 END_S = 10.0
-"""How long a node that cannot go on, or does not serve yet, may take to close what it has."""
+"""How long a node that cannot go on, or does not serve yet, may take to end."""
 STOP_S = 30.0
-"""The same for one that serves, and hands its leaders over first."""
+"""How long a serving node may take to end; it hands its leaderships over first."""
 _GC_THRESHOLDS = (50_000, 50, 100)
 _FILES = 1 << 20
 
@@ -55,8 +55,8 @@ def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> in
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, after `run_process`: all that is ours is closed. The interpreter's own end would have Flight wait for
-    its readers, of whom one may be stuck."""
+    """End at once, after `run_process` closed all that is ours. The interpreter's own end would wait for Flight's readers, and
+    one of them may be stuck."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more
             stream.flush()
@@ -64,7 +64,7 @@ def end_process(code: int) -> NoReturn:
 
 
 def raise_file_limit() -> None:
-    """Each open column file holds a descriptor; shells and service managers give 1,024 to those who do not ask for more."""
+    """Each open column file holds a descriptor. Shells and service managers give 1,024 to a process that does not ask."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -114,8 +114,8 @@ async def _end(node: Node, error: Exception) -> int:
 
 
 def _end_within(seconds: float, code: int) -> None:
-    """Where a disk hangs, threads that wait for it keep the log from closing and the interpreter from ending; where a log
-    is long, so does its recovery. Cut off, it is recovered as after a crash."""
+    """Exit with `code` after so long. Threads that wait for a disk that hangs, or recover a long log, keep the interpreter from
+    ending. What is cut off here is recovered as after a crash."""
     at_last = threading.Timer(seconds, os._exit, (code,))
     at_last.daemon = True
     at_last.start()
@@ -156,7 +156,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _lacking(error: BaseException | None) -> OSError | None:
-    """The system's word that it has no space, descriptor or memory, wherever in the chain of causes it stands."""
+    """The error by which the system said that it has no space, descriptor or memory; it may be the cause of `error`."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (*NO_SPACE, *NO_MEANS):
             return error

@@ -18,7 +18,7 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight import Endpoint
 from stele.rpc.ticket import ScanCommand, Ticket
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.memory import ScanMemory
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
@@ -29,8 +29,8 @@ _PLAN_TIMEOUT_S = 10.0
 class Scans:
     """ScanProvider of a node."""
 
-    def __init__(self, facts: NodeFacts, replicas: Replicas, memory: ScanMemory) -> None:
-        self._facts = facts
+    def __init__(self, description: NodeDescription, replicas: Replicas, memory: ScanMemory) -> None:
+        self._description = description
         self._replicas = replicas
         self._memory = memory
         self._loop = asyncio.get_running_loop()
@@ -46,14 +46,14 @@ class Scans:
             raise Rejected(f"scan: no columns {', '.join(unknown)}")
         column_ids = tuple(by_name[name].id for name in command.columns)
         ticket = Ticket(
-            cluster_id=self._facts.identity.cluster_id,
+            cluster_id=self._description.identity.cluster_id,
             tablet_id=command.tablet_id,
             snapshot=snapshot,
             schema_version=schema.version,
             scan=ScanSpec(column_ids=column_ids).to_json(schema),
-            fork_id=self._facts.identity.fork_id,
+            fork_id=self._description.identity.fork_id,
         )
-        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._facts.flight_address,))]
+        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._description.flight_address,))]
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         """The rows of one ticket."""

@@ -16,7 +16,7 @@ from stele.rpc.http import HttpServer, standard_routes
 from stele.rpc.listener import StreamListener
 from stele.rpc.resolve import join_address, split_address
 from stele.tserver.copy_service import CopyFiles
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.health import NodeHealth
 from stele.tserver.scan import Scans
 
@@ -26,14 +26,14 @@ class Servers:
 
     def __init__(
         self,
-        facts: NodeFacts,
+        description: NodeDescription,
         server: grpc.aio.Server,
         streams: StreamListener,
         scans: Scans,
         files: CopyFiles,
         health: NodeHealth,
     ) -> None:
-        self._facts = facts
+        self._description = description
         self._server = server
         self._streams = streams
         self._scans = scans
@@ -43,12 +43,12 @@ class Servers:
         self._serving = False
 
     async def start(self) -> None:
-        """Listen on all ports, and note in the node's facts where, since the system may have chosen ports.
+        """Listen on all ports, and note in the node's description where, since the system may have chosen ports.
 
         Raises:
             Rejected: a port in use, a bad address.
         """
-        facts, options = self._facts, self._facts.options
+        description, options = self._description, self._description.options
         host, _ = split_address(options.listen)
         port = await rpc_server.bind(self._server, options.listen)
         address = options.advertised if options.advertise else join_address(host, port)
@@ -60,11 +60,11 @@ class Servers:
             options.cluster_id,
             self._scans,
             self._files,
-            fork_id=facts.identity.fork_id or "",
+            fork_id=description.identity.fork_id or "",
         )
         flight_address = join_address(advertised, self._flight.port)
         http_port = await self._http.start(host, options.http_port)
-        facts.listens(address, flight_address, http_port)
+        description.listens(address, flight_address, http_port)
         await self._server.start()
         self._serving = True
 

@@ -25,7 +25,7 @@ from stele.tserver.admin_service import AdminService
 from stele.tserver.consensus_service import ConsensusService
 from stele.tserver.copy_client import CopySources
 from stele.tserver.copy_service import TabletCopyService
-from stele.tserver.facts import NodeFacts
+from stele.tserver.description import NodeDescription
 from stele.tserver.fences import Fences
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
@@ -39,7 +39,7 @@ from stele.tserver.wall_clock import WallClock
 
 
 def make_server(
-    facts: NodeFacts,
+    description: NodeDescription,
     book: PeerBook,
     budget: ByteBudget,
     streams: StreamListener,
@@ -56,10 +56,10 @@ def make_server(
     host: NodeHost,
 ) -> grpc.aio.Server:
     """A gRPC server with the node's services, which does not listen yet."""
-    identity = facts.identity
+    identity = description.identity
 
     def status() -> tserver_pb2.GetNodeStatusResponse:
-        return facts.status(
+        return description.status(
             disk_free_bytes=monitor.disk_bytes[0], replicas=len(replicas), masters=heartbeater.addresses
         )
 
@@ -90,5 +90,5 @@ def make_server(
         ),
         server,
     )
-    add_TabletCopyServiceServicer_to_server(TabletCopyService(facts, replicas, sessions), server)
+    add_TabletCopyServiceServicer_to_server(TabletCopyService(description, replicas, sessions), server)
     return server

@@ -1,6 +1,6 @@
 """What a node tells of itself: to masters, peers, tools and probes.
 
-Decides nothing. Invariant: what is told of the volume is what was last written to it.
+Decides nothing. Invariant: what it tells of the volume is what was last written there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stele.tserver.options import NodeOptions
 from stele.tserver.volume import Volume
 
 
-class NodeFacts:
+class NodeDescription:
     """Of one start. Where the options leave a port open, addresses are known only once `listens` was called."""
 
     def __init__(self, options: NodeOptions, volume: Volume) -> None:

@@ -1,10 +1,10 @@
-"""Before a first master formats an empty volume: has the cluster formed already? Called by formation.py, once.
+"""Asks, before a first master formats an empty volume, whether the cluster has formed already. Called by formation.py, once.
 
-A pod keeps --first-masters for as long as it lives, and its volume may come up empty long after the cluster has formed: a mount
-that is late, a disk that was lost. The other first masters know: what they were told stands on their volumes.
+A pod keeps --first-masters for as long as it lives. Its volume may be empty long after the cluster has formed: the mount was
+late, or the disk was lost. The other first masters know, because it stands on their volumes.
 
-Invariant: it returns only when every other first master has said that it is not formed, so that none of them has voted yet:
-whatever an earlier volume of this one has voted counts nowhere. One that asks is answered by others that ask.
+Invariant: it returns only when every other first master has said that it is not formed. None of them has voted yet, then, so no
+vote of an earlier volume of this master counts anywhere. First masters that ask at the same time answer each other.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _TIMEOUT_S = 2.0
 _STATUS = "/stele.v1.TabletServerService/GetNodeStatus"
 
 
-async def may_found(options: NodeOptions) -> None:
+async def ensure_not_formed(options: NodeOptions) -> None:
     """Wait until all other first masters have said that the cluster has not formed.
 
     Raises:
-        Fate: VolumeEmpty, a master said that it has.
+        Fate: VolumeEmpty, a master said that the cluster has formed.
         Rejected: this process cannot listen.
     """
     others = {m.address: str(m.node_id) for m in options.first_masters if m.node_id != options.node_id}
     if not others:
         return
-    # A first master may have been replaced, and its place be known by --masters only. These are asked as they come.
+    # A first master may have been replaced by one that only --masters names. Such an address is asked without a node id.
     asked = {**dict.fromkeys(options.masters, ""), **others}
     server = await _serve(options)
     pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id))
@@ -72,7 +72,7 @@ async def may_found(options: NodeOptions) -> None:
 
 
 async def _status(pool: ChannelPool, address: str, node_id: str) -> pb.GetNodeStatusResponse | None:
-    """What the master there says of itself; None without an answer of `node_id` ("": of whoever it is)."""
+    """What the master at `address` says of itself; None if `node_id` does not answer there ("": if nobody does)."""
     try:
         answer: pb.GetNodeStatusResponse = await pool.unary(
             address,
@@ -98,7 +98,7 @@ async def _serve(options: NodeOptions) -> grpc.aio.Server:
 
 
 class _Unformatted(grpc.GenericRpcHandler):
-    """Says of itself that it has no format yet; all else is to be tried again."""
+    """Answers GetNodeStatus with a node that has no format yet, and every other method with NOT_READY."""
 
     def __init__(self, options: NodeOptions) -> None:
         self._options = options
