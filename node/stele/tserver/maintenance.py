@@ -1,10 +1,10 @@
-"""What a node does when nobody asks: flush, compact, collect the log, end stale copy sessions, forget idle clients.
+"""What a node does in the background: flush, compact, collect the log, end stale copy sessions, forget idle clients.
 
-One flush and one compaction at a time, so that they never crowd out clients. Compaction runs in a worker process that is
-given file names and never rows, and that goes away when it has nothing to do.
+One flush and one compaction run at a time, so that they never crowd out clients. Compaction runs in a worker process. It is
+given file names and never rows, and it ends when it has nothing to do.
 
-Invariant: no step of it blocks the event loop, however many stores there are, or waits for another's, a failing replica
-does not stop the others' maintenance, and a merge is begun only where its file leaves the log the space that writes need.
+Invariant: no step blocks the event loop, however many stores there are, and none waits for another. A failing replica does not
+stop the others' maintenance. A merge begins only if its file leaves the log the space that writes need.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import ctypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -27,6 +26,7 @@ from stele.model.errors import Corrupt, SteleError
 from stele.model.ids import StreamKey
 from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
+from stele.tablet.store import TabletStore
 from stele.tserver.log_space import LogSpace
 from stele.tserver.memory import StoreMemory, held_bytes
 from stele.tserver.monitor import NodeMonitor
@@ -36,28 +36,32 @@ from stele.wal.log import Log
 log = structlog.get_logger("stele.tserver.maintenance")
 
 ROUND_S = 0.5
-"""Between two looks at what is to be flushed or merged, once nothing is."""
+"""Pause before looking again for something to flush or merge."""
 COLLECT_S = 5.0
-"""Between two collections of the log, and between two looks at the copy sessions, and at tablets that rest."""
+"""Pause between two collections of the log, and between two looks at copy sessions and idle clients."""
 _CLOSE_S = 5.0
-"""How long what came of a merge may take to come into use when the node stops."""
+"""When the node stops: how long a finished merge may take to come into use."""
 FLUSH_AGE_MS = 120_000
+"""A store is flushed so long after its first unflushed row; later if a flush writes much again, see REWRITTEN_BYTES."""
 REWRITTEN_BYTES = 8 << 20
-"""Of what a flush writes again, though it was flushed before: for each so many it waits as long once more for its age."""
+"""A flush may have to write again what was flushed before. For every so many bytes of that, a store waits FLUSH_AGE_MS more."""
 QUIET_MS = 10_000
-"""A store that takes memory and was not written to for so long is flushed, so that a node at rest is small."""
+"""A store of more than QUIET_BYTES that was not written to for so long is flushed, so that an idle node is small."""
 QUIET_BYTES = 1 << 20
 RECLAIM_MS = 10_000
-"""Between two looks for stores much of which is dead, once none is."""
+"""Pause before looking again for stores with many dead rows."""
 STORES_AT_ONCE = 200
-"""After looks at so many stores everything else on the event loop has its turn: a look takes some 3 us, and more of a store
-with many files."""
+"""After looking at so many stores, let everything else on the event loop run. One look takes 3 us, more for a store with many
+files."""
 FLUSH_REST_MS = 30_000
-"""How long a store whose flush failed is left alone, as where the disk has no space for it."""
+"""How long a store is left alone after its flush failed, for instance for want of disk space."""
 COMPACTION_REST_MS = 30_000
-"""How long a store whose merge failed is left alone: it may fail again, at the cost of all that it writes first."""
+"""How long a store is left alone after its merge failed. The next one may fail too, after writing as much."""
 SEGMENTS_KEPT = 2
-"""Of the log: merges leave space for so many more."""
+"""Merges leave disk space for so many more segments of the log."""
+
+
+Merge = tuple[Replica, TabletStore, CompactionJob]
 
 
 class Maintenance:
@@ -104,7 +108,7 @@ class Maintenance:
         ]
 
     async def close(self) -> None:
-        """Stop. A merge under way is given up; what was merged comes into use, and a flush under way ends with its
+        """Stop. A merge under way is given up, and one that is finished comes into use. A flush under way ends with its
         replica."""
         for task in self._loops:
             task.cancel()
@@ -125,15 +129,15 @@ class Maintenance:
     # --- flushes
 
     async def flush_due(self) -> None:
-        """Flush, one after the other, the stores that are large, old or at rest, or that hold the log; where all of them
-        together are too large, the largest first, however small."""
+        """Flush, one after the other, the stores that are large, old or idle, or that pin the log. While all together take too
+        much memory, flush the largest, however small."""
         while await self._flush_round():
             await self._host.in_thread(give_memory_back)
             if not self._stores.over:
                 break
 
     async def _flush_round(self) -> bool:
-        """Each store once at most, but for those that rest. Whether one was flushed."""
+        """Look at each store once, except those whose flush just failed. Return whether one was flushed."""
         now = self._host.now_ms()
         left = {replica.superblock.key: replica for replica in self._replicas}
         self._since = {key: since for key, since in self._since.items() if key in left}
@@ -151,7 +155,8 @@ class Maintenance:
         return flushed
 
     async def _flush_largest(self, left: dict[StreamKey, Replica]) -> bool:
-        """As long as all together are too large, and take out what was tried. Whether one was flushed."""
+        """Flush the largest stores in `left` while all together take too much, and take them out of it. Return whether one was
+        flushed."""
         flushed = False
         while left and self._stores.over:
             key, largest = max(left.items(), key=lambda item: held_bytes(item[1]))
@@ -195,7 +200,7 @@ class Maintenance:
     # --- clients
 
     async def forget_clients(self) -> None:
-        """Of tablets led here that have rested so long that nobody's write is sent again."""
+        """Forget the clients of idle tablets led here, once none of them can send a write again."""
         for replica in self._replicas:
             if replica.is_leader:
                 replica.writes.let_time_pass()
@@ -204,7 +209,7 @@ class Maintenance:
     # --- merges
 
     async def merge_due(self) -> None:
-        """Merge, one after the other, what is to be merged and has room, the stores by turns."""
+        """Merge, one after the other, what is due and has room. Stores take turns."""
         while True:
             await self._monitor.measure()  # the merge before took space, and gave some back
             due = await self._next_merge() or await self._next_reclaim()
@@ -212,18 +217,20 @@ class Maintenance:
                 return
             await self._merge(*due)
 
-    async def _next_merge(self) -> tuple[Replica, CompactionJob] | None:
+    async def _next_merge(self) -> Merge | None:
         room = room_bytes(self._log, self._monitor)
         async for replica, machine in self._in_turn():
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
                 self._merged_last = replica.superblock.key
-                return replica, job
+                return replica, machine, job
         return None
 
-    async def _next_reclaim(self) -> tuple[Replica, CompactionJob] | None:
-        """A merge of all files of a store much of which is dead; looked for only while nothing else is to be merged, one store
-        after the other, so that other merges wait for one look at most."""
+    async def _next_reclaim(self) -> Merge | None:
+        """A merge of all files of a store with many dead rows.
+
+        Looked for only while no other merge is due. Return after each look, so that other merges wait for one at most.
+        """
         now = self._host.now_ms()
         if now < self._reclaim_ms:
             return None
@@ -242,14 +249,14 @@ class Maintenance:
             )
             if job is not None:
                 self._merged_last = replica.superblock.key
-                return replica, job
+                return replica, machine, job
             if looked:
                 return None
         self._reclaim_ms = now + RECLAIM_MS
         return None
 
-    async def _in_turn(self) -> AsyncIterator[tuple[Replica, Any]]:
-        """All that have files to merge and no failed merge to rest from, those behind the one merged last first; each as it is
+    async def _in_turn(self) -> AsyncIterator[tuple[Replica, TabletStore]]:
+        """All stores of running replicas whose merges did not just fail, beginning behind the one merged last. Each is looked at
         when its turn comes."""
         now = self._host.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
@@ -258,15 +265,15 @@ class Maintenance:
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
         for looked, replica in enumerate(replicas[start:] + replicas[:start], 1):
             await _give_way(looked)
+            machine = replica.machine
             if (
                 replica.running
-                and hasattr(replica.machine, "plan_compaction")
+                and isinstance(machine, TabletStore)
                 and replica.superblock.key not in self._resting
             ):
-                yield replica, replica.machine
+                yield replica, machine
 
-    async def _merge(self, replica: Replica, job: CompactionJob) -> None:
-        machine: Any = replica.machine
+    async def _merge(self, replica: Replica, machine: TabletStore, job: CompactionJob) -> None:
         try:
             result = await self._compactor.run(job)
         except Exception as exc:  # noqa: BLE001 - whatever it was, the store waits for the end of this merge
@@ -289,7 +296,7 @@ class Maintenance:
 
 
 async def _give_way(looked: int) -> None:
-    """Between looks at stores, of which so many were begun: whatever else may happen meanwhile, also to the stores."""
+    """Let the event loop run after every STORES_AT_ONCE looks. Replicas may come and go meanwhile."""
     if looked % STORES_AT_ONCE == 0:
         await asyncio.sleep(0)
 
@@ -302,6 +309,6 @@ def room_bytes(node_log: Log, monitor: NodeMonitor) -> int:
 
 
 def give_memory_back() -> None:
-    """Return freed memory to the system: Arrow's pool and glibc's heap keep what a flush let go."""
+    """Return freed memory to the system. Arrow's pool and glibc's heap would keep what a flush freed."""
     pa.default_memory_pool().release_unused()
     ctypes.CDLL(None).malloc_trim(0)

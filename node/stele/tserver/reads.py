@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.foreign import read_batch
-from stele.model.ids import OpId
+from stele.model.ids import HybridTime, OpId
 from stele.model.schema import COLUMNS_MAX
 from stele.rpc.channels import MESSAGE_BYTES_MAX
+from stele.tablet.keyspace import KeySpace
+from stele.tablet.store import TabletStore
 from stele.tserver.threads import InThread
 
 T = TypeVar("T")
@@ -44,14 +46,14 @@ async def point_read(
             more columns than a table has.
         Retryable: TIMED_OUT, no thread had time for it.
     """
-    machine = _machine(replica)
+    machine = store_of(replica)
     schema = machine.schema
     if len(column_ids) > COLUMNS_MAX:
         raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
     if len(set(column_ids)) != len(column_ids):
         raise Rejected("a column stands twice; expected each once")
     columns = len(column_ids) or len(schema.columns)
-    view = machine.view(snapshot)
+    view = machine.view(HybridTime(snapshot))
 
     def read() -> bytes:
         from stele.tablet.view import key_array
@@ -85,10 +87,10 @@ async def point_read(
 
 async def checksum(replica: Replica, snapshot: int) -> tuple[int, int, OpId]:
     """(checksum, rows, applied OpId) of a replica at a snapshot."""
-    machine = _machine(replica)
     if replica.superblock.kind != "table":
-        return machine.checksum(), len(machine), machine.applied
-    view = machine.view(snapshot)
+        pairs = key_space_of(replica)
+        return pairs.checksum(), len(pairs), pairs.applied
+    view = store_of(replica).view(HybridTime(snapshot))
 
     def read() -> tuple[int, int, OpId]:
         with view:
@@ -98,10 +100,28 @@ async def checksum(replica: Replica, snapshot: int) -> tuple[int, int, OpId]:
     return await _guarded(replica, replica.host.in_thread(read))
 
 
-def _machine(replica: Replica) -> Any:
-    if replica.machine is None:
+def store_of(replica: Replica) -> TabletStore:
+    """The rows of a table's replica.
+
+    Raises:
+        Retryable: NOT_LEADER, it holds none.
+    """
+    machine = replica.machine
+    if not isinstance(machine, TabletStore):
         raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
-    return replica.machine
+    return machine
+
+
+def key_space_of(replica: Replica) -> KeySpace:
+    """The pairs of a key space's replica.
+
+    Raises:
+        Retryable: NOT_LEADER, it holds none.
+    """
+    machine = replica.machine
+    if not isinstance(machine, KeySpace):
+        raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
+    return machine
 
 
 async def _guarded(replica: Replica, work: Awaitable[T]) -> T:

@@ -1,23 +1,25 @@
 """Scans over Arrow Flight: what the Flight server asks of a node, on threads of its own.
 
 The event loop only says whether the snapshot is complete and hands out the view; rows are read in Flight's thread.
-Invariant: rows come from one immutable view, and a damaged replica serves none; what scans hold of memory is bounded.
+Invariant: rows come from one immutable view, a damaged replica serves none, and scans hold a bounded share of memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import pyarrow as pa
 
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight import Endpoint
 from stele.rpc.ticket import ScanCommand, Ticket
+from stele.tablet.store import TabletStore
+from stele.tablet.view import View
 from stele.tserver.description import NodeDescription
 from stele.tserver.memory import ScanMemory
 from stele.tserver.replicas import Replicas
@@ -36,7 +38,7 @@ class Scans:
         self._loop = asyncio.get_running_loop()
 
     def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
-        """A tablet that is on this node. Whole tables are planned by the masters."""
+        """Plan the scan of one tablet on this node. Masters plan whole tables."""
         if not command.tablet_id:
             raise Rejected("a node plans scans of single tablets; ask a master for a table")
         schema, snapshot = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
@@ -66,7 +68,7 @@ class Scans:
             raise
         return arrow, self._rows(replica, view, spec)
 
-    def _rows(self, replica: Replica, view: Any, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
+    def _rows(self, replica: Replica, view: View, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         try:
             with view, self._memory.held(view.memory):
                 yield from view.scan(spec, last=True)
@@ -80,10 +82,10 @@ class Scans:
         snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
         return machine.schema, snapshot
 
-    async def _open(self, ticket: Ticket) -> tuple[Replica, Any, Schema]:
+    async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.get(ticket.tablet_id)
         machine = _table(replica)
-        schema: Schema = machine.schema
+        schema = machine.schema
         if ticket.schema_version != schema.version:
             raise Rejected(
                 f"the ticket was made with schema version {ticket.schema_version}, the tablet has "
@@ -99,12 +101,13 @@ class Scans:
                 f"snapshot {ticket.snapshot} is not ready within {ticket.wait_ms} ms; try again",
                 code=Code.SNAPSHOT_NOT_READY,
             ) from None
-        return replica, machine.view(snapshot), schema
+        return replica, machine.view(HybridTime(snapshot)), schema
 
 
-def _table(replica: Replica) -> Any:
+def _table(replica: Replica) -> TabletStore:
     if replica.superblock.kind != "table":
         raise Rejected(f"tablet {replica.tablet_id} is a {replica.superblock.kind}; only tables are scanned")
-    if replica.machine is None or not replica.running:
+    machine = replica.machine
+    if not isinstance(machine, TabletStore) or not replica.running:
         raise Retryable("this replica holds no rows, or is FAILED; ask another", code=Code.NOT_LEADER)
-    return replica.machine
+    return machine

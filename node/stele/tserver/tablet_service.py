@@ -24,7 +24,7 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
-from stele.tserver.reads import checksum, point_read
+from stele.tserver.reads import checksum, key_space_of, point_read, store_of
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
 from stele.tserver.threads import InThread
@@ -73,7 +73,7 @@ class TabletService(TabletServerServiceServicer):
         _check_tablet(replica, "table", request.tablet_incarnation)
         replica.check_leader()
         block = request.block
-        machine: Any = replica.machine
+        machine = store_of(replica)
         header = WriteHeader(
             client_id=_client_id(request.client_id),
             sequence=request.sequence,
@@ -96,7 +96,7 @@ class TabletService(TabletServerServiceServicer):
         return response
 
     async def _read(self, request: pb.ReadRequest) -> pb.ReadResponse:
-        """Rows by whole key, at a snapshot or the latest."""
+        """Rows by whole key, at a snapshot or at the latest one."""
         replica = self._replicas.of_request(request.tablet_id)
         _check_tablet(replica, "table")
         until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
@@ -119,9 +119,9 @@ class TabletService(TabletServerServiceServicer):
         """One operation on a key space."""
         replica = self._replicas.of_request(request.tablet_id)
         _check_tablet(replica, "keyspace")
-        machine: Any = replica.machine
         if request.op in (pb.KV_READ, pb.KV_LIST):
             await replica.reads.linearizable_read(request.deadline_ms)
+            machine = key_space_of(replica)
             if request.op == pb.KV_LIST:
                 pairs = machine.list(request.key)
             else:
@@ -162,11 +162,11 @@ class TabletService(TabletServerServiceServicer):
         body: bytes,
         deadline_ms: int,
     ) -> Outcome:
-        """Propose while the keys are claimed, so that a concurrent change of one is told to the later caller.
+        """Claim the keys and propose. A later caller that changes one of them meanwhile is told so.
 
-        A retry of an unfinished write finds its own claim: it is told CHANGE_IN_PROGRESS as retryable.
+        A retry of an unfinished write finds its own claim: it is told CHANGE_IN_PROGRESS, to try again.
         """
-        machine: Any = replica.machine
+        machine = key_space_of(replica)
         inserts = [o for o in operations if o.op is KeyOp.INSERT]
         try:
             token = machine.begin_pending([o for o in operations if o not in inserts])
@@ -176,7 +176,7 @@ class TabletService(TabletServerServiceServicer):
             try:
                 machine.reserve(token, operations, header)
             except Rejected:
-                # If this was done before, that may not be applied yet, nor what made room.
+                # An earlier attempt may be committed and not applied yet, or what made room for this one.
                 await replica.reads.linearizable_read(deadline_ms)
                 replica.check_leader()
                 machine.reserve(token, operations, header)
@@ -188,9 +188,14 @@ class TabletService(TabletServerServiceServicer):
         return await replica.writes.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
     def _admit(self, replica: Replica, header: WriteHeader) -> None:
-        """Before a write is proposed. An id made far ahead, once forgotten, would turn away those of right clocks; one that the
-        tablet knows has been taken, perhaps by a leader with another clock."""
-        machine: Any = replica.machine
+        """Refuse a write whose client id was made by a clock far ahead, or whose client has too many unfinished writes.
+
+        Once forgotten, such an id would turn away the ids of right clocks. An id that the tablet knows was taken before,
+        perhaps by a leader with another clock.
+        """
+        machine = replica.machine
+        if machine is None:
+            raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
         made_us, wall_us = header.first_attempt_us, self._wall_clock.read()
         error_us = replica.options.clock_error_max_ms * 1_000
         wait_us = made_us - wall_us - error_us
@@ -248,9 +253,7 @@ def _check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
 def _check_digest(block: bytes, digest: int) -> int:
     found = writeop.digest(block)
     if digest and digest != found:
-        raise Rejected(
-            "the block is not the one that its digest was made of; send it again", code=Code.DIGEST_MISMATCH
-        )
+        raise Rejected("the block does not match its digest; send it again", code=Code.DIGEST_MISMATCH)
     return found
 
 
