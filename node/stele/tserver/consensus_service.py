@@ -29,8 +29,8 @@ _PREPARE_TIMEOUT_S = 20.0
 
 
 class ConsensusService(ConsensusServiceServicer):
-    """Served by every node and master. `copy_source(node_id, address)`: how a copy reaches who gives it; `changed(key)`: the
-    report of what is here under this key is due.
+    """Served by every node and master. `copy_source(node_id, address)` makes the source of a copy; `changed(key)`: what is here
+    under this key differs from what was last reported.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ConsensusService(ConsensusServiceServicer):
         self._changed = changed
 
     async def OpenPeerStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
-        """Where a peer's messages go, and the key to begin with."""
+        """Tell a peer where to open its stream, and the key to begin with."""
         return self._messenger.introduce(request)
 
     async def BulkChangeConfig(self, request: pb.BulkChangeConfigRequest, context: Any) -> Any:
@@ -71,7 +71,7 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
-        """Hand leadership to a node, or to whoever is most advanced."""
+        """Hand leadership to a node, or to the most advanced voter."""
         order = self._fences.of_driver(request.driver_epoch)
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         target: ReplicaId | None = None
@@ -86,7 +86,7 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.LeaderStepDownResponse()
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
-        """What the replicas here know; all of them if none is named."""
+        """What the replicas here know of their tablets; all replicas if no tablet is named."""
         replicas = self._replicas
         reports: list[common_pb2.ReplicaStatusPB]
         if request.tablet_ids:
@@ -102,7 +102,7 @@ class ConsensusService(ConsensusServiceServicer):
         )
 
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
-        """Begin a copy to this node, or tell how far it is. Answered once a witness runs, not once it is done."""
+        """Begin a copy to this node, or tell how far it is. For a witness, answered once it logs and votes."""
         fenced = self._fences.of_driver(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
@@ -117,7 +117,7 @@ class ConsensusService(ConsensusServiceServicer):
             cause=cut(request.reason),
         )
         if order.log_only and not order.witness:
-            raise Rejected("log_only is of a witness; another replica has no log without its rows")
+            raise Rejected("log_only needs witness: any other replica has no log without its rows")
         if not order.replica_id or not order.source_node or not order.source_address:
             raise Rejected("a copy names its replica_id, its source node and the source's address")
         source = self._copy_source(order.source_node, order.source_address)

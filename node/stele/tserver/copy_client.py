@@ -1,6 +1,6 @@
-"""The giving node of a tablet copy as its receiver reaches it: CopySource. Sessions over gRPC, files over Arrow Flight.
+"""How the receiver of a tablet copy reaches the node that gives it (CopySource): sessions over gRPC, files over Arrow Flight.
 
-Invariant: what comes back is values of ours or a SteleError, also from a source that falls silent.
+Invariant: every call ends with a value or a SteleError, also if the source falls silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stele.rpc.ticket import CopyTicket
 from stele.tserver.maintenance import give_memory_back
 
 FLIGHT_OPTIONS: tuple[tuple[str, int], ...] = (
-    # What may be under way on a stream. Left to itself gRPC raises it to some hundred MB of a node's memory.
+    # How much may be under way on a stream. By default gRPC raises it until it takes some hundred MB of a node's memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
@@ -37,7 +37,7 @@ _BEGIN_TIMEOUT_S = 30.0
 
 
 class RemoteFrames:
-    """Part of a file on its way: CopyFrames."""
+    """A part of a file that is being fetched (CopyFrames)."""
 
     def __init__(self, connections: FlightConnections, address: str, ticket: CopyTicket, stop: Event) -> None:
         self._connections = connections
@@ -45,7 +45,7 @@ class RemoteFrames:
         self._stream = FlightStream(connections, address, ticket.encode(), stop)
 
     def cancel(self) -> None:
-        """End a read that waits."""
+        """End a read that waits for the source."""
         self._stream.cancel()
 
     def __iter__(self) -> Iterator[tuple[int, pa.Buffer, int]]:
@@ -138,7 +138,7 @@ class RemoteCopySource:
         return int(response.lease_ms)
 
     async def end(self, session_id: str, success: bool, damage: str) -> None:
-        """Close the session, and keep no memory of what arrived."""
+        """Close the session, and give back the memory that the copy took."""
         asyncio.get_running_loop().run_in_executor(None, give_memory_back)
         await self._pool.unary(
             self._address,

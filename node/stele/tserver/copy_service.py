@@ -1,7 +1,7 @@
-"""TabletCopyService: sessions on this node's replicas, for receivers elsewhere; and their files, over Arrow Flight.
+"""TabletCopyService: copy sessions on this node's replicas for receivers elsewhere, and their files over Arrow Flight.
 
-The event loop only says whether the caller may have what it asks for; bytes are read on Flight's threads. Invariant: a
-ticket is looked at as closely as the metadata of a call.
+The event loop only decides whether the caller may have what it asks for; Flight's threads read the bytes. Invariant: a ticket
+is checked as strictly as the metadata of a call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TabletCopyService(TabletCopyServiceServicer):
         self._sessions = sessions
 
     async def BeginTabletCopySession(self, request: pb.BeginTabletCopySessionRequest, context: Any) -> Any:
-        """Flush, link, anchor."""
+        """Flush the replica, link its files, and keep its log from there on."""
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         info = await self._sessions.begin(replica, opid_from_pb(request.at_least))
         return pb.BeginTabletCopySessionResponse(

@@ -1,12 +1,12 @@
-"""Which orders this node refuses, because it has heard of a newer leader or driver. Owned by the node; asked by its services.
+"""Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its services.
 
 An order of a master carries the catalog's (term, index), one of a driver its claim's epoch. The leader master's heartbeats
 tell the newest term and epoch. node.json keeps what must survive a restart: a term or an epoch when it rises, which is
 once per election or take-over, and the OpId of an order that erases a replica for good, because nothing else would be
 left to refuse a late order that made it again.
 
-What an order names becomes the newest only when the order was carried out, and it may exceed what was heard by
-FENCE_STEP_MAX at most. Otherwise one order with a huge number would end all others for good.
+What an order names becomes the newest only once the order was carried out. It may exceed what was heard by FENCE_STEP_MAX
+at most: otherwise one order with a huge number would shut out all others for good.
 
 Invariant: an order is carried out only if none of a newer term or epoch was carried out, is under way or was told by a
 heartbeat, and none with a newer index for its tablet. What an order raised survives power loss before it is answered;
@@ -42,13 +42,13 @@ class Fences:
         self._volume = volume
         self._in_thread = in_thread
         self._floor = record.catalog
-        """Orders before this one are refused for all tablets: what they were about may be erased since."""
+        """Older orders are refused for all tablets: what they were about may have been erased since."""
         self._known = _Known(record.catalog.term, record.driver_epoch, record.catalog)
         self._newest: dict[str, OpId] = {}
         self._under_way: list[Order] = []
 
     def learned(self, term: int, epoch: int) -> None:
-        """From the leader master's answer to a heartbeat. A huge leap is followed in steps, one per heartbeat."""
+        """Learn from the leader master's answer to a heartbeat. A huge leap is followed in steps, one per heartbeat."""
         known = self._known
         known.term = max(known.term, min(term, known.term + TERM_JUMP_MAX, TERM_MAX))
         known.epoch = max(known.epoch, min(epoch, known.epoch + TERM_JUMP_MAX, EPOCH_MAX))
@@ -154,17 +154,17 @@ class Order:
         self._fences._end(self, kind is not None and issubclass(kind, asyncio.CancelledError))
 
     async def carried_out(self) -> None:
-        """It changed something: from now on older ones are refused, after a restart too."""
+        """The order changed something: older ones are refused from now on, after a restart too."""
         await self._fences._carried_out(self)
 
     def found_nothing(self) -> None:
-        """There was nothing to change. Older orders about this tablet are refused from now on, until a restart: one of them may
-        be on its way and would make what this order was to take away."""
+        """There was nothing to change. Refuse older orders about this tablet until a restart: one that is still on its way would
+        make what this order was to remove."""
         if self.opid != OPID_NONE:
             self._fences._note(self)
 
     async def erases(self) -> None:
-        """It is about to erase a replica: the same at once, and a late order does not make it again."""
+        """The order is about to erase a replica: refuse older ones before that, so that none makes the replica again."""
         await self._fences._erases(self)
 
 

@@ -1,7 +1,8 @@
-"""What the node's log holds, for all its replicas at once: who needs what of it, what nobody needs any more, and what is
-written again at its end, so that it holds no more than it must. Called by maintenance.
+"""Keeps the node's log small: collects what no replica needs, and writes old entries again at its end. Called by maintenance.
 
-Invariant: what is written again is no more than others wrote meanwhile, but for HELD_BYTES: a log most of which has to stay
+A few old entries may keep many segments. They are written again, so that the segments can go.
+
+Invariant: no more is written again than others wrote meanwhile, plus HELD_BYTES. So a log that has to keep most of its entries
 is not written round and round.
 """
 
@@ -24,16 +25,16 @@ from stele.wal.report import Pin
 log = structlog.get_logger("stele.tserver.log_space")
 
 HELD_BYTES = 256 << 20
-"""Of the log: what the unflushed entries of one replica may hold, all that others wrote behind them. On small volumes less, see
-HELD_SHARE. Whose entries hold more is flushed or, where no flush helps, has them written again."""
+"""How many bytes of the log the unflushed entries of one replica may keep, with all that others wrote behind them. On small
+volumes less, see HELD_SHARE. A replica that keeps more is flushed or, if no flush helps, has its entries written again."""
 HELD_SHARE = 4
-"""Of what an anchor may hold, one part of so many."""
+"""The same as a share: one part in so many of what an anchor may hold."""
 WRITE_AGAIN_BYTES = 32 << 20
-"""Of one replica at most. A leader takes no more writes with half of it uncommitted."""
+"""How much of one replica is written again at most. A leader with half of that uncommitted takes no more writes."""
 
 
 class LogSpace:
-    """Lets the log drop segments, and tells the replicas whose log now begins later."""
+    """Of one node. Lets the log drop segments, and tells replicas if their log begins later now."""
 
     def __init__(self, replicas: Replicas, node_log: Log, host: Host) -> None:
         self._replicas = replicas
@@ -76,8 +77,11 @@ class LogSpace:
         self._starts = starts
 
     def _let_go(self, replica: Replica) -> None:
-        """What a FAILED replica's log holds is held by a majority without it once more is committed than it ever had:
-        it did not acknowledge that. Until then it may be one of a majority, and the only one that is left of it."""
+        """Let go of what a FAILED replica keeps of the log, once a majority without it has more.
+
+        That is so once more is committed than this replica ever had, since it did not acknowledge that. Until then it may
+        belong to the majority that has its entries, and be the only one that is left.
+        """
         if replica.superblock.young_witness:
             return
         with contextlib.suppress(Rejected):  # what created its stream may have been lost
@@ -88,8 +92,8 @@ class LogSpace:
     # --- written again
 
     async def _write_again(self) -> None:
-        """What no flush lets go of, where it holds too much: as of a group without a majority, whose entries are not committed.
-        The segments that held it go with a later collection, once it is synced."""
+        """Write entries again that keep too much of the log and that no flush helps, as in a group without a majority. The segments
+        that held them go with a later collection, once the new copy is synced."""
         self._earn()
         pins = [pin for pin in self._node_log.pins() if pin.bytes > self.held_max]
         self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}
@@ -106,7 +110,7 @@ class LogSpace:
                 await self._move(pin, replica)
 
     def _earn(self) -> None:
-        """As much may be written again as others have written."""
+        """Raise the credit by what others have written: so much may be written again."""
         others = self._node_log.stats.bytes_written - self._written_again_bytes
         if others > self._others_bytes:
             self._credit_bytes += others - self._others_bytes
@@ -136,7 +140,7 @@ class LogSpace:
 
 
 def _no_flush_helps(replica: Replica) -> bool:
-    """Whether what a replica's stream holds stays however often its store is flushed."""
+    """Whether a replica keeps what it keeps of the log, however often its store is flushed."""
     if replica.state is ReplicaState.FAILED:
         return True
     machine, core = replica.machine, replica.core

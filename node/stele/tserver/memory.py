@@ -1,12 +1,10 @@
-"""How much memory this process may use, what that is shared out to, and how much of it the node's stores hold. Made at its
-start; owned by the node.
+"""How much memory this process may use, how it is shared out, and how much of it stores and scans hold.
 
-Scans hold rows in memory for as long as they are read, also those that were flushed meanwhile: readers that are slow, each
-begun on other rows, would hold them all.
+A scan holds the rows in memory that it reads, also those that were flushed meanwhile. Many slow readers, each begun on other
+rows, would hold them all.
 
-Invariant: where stores hold more than twice their share, no leader here takes a write. What counts are the stores that a
-flush makes smaller; a replica that has FAILED holds nobody up. Where scans hold
-the share of the stores, no other memtable is scanned.
+Invariant: while stores hold more than twice their share, no leader here takes a write. Only stores count that a flush makes
+smaller, so a FAILED replica holds nobody up. While scans hold as much as the share of the stores, no other memtable is scanned.
 """
 
 from __future__ import annotations
@@ -23,18 +21,18 @@ from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
 
 PROGRAM_BYTES = 192 << 20
-"""What an empty node takes, and the worker that merges for it."""
+"""What an empty node and its compaction worker take."""
 LEAST_BYTES = 16 << 20
-"""A share is no smaller than the largest message."""
+"""The smallest share: that of the largest message."""
 LOOK_MS = 20
-"""For so long a sum is taken as it was: writes ask for it, one by one."""
+"""How long a sum is used again: each write asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Bytes at most: `budget_bytes` of requests being worked on, `queue_bytes` of the log's entries that are not yet written
-    and `cache_bytes` of its newest ones, `stores_bytes` of rows in stores before the largest is flushed, and as many
-    of those that scans hold. `limit_bytes`: what they were taken from, 0 if they were not."""
+    """Bytes at most: `budget_bytes` of requests being worked on; `queue_bytes` of log entries that are not written yet;
+    `cache_bytes` of the newest log entries; `stores_bytes` of rows in stores before the largest is flushed, and as many that
+    scans hold. `limit_bytes`: the limit that was shared out, 0 if none is known."""
 
     budget_bytes: int = 256 << 20
     queue_bytes: int = 64 << 20
@@ -44,8 +42,8 @@ class MemoryShares:
 
     @staticmethod
     def of(limit_bytes: int, budget_bytes: int | None = None) -> MemoryShares:
-        """Of a process that may use so much: parts of what is left beside the program itself and its worker, never more than
-        the defaults, which count where no limit is known (0). `budget_bytes`: given by the user."""
+        """Of a process that may use `limit_bytes` (0: not known, which gives the defaults): parts of what is left beside the
+        program and its worker, never more than the defaults. `budget_bytes`: given by the user."""
         most = MemoryShares()
         free = max(limit_bytes - PROGRAM_BYTES, limit_bytes // 8) if limit_bytes else 8 * most.stores_bytes
         return MemoryShares(
@@ -68,8 +66,8 @@ class MemoryShares:
 
 
 def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many bytes this process may use: the least limit of its control group (version 2 or 1) and of those above it, the
-    machine's memory where there is none. 0 if nothing tells it."""
+    """How many bytes this process may use: the least limit of its control group (version 2 or 1), of the groups above it, and
+    of the machine's memory. 0 if nothing tells it."""
     limits = []
     with suppress(OSError, ValueError, IndexError):
         told = next(
@@ -87,7 +85,8 @@ def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """Of a group and those above it. In a container `path` may be one of the machine, and the container's own be the root."""
+    """The limits of a group and of those above it. In a container `path` may be the machine's, and the container's own group be
+    the root."""
     found = []
     group = root / path.lstrip("/")
     for each in (group, *group.parents):
@@ -139,7 +138,7 @@ def held_bytes(replica: Replica) -> int:
 class ScanMemory:
     """What the scans of a node hold of rows in memory, flushed or not. Any thread.
 
-    What is put in order of a memtable is shared by its scans, and counted once, as the store counts its rows.
+    The sorted rows of a memtable are shared by its scans, and counted once.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -149,7 +148,7 @@ class ScanMemory:
 
     @contextmanager
     def held(self, memory: Mapping[int, int]) -> Iterator[None]:
-        """While a scan lasts: it holds so many bytes, by the serial of their memtable.
+        """To be entered while a scan lasts. `memory`: how many bytes it holds, by the serial number of their memtable.
 
         Raises:
             Retryable: THROTTLED, scans hold as much as they may already, and this one would hold another memtable.
@@ -169,4 +168,6 @@ class ScanMemory:
         try:
             yield
         finally:
-            del self._scans[scan]  # without the lock: it may be the end of a scan that nobody reads, anywhere
+            del self._scans[
+                scan
+            ]  # without the lock: a scan that nobody reads may be ended anywhere, by the collector

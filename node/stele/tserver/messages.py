@@ -1,9 +1,9 @@
-"""Raft messages to protobuf and back. Called for every message between nodes, so written out plainly.
+"""Raft messages to protobuf and back. Called for every message between nodes, so written out field by field.
 
-An encoded envelope is its fields one after the other: `encode_head`, which is the same for each message to a peer, then
-`encode_body`, which is the same for each peer that gets the message.
+An encoded envelope is the concatenation of two parts. `encode_head` is the same for all messages to a peer; `encode_body` is
+the same for all peers that get a message.
 
-Invariant: `message_from_pb` of both is the message, and both are exactly what protobuf would write.
+Invariant: `message_from_pb` of both parts gives the message, and both parts are exactly what protobuf would write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb, opid_from_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 QUIET = consensus_pb2.ConsensusMessage(quiet=True).SerializeToString()
-"""Behind head and body it marks the message so."""
+"""Appended to head and body, it marks a message as quiet."""
 
 
 @lru_cache(16_384)

@@ -1,6 +1,6 @@
-"""What a node is started with. Made by the command line; read everywhere, changed nowhere.
+"""What a node is started with. Made by the command line.
 
-Invariant: a NodeOptions that was made is consistent; all faults are told together.
+Invariant: every NodeOptions is consistent. If it would not be, all faults are told together.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ class FirstMaster:
 class NodeOptions:
     """Command line of `stele node run` and `stele master run`.
 
-    `fork_id`: which copy of the cluster's volumes this is to be; "" is the one that the volume says, and for an empty volume
-    the one that the masters say. `first_masters` formats an empty volume as one of the first masters; `join` as a master that waits for a copy of
-    the catalog. `http_port`, `flight_port` and `stream_port` may be 0 (chosen), as may the port of `listen`; then
-    `advertise` is completed with what was chosen.
+    `fork_id`: which copy of the cluster's volumes this is to be; "" is what the volume says, or the masters for an empty volume.
+    `first_masters` lets an empty volume be formatted as one of the first masters, `join` as a master that waits for a copy of
+    the catalog. A port 0, also that of `listen`, is chosen by the system; the chosen ones are told to the masters.
     """
 
     data_dir: Path
@@ -65,7 +64,7 @@ class NodeOptions:
     replica: ReplicaOptions = field(default_factory=ReplicaOptions)
     memory: MemoryShares = field(default_factory=MemoryShares)
     log_stall_ms: int = 20_000
-    """A log whose write or sync does not return for so long ends the node; well past what a busy disk takes."""
+    """A write or sync of the log that does not return for so long ends the node. A busy disk takes much less."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -105,5 +104,5 @@ class NodeOptions:
 
     @property
     def advertised(self) -> str:
-        """HOST:PORT that others dial; in brackets only what needs them, however it was given."""
+        """HOST:PORT that others dial, in its canonical form: only IPv6 addresses stand in brackets."""
         return join_address(*split_address(self.advertise or self.listen))

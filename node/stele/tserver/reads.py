@@ -1,6 +1,6 @@
-"""Point reads and checksums on a replica's views. The work is done in threads, never on the event loop.
+"""Point reads and checksums on a replica's views, worked out in threads, never on the event loop.
 
-Invariant: the caller has made sure that the snapshot is complete, and a point read takes a bounded share of a thread.
+The caller makes sure that the snapshot is complete. Invariant: a point read takes a bounded share of a thread.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stele.tserver.threads import InThread
 T = TypeVar("T")
 
 VALUES_MAX = 65_536
-"""Keys times columns of one point read."""
+"""Most keys times columns of one point read."""
 KEYS_MAX = 1_024
-"""Of one point read: each is looked up by itself, in some 70 us."""
+"""Most keys of one point read. Each is looked up by itself, in some 70 us."""
 
 
 async def point_read(
@@ -38,11 +38,11 @@ async def point_read(
     in_thread: InThread,
     until: float,
 ) -> bytes:
-    """Arrow IPC stream of the rows that have these keys (an Arrow IPC record batch message), in key order. Given up at
-    `until`, by the event loop's clock: its caller asks again by then.
+    """An Arrow IPC stream of the rows with these keys, in key order. `keys`: an Arrow IPC record batch message. Given up at
+    `until` by the event loop's clock, when the caller asks again.
 
     Raises:
-        Rejected: keys that are no such message; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
+        Rejected: keys that are no record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
             more columns than a table has.
         Retryable: TIMED_OUT, no thread had time for it.
     """
@@ -51,7 +51,7 @@ async def point_read(
     if len(column_ids) > COLUMNS_MAX:
         raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
     if len(set(column_ids)) != len(column_ids):
-        raise Rejected("a column stands twice; expected each once")
+        raise Rejected("read: it names a column twice; expected each once")
     columns = len(column_ids) or len(schema.columns)
     view = machine.view(HybridTime(snapshot))
 

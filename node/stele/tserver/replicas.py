@@ -1,8 +1,8 @@
-"""What replicas are on this node: found, routed to, and told of time and of lost connections.
+"""Which replicas are on this node. Finds them for requests and messages, and tells them of time and lost connections.
 
 Filled by the tablet manager alone; read by everything that serves. Never waits.
 
-Invariant: a key is here once at most: as a replica, as a tombstone, or held back; a copy may run under the key of the
+Invariant: a key is here once at most: as a replica, as a tombstone, or held back. A copy may run under the key of the
 replica that it fills.
 """
 
@@ -29,18 +29,18 @@ ReplicaListener = Callable[[Replica], None]
 class Replicas:
     """Iterating gives the replicas that were started, FAILED ones too.
 
-    `tombstones` were removed and have voted; `held` are not started yet; `copies` are filled or were just now. `opened`:
-    what is on the volume is known.
+    `tombstones`: removed replicas that may have voted. `held`: replicas that are not started yet. `copies`: copies that run or
+    have just ended. `opened`: whether it is known what is on the volume.
     """
 
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
         self._by_tablet: dict[str, dict[int, Replica]] = {}
-        # By what requests name: those that are their tablet's only one here.
+        # The replicas that are their tablet's only one here, by the id that requests carry.
         self._alone: dict[bytes, Replica] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self.route = self._routes.get
-        """The replica that a message to (tablet, replica_id) is for; one that is not here is not answered."""
+        """The replica that a message to (tablet, replica_id) is for, None if it is not here."""
         self._listeners: list[ReplicaListener] = []
         self.tombstones: dict[StreamKey, Superblock] = {}
         self.copies: dict[StreamKey, TabletCopy] = {}
@@ -57,7 +57,7 @@ class Replicas:
     # --- finding
 
     def keys(self) -> KeysView[StreamKey]:
-        """Of the replicas that were started."""
+        """The keys of the replicas that were started."""
         return self._by_key.keys()
 
     def by_key(self, key: StreamKey) -> Replica | None:
@@ -92,7 +92,7 @@ class Replicas:
         return self._alone.get(tablet) or self.get(id_from_pb(tablet))
 
     def refuse_unless_open(self) -> None:
-        """Nothing once it is known what is on the volume.
+        """Return if it is known what is on the volume.
 
         Raises:
             Retryable: NOT_READY.
@@ -101,7 +101,7 @@ class Replicas:
             raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
 
     def keys_of(self, tablet_id: str) -> list[StreamKey]:
-        """The `current` replica of a tablet, and replicas that are being copied here and are not there yet."""
+        """Of a tablet: the key of its `current` replica, and those of copies whose replica is not here yet."""
         replica = self.current(tablet_id)
         keys = [replica.superblock.key] if replica is not None else []
         return keys + [key for key in self.copies if key.tablet_id == tablet_id and key not in keys]
@@ -123,13 +123,13 @@ class Replicas:
             replica.peer_node_failed(node_id)
 
     def fit_to_lead(self, fit: bool) -> None:
-        """Whether this node's clock is right."""
+        """Tell the replicas whether this node's clock is right: if not, they do not stand for election."""
         for replica in self._by_key.values():
             replica.fit_to_lead(fit)
 
     async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
-        """Give all leaderships away; what cannot be given in time is left. `to_any`: where the most advanced voter does not
-        take over, as it does not if it is unfit itself, the others are asked too."""
+        """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced voter does not take
+        one over, perhaps because it is unfit itself, ask the others too."""
 
         async def hand_over(replica: Replica) -> None:
             others = [p.replica_id for p in replica.config.voters if p.replica_id != replica.replica_id]
@@ -149,8 +149,8 @@ class Replicas:
         await asyncio.gather(*(hand_over(r) for r in leaders))
 
     def leads(self) -> Counter[NodeId]:
-        """How many tablets each node leads, of those that have a replica here and as far as these know. A tablet that is being
-        handed over counts for whom it is to go to."""
+        """How many tablets each node leads, as far as the replicas here know. A tablet that is being handed over counts for its
+        next leader."""
         known: Counter[NodeId] = Counter(self._heirs.values())
         for replica in self._by_key.values():
             leader = replica.leader_peer()
@@ -168,7 +168,7 @@ class Replicas:
     ) -> None:
         """Hand one leadership to `target`, or to the voter whose node leads least.
 
-        `leads`: as `leads` gave it, kept up by this. `cause`: why, for the log.
+        `leads`: the counts by `leads()`, which this call updates. `cause`: why, for the log.
 
         Raises:
             As `Members.transfer_leadership`.
@@ -197,7 +197,7 @@ class Replicas:
     # --- for the tablet manager
 
     def add(self, replica: Replica) -> None:
-        """It is here, and messages reach it."""
+        """A replica is here from now on, and messages reach it."""
         key = replica.superblock.key
         self._by_key[key] = replica
         self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
@@ -205,7 +205,7 @@ class Replicas:
         self._note_alone(key.tablet_id)
 
     def drop(self, key: StreamKey) -> None:
-        """It is here no longer. Nothing if it was not."""
+        """The replica is here no longer. Does nothing if it was not."""
         self._by_key.pop(key, None)
         here = self._by_tablet.get(key.tablet_id, {})
         here.pop(key.replica_id, None)
@@ -222,7 +222,7 @@ class Replicas:
             self._alone.pop(bytes.fromhex(tablet_id), None)
 
     def started(self, replica: Replica) -> None:
-        """Tell the listeners."""
+        """A replica has started: tell the listeners."""
         for listener in self._listeners:
             listener(replica)
 

@@ -1,6 +1,6 @@
-"""What a node tells the masters of its replicas: ReplicaStatusPB for live ones, tombstones and copies.
+"""What a node tells the masters of its replicas: ReplicaStatusPB of started replicas, tombstones and copies.
 
-Invariant: a replica that is reported once is reported until the masters know that it is gone.
+Invariant: a replica that was reported once is reported until the masters know that it is gone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """One clock for all replicas of a node: a tick every 25 ms, and a slow round every second.
 
-Raft's time goes at most `STEP_MS` further per tick: on a loop that stalls or a processor that is overrun, time-outs
-stretch with the time that messages take, instead of one election chasing the next.
+Raft's time advances by at most `STEP_MS` per tick. If the loop stalls or the processor is overloaded, time-outs stretch with
+the time that messages take, instead of one election chasing the next.
 
-Invariant: after a stall of the event loop what came in meanwhile is read before time is counted, so that a stall of
-ours is not taken for silence of others.
+Invariant: after a stall of the event loop, messages that came in meanwhile are read before time advances, so that this node
+does not take its own stall for the silence of others.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class ReplicaClock:
         self._real = self._counted = monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
-        """The present time; between two ticks it goes at most STEP_MS further. Asked for each message that comes in."""
+        """The present time. It advances by at most STEP_MS between two ticks. Asked for each message that comes in."""
         passed = self._monotonic_ns() // 1_000_000 - self._real
         return self._counted + (passed if passed < STEP_MS else STEP_MS)
 
     def tick(self) -> int:
-        """A tick has come; how many ms really passed since the one before."""
+        """A tick has come. Returns how many ms really passed since the one before."""
         self._counted = self.now_ms()
         real = self._monotonic_ns() // 1_000_000
         passed, self._real = real - self._real, real

@@ -109,7 +109,7 @@ class Volume:
         return free, stat.f_blocks * stat.f_frsize - stat.f_bfree * stat.f_frsize
 
     def close(self) -> None:
-        """Let go of the lock, after a change that is being written."""
+        """Let go of the lock, once a change that is being written is on the disk."""
         with self._updating:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
@@ -117,7 +117,7 @@ class Volume:
 
 
 def lock_directory(directory: Path) -> int:
-    """Lock a data directory (made if absent); the file descriptor that holds the lock.
+    """Lock a data directory (made if absent). Returns the file descriptor that holds the lock.
 
     Raises:
         Fate: its parent is missing, or another process has it.
@@ -189,7 +189,7 @@ def open_volume(
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(
-            "none of the masters given before is given now: those remembered are not asked, the given ones tell where all are",
+            "no master given now was given before: only those given now are asked",
             before=record.given,
             now=masters,
         )
@@ -200,8 +200,11 @@ def open_volume(
 
 
 def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
-    """Whether this start was given one of the masters that were given when the remembered ones were learned. A copy that is
-    started by hand is given its own. Where masters were replaced since, one that stayed, or the name of all, is still given."""
+    """Whether this start was given one of the masters that were given when the remembered ones were learned.
+
+    A copy of the volume that is started by hand is given its own masters. After masters were replaced, an operator still gives
+    one that stayed, or the name of all.
+    """
     return not masters or not record.given or bool(set(masters) & set(record.given))
 
 
@@ -244,7 +247,7 @@ def format_volume(
 
 
 def refusal_of(directory: Path) -> str:
-    """Why masters refused this volume as an older copy; "" if they did not.
+    """Why the masters refused this volume as an older copy; "" if they did not.
 
     Raises:
         Rejected: no volume stands there.
@@ -256,8 +259,8 @@ def refusal_of(directory: Path) -> str:
 
 
 def take_back(directory: Path, now: str) -> None:
-    """Have a volume used again that masters refused. Its next starts ask them to accept that its log ends too early. `now`:
-    the time, for the record.
+    """Let a volume be used again that the masters refused. Its next starts ask them to accept that its log ends too early. `now`:
+    the time in words, for the record.
 
     Raises:
         Fate: Usage, a process uses it.
@@ -276,12 +279,12 @@ def take_back(directory: Path, now: str) -> None:
 
 
 def volume_empty(directory: Path, why: str) -> Fate:
-    """The volume is empty and may not be formatted."""
+    """The fate of a volume that is empty and may not be formatted. `why`: a clause."""
     return Fate("VolumeEmpty", EXIT_VOLUME_EMPTY, f"{directory} is empty, and {why}")
 
 
 def volume_old(directory: Path, why: str) -> Fate:
-    """The volume has forgotten what this node acknowledged."""
+    """The fate of a volume that forgot what its node acknowledged. `why`: a clause."""
     return Fate(
         "VolumeOld",
         EXIT_VOLUME_OLD,

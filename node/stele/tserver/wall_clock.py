@@ -1,10 +1,10 @@
-"""The node's wall clock, and whether it is right: what most clocks of the cluster say, learned from heartbeats.
+"""The node's wall clock, and whether it is right by what most clocks of the cluster say, which heartbeats bring.
 
-Owned by the node. What masters answer is kept as an offset from this machine's monotonic clock, which no administrator and
-no NTP sets: so a step of the wall clock is seen at the first reading after it, before anything is made of it.
+Masters' answers are kept as offsets from this machine's monotonic clock, which neither an administrator nor NTP sets. So a
+step of the wall clock is seen at the first reading after it, before the reading is used.
 
-Invariant: a reading is called wrong only by what most clocks agreed on within KEPT_US. A node that hears nobody goes on, as
-it does where clocks are at odds and none has a majority.
+Invariant: a reading is called wrong only by what most clocks agreed on within KEPT_US. A node that hears nobody goes on, and so
+does one whose masters' clocks have no majority.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ KEPT_US = 3_600_000_000
 """How long an answer counts. Monotonic clocks drift by less than a third of a second in an hour."""
 
 FRESH_US = 10_000_000
-"""An answer so much older than the newest does not count beside it: all clocks may have been set since."""
+"""An answer that is older than the newest by this much does not count: all clocks may have been set since."""
 
 SLOW_US = 1_000_000
-"""A round trip that took longer says too little: half of it is what the answer may be wrong by."""
+"""An answer after a longer round trip is not used: it may be wrong by half of it."""
 
 
 def monotonic_us() -> int:
@@ -51,7 +51,7 @@ class _Heard:
 
 
 class WallClock:
-    """`read` it; `fault` judges a reading. `node`: whose it is, for people."""
+    """`read()` gives µs since 1970; `fault` judges a reading. `node`: its node id, for messages."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class WallClock:
         return min(from_physical_us(now_us + self._base_us + UNCOMMITTED_AHEAD_MAX_US), TIME_MAX)
 
     def fault(self, reading_us: int) -> str:
-        """What is wrong with a reading that was just taken, for people; "" if nothing is."""
+        """What is wrong with a reading that was just taken, in words; "" if nothing is."""
         base_us = self._base_us
         if base_us is None:
             return ""
@@ -101,7 +101,7 @@ class WallClock:
         )
 
     def tell(self, request: master_pb2.TSHeartbeatRequest, master: str) -> None:
-        """Put into a heartbeat what this clock says, as that master can compare it."""
+        """Put into a heartbeat to `master` what this clock says, in a form that this master can compare."""
         heard = self._heard.get(master)
         if heard is not None:
             request.clock_id = heard.clock_id
@@ -129,7 +129,7 @@ class WallClock:
             self._judge(now_us)
 
     def _judge(self, now_us: int) -> None:
-        """What most clocks say: by the masters that have heard enough of them, else by these clocks themselves and ours."""
+        """Work out what most clocks say: by the masters that have heard enough clocks, else by the masters' clocks and ours."""
         self._heard = {
             master: heard for master, heard in self._heard.items() if heard.at_us >= now_us - KEPT_US
         }
