@@ -1,4 +1,4 @@
-"""A node: volume, log, tablets, services, heartbeats, probes, made into one process. Masters are nodes with more services.
+"""A node: volume, log, tablets, services, heartbeats, probes, made into one process. A master is a node with an extension.
 
 Imports consensus and rpc; nothing of Kubernetes.
 """

@@ -1,6 +1,6 @@
 """Which replicas are on this node. Finds them for requests and messages, and tells them of time and lost connections.
 
-Filled by the tablet manager alone; read by everything that serves. Never waits.
+Filled by the tablet manager and its starter alone; read by everything that serves. Never waits.
 
 Invariant: a key is here once at most: as a replica, as a tombstone, or held back. A copy may run under the key of the
 replica that it fills.
