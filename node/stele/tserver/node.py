@@ -82,7 +82,6 @@ class Node:
     monitor: NodeMonitor
     maintenance: Maintenance
     pool: ChannelPool
-    book: PeerBook
     flight_connections: FlightConnections
     copy_sources: CopySources
     messenger: Messenger
@@ -292,7 +291,6 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         monitor=monitor,
         maintenance=maintenance,
         pool=pool,
-        book=book,
         flight_connections=flight_connections,
         copy_sources=copy_sources,
         messenger=messenger,
