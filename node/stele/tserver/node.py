@@ -59,7 +59,7 @@ from stele.wal.log import Log
 log = structlog.get_logger("stele.tserver")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """A node or master that runs. Its parts are here for whoever started it; no part has the Node itself."""
 

@@ -1,15 +1,15 @@
-"""The node's side of quiet groups: who is heard, who must hear us, which replicas rest and when they wake.
+"""The node's side of quiet groups: idle Raft groups that exchange no heartbeats (CockroachDB calls them quiescent).
 
-Owned by the node; called by its ticker and for what comes in from other nodes. See stele.consensus.quiet.
+Owned by the messenger; called at each tick and for what comes in from other nodes. See stele.consensus.quiet.
 
-A node that lives says nothing of its replicas: one that FAILED, or is gone, would leave the others at rest without a
-leader. So pings carry a digest of the groups that rest at both ends; where two nodes differ for an election timeout, one
-asks the other group by group and wakes those that do not rest there.
+Instead of one heartbeat per group, two nodes exchange one ping. A ping says that the node lives, and nothing of its single
+replicas: one that FAILED, or is gone, would leave the others at rest without a leader. So a ping carries a digest of the
+groups that rest at both ends. If the digests differ for an election timeout, one node asks the other group by group, and wakes
+those that do not rest there.
 
-Invariant: a replica rests only while the nodes of all its peers have been heard within an election timeout, and, give
-or take the time of that question, while each of them vouches that its own replica of the group rests in the same term. No
-step here takes longer for what other nodes say: questions and answers are worked on a slice with each tick, by turns of
-the nodes that sent them.
+Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout, and each of them says
+that its own replica rests in the same term. The time of the question above may pass before that is noticed. However much
+other nodes ask, one tick works on one slice of it, and the nodes take turns.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ log = structlog.get_logger("stele.tserver")
 _LOOK_MS = 500
 _GROUP = struct.Struct(">16sQ")
 _ASKED_MAX = 16_384
-"""Groups in one question: 384 KiB, well below a frame. A longer one is none of ours."""
+"""Groups in one question: 384 KiB, well below a frame. A longer question is not from this program."""
 _SLICE = 2_048
-"""Groups of a question or an answer that one tick works on: a few milliseconds."""
+"""How many groups of a question or an answer one tick works on: a few milliseconds."""
 _SLICES_MAX = 64
-"""Of one node; it asks again for what was dropped."""
+"""Most slices that wait from one node. What is dropped beyond that is asked again."""
 _U64 = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """A replica at rest. Its term cannot change meanwhile: whatever could change it wakes it."""
+    """A replica at rest. Its term cannot change meanwhile: whatever could change it wakes the replica."""
 
     nodes: tuple[NodeId, ...]
     group: bytes
@@ -71,12 +71,12 @@ class QuietGroups:
         self._now_ms = now_ms
         self._heard_ms: dict[NodeId, int] = {}
         self._resting: dict[StreamKey, _Rest] = {}
-        # Count and digest of what is shared with a node, as last told.
+        # Count and digest of the groups at rest that are shared with a node, as last told to it.
         self._sums: dict[NodeId, tuple[int, int]] = {}
         self._differs_since_ms: dict[NodeId, int] = {}
         self._greeted: dict[NodeId, None] = {}
         self._by_group: dict[bytes, StreamKey] = {}  # of those at rest
-        # What other nodes asked or answered, in slices: the node, whether it asked, the groups.
+        # What other nodes asked or answered and is not worked on yet, in slices: (node, whether it asked, groups).
         self._said: FairQueue[tuple[NodeId, bool, bytes]] = FairQueue()
         self._said_by: Counter[NodeId] = Counter()
         self._once = OncePer()
@@ -91,9 +91,8 @@ class QuietGroups:
     def heard(self, node_id: NodeId) -> None:
         """Messages from a node have come in."""
         self._heard_ms[node_id] = self._now_ms
-        if (
-            len(self._heard_ms) > bounds.PEERS_HEARD_MAX
-        ):  # names that anybody may give; one that lives is back with its next word
+        # Anybody may give any name. A live node that is dropped here is back with its next message.
+        if len(self._heard_ms) > bounds.PEERS_HEARD_MAX:
             del self._heard_ms[next(iter(self._heard_ms))]
 
     def lives(self, node_id: NodeId) -> bool:
@@ -102,16 +101,16 @@ class QuietGroups:
         return heard is not None and self._now_ms - heard <= self._options.election_min_ms
 
     def take(self, replica: Replica, sender: ReplicaId, message: Message) -> bool:
-        """A message marked quiet: whether the replica rests now, so that the message needs no answer."""
+        """Take a message that is marked quiet. Returns whether the replica rests now, so that the message needs no answer."""
         if not follow_quiet(replica, sender, message, self.lives):
-            # Followers have nothing to say to each other while their leader leads: begin, so as to be heard next time.
+            # Followers say nothing to each other while their leader leads. Begin to ping, so as to be heard next time.
             self._greeted.update(dict.fromkeys(n for n in peer_nodes(replica) if not self.lives(n)))
             return False
         self._rests(replica)
         return True
 
     def told(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
-        """What a node says of its replicas at rest: its digest, a question, or an answer."""
+        """A node says something of its replicas at rest: its digest, a question, or an answer."""
         if resting.asks:
             self._listen(node_id, True, resting.asks)
         elif resting.awake:
@@ -121,7 +120,7 @@ class QuietGroups:
         elif self._now_ms - self._differs_since_ms.setdefault(node_id, self._now_ms) > (
             self._options.election_min_ms
         ):
-            # Groups that come to rest or wake just now differ for a moment; with many of them there always are some.
+            # Groups that begin to rest or wake just now make the digests differ. With many groups there always are some.
             del self._differs_since_ms[node_id]
             self._ask(node_id)
 
@@ -149,7 +148,7 @@ class QuietGroups:
             self._wake_groups(node_id, groups)
 
     def lost(self, node_id: NodeId) -> None:
-        """The connection to a node was reset: it counts as not heard."""
+        """The connection to a node was reset: the node counts as not heard."""
         self._heard_ms.pop(node_id, None)
 
     def tick(self, now_ms: int) -> None:
@@ -175,7 +174,7 @@ class QuietGroups:
         self._by_group[group] = key
 
     def _stirs(self, key: StreamKey) -> None:
-        """It rests no longer, if it did."""
+        """The replica rests no longer, if it did."""
         rest = self._resting.pop(key, None)
         if rest is not None and self._by_group.get(rest.group) == key:
             del self._by_group[rest.group]
@@ -196,7 +195,7 @@ class QuietGroups:
                 sums[node_id] = count + 1, (total + rest.digest) & _U64
         wanted = {**dict.fromkeys(sums), **self._greeted}
         self._greeted = {}
-        # A node that was heard lately shares groups with this one; two that both rest must not both fall silent.
+        # A node that was heard lately shares groups with this one. Two nodes at rest must not both fall silent.
         for node_id, heard in self._heard_ms.items():
             if self._now_ms - heard <= self._options.election_max_ms:
                 wanted[node_id] = None
@@ -208,7 +207,7 @@ class QuietGroups:
     # --- where two nodes differ
 
     def _ask(self, node_id: NodeId) -> None:
-        """Who rests here asks; what rests only there is that node's question."""
+        """Ask about the groups that rest here. The other node asks about those that rest there."""
         groups = [rest.group for rest in self._resting.values() if node_id in rest.nodes]
         for at in range(0, len(groups), _ASKED_MAX):
             asks = b"".join(groups[at : at + _ASKED_MAX])
@@ -220,7 +219,7 @@ class QuietGroups:
             self._ping(node_id, consensus_pb2.RestingPB(awake=awake))
 
     def _wake_groups(self, node_id: NodeId, awake: bytes) -> None:
-        """Time goes on for these: a leader's heartbeats show who answers, a follower's silence has it elect."""
+        """Let time go on for these groups: a leader's heartbeats show who answers, and a follower without a leader elects one."""
         woken = 0
         for group in _groups(awake):
             replica = self._rests_here(group, node_id)
@@ -233,7 +232,7 @@ class QuietGroups:
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
-        """The replica of a group at rest that is shared with a node; None: it does not rest, or the node has none."""
+        """The replica at rest of a group that is shared with a node; None if it does not rest or the node has no peer of it."""
         key = self._by_group.get(group)
         if key is None or node_id not in self._resting[key].nodes:
             return None
@@ -244,6 +243,6 @@ class QuietGroups:
 
 
 def _groups(data: bytes) -> list[bytes]:
-    """The groups of a question or an answer; a rest that is no whole group says nothing."""
+    """The groups of a question or an answer. Bytes at the end that are no whole group are ignored."""
     size = _GROUP.size
     return [data[at : at + size] for at in range(0, len(data) - size + 1, size)]
