@@ -79,7 +79,7 @@ class TabletManager:
                 await self._open(found)
 
         await asyncio.gather(*(open_one(found) for found in await self._files.scan()))
-        self._here.opened = True
+        self._here.all_known()
         log.info("replicas opened", running=len(self._here), tombstones=len(self._here.tombstones))
 
     async def _open(self, found: Found) -> None:

@@ -30,7 +30,7 @@ class Replicas:
     """Iterating gives the replicas that were started, FAILED ones too.
 
     `tombstones`: removed replicas that may have voted. `held`: replicas that are not started yet. `copies`: copies that run or
-    have just ended. `opened`: whether it is known what is on the volume.
+    have just ended.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Replicas:
         self.tombstones: dict[StreamKey, Superblock] = {}
         self.copies: dict[StreamKey, TabletCopy] = {}
         self.held: dict[StreamKey, Superblock] = {}
-        self.opened = False
+        self._opened = False
         self._heirs: dict[StreamKey, NodeId] = {}  # of tablets that are being handed over
 
     def __iter__(self) -> Iterator[Replica]:
@@ -53,6 +53,11 @@ class Replicas:
 
     def __len__(self) -> int:
         return len(self._by_key)
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is known what is on the volume."""
+        return self._opened
 
     # --- finding
 
@@ -97,7 +102,7 @@ class Replicas:
         Raises:
             Retryable: NOT_READY.
         """
-        if not self.opened:
+        if not self._opened:
             raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
 
     def keys_of(self, tablet_id: str) -> list[StreamKey]:
@@ -195,6 +200,10 @@ class Replicas:
             listener(replica)
 
     # --- for the tablet manager
+
+    def all_known(self) -> None:
+        """From now on it is known what is on the volume."""
+        self._opened = True
 
     def add(self, replica: Replica) -> None:
         """A replica is here from now on, and messages reach it."""
