@@ -103,7 +103,9 @@ def take_report_failed(role: Acting, event: ReportFailed) -> None:
 
 
 def _not_leader(state: RaftState) -> str:
-    return f"replica {state.self_replica} does not lead; ask {state.leader}"
+    if state.leader is None:
+        return f"replica {state.self_replica} does not lead, and knows no leader; try again soon"
+    return f"replica {state.self_replica} does not lead; ask replica {state.leader}"
 
 
 def refuse_proposal(role: Acting, event: Propose) -> None:

@@ -63,7 +63,7 @@ class Changes:
         if event.cas_opid_index != state.config.opid_index:
             return Refusal(
                 Code.CAS_FAILED,
-                f"the configuration is {state.config.opid_index}, not {event.cas_opid_index}; look again",
+                f"configuration {state.config.opid_index} is in force, not {event.cas_opid_index}; read it again",
             )
         return None
 
@@ -78,10 +78,11 @@ class Changes:
         if not any(p.replica_id == state.self_replica and p.votes for p in peers):
             if self._handover.begin_unasked():
                 return Refusal(
-                    Code.STEPPING_DOWN, "the leader itself is to go; it hands over first, ask the next leader"
+                    Code.STEPPING_DOWN,
+                    "the leader itself is to be removed; it hands over first: ask the next leader",
                 )
             return Refusal(
-                Code.UNSAFE_CHANGE, "the leader itself is to go and no other voter can take over now"
+                Code.UNSAFE_CHANGE, "the leader itself is to be removed, and no other voter can take over now"
             )
         cause = cause_of(event)
         if event.change_type is ChangeType.REMOVE:

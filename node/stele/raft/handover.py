@@ -60,7 +60,7 @@ class Handover:
                 self._refuse(event, Code.UNSAFE_CHANGE, "no other sound voter can be reached")
                 return
         elif not self._may_succeed(target):
-            message = f"replica {target} is no sound VOTER that can be reached"
+            message = f"replica {target} is not a sound VOTER that can be reached; name another one"
             self._refuse(event, Code.UNSAFE_CHANGE, message)
             return
         self._begin(event.context, target)

@@ -109,11 +109,15 @@ class Leader:
         """Append the entry, hold it back during a transfer, or say why not."""
         state = self.state
         if event.kind not in (EntryKind.WRITE, EntryKind.CEILING):
-            self._refuse(event, Code.INVALID_ARGUMENT, f"{event.kind.name} entries are the core's own")
+            self._refuse(event, Code.INVALID_ARGUMENT, f"callers cannot propose {event.kind.name} entries")
         elif state.witness:
-            self._refuse(event, Code.NOT_LEADER, "a witness leads only until a holder of rows takes over")
+            self._refuse(
+                event,
+                Code.NOT_LEADER,
+                "this leader is a witness without rows, and hands over; try again soon",
+            )
         elif state.log.unhanded_bytes + self.handover.held_bytes > state.options.uncommitted_bytes_max:
-            message = f"{state.log.unhanded_bytes} bytes wait to be committed; try again later"
+            message = f"{state.log.unhanded_bytes} bytes of entries are not committed yet; try again later"
             self._refuse(event, Code.THROTTLED, message)
         elif state.pending.transfer is not None:
             self.handover.hold(event)
@@ -139,7 +143,7 @@ class Leader:
     def on_request_read(self, event: RequestRead) -> None:
         """Keep the read for the next ReadIndex round."""
         if self.state.witness:
-            message = "a witness leads only until a holder of rows takes over"
+            message = "this leader is a witness without rows, and hands over; try again soon"
             self.state.outbox.others.append(ReadRefused(event.context, Code.NOT_LEADER, message))
         else:
             self.reads.waiting.append(event.context)

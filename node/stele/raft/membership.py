@@ -166,7 +166,7 @@ def _unreachable_majority(
     return Refusal(
         Code.UNSAFE_CHANGE,
         f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (an added one not "
-        f"counted), {majority} are needed; first take away or demote the dead",
+        f"counted), {majority} are needed; first remove or demote the dead voters",
     )
 
 
