@@ -19,7 +19,7 @@ from stele.driver.view import (
     ReplicaView,
     TabletView,
 )
-from stele.model.bounds import cut
+from stele.model.bounds import WORD_CHARS_MAX, cut
 from stele.model.config import Configuration
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
@@ -140,7 +140,7 @@ def intent_to_pb(intent: Intent) -> master_pb2.IntentPB:
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
         reason=cut(intent.reason),
-        cause=cut(intent.cause),
+        cause=cut(intent.cause, WORD_CHARS_MAX),
     )
 
 

@@ -14,7 +14,14 @@ from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
 from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
-from stele.model.bounds import HOLDER_CHARS_MAX, NODE_NAME_CHARS_MAX, PLACE_CHARS_MAX, WALL_US_MAX, cut
+from stele.model.bounds import (
+    HOLDER_CHARS_MAX,
+    NODE_NAME_CHARS_MAX,
+    PLACE_CHARS_MAX,
+    WALL_US_MAX,
+    WORD_CHARS_MAX,
+    cut,
+)
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
@@ -127,7 +134,7 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
         replaces_replica=intent.replaces_replica,
         witness_start=opid_to_pb(intent.witness_start) if intent.witness else None,
         reason=cut(intent.reason),
-        cause=cut(intent.cause),
+        cause=cut(intent.cause, WORD_CHARS_MAX),
         config_index=intent.config_index,
     )
 

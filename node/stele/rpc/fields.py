@@ -40,7 +40,8 @@ LENGTHS: dict[str, int] = {
     "reason": bounds.TEXT_CHARS_MAX,
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
-        ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id"), bounds.WORD_CHARS_MAX
+        ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id", "cause"),
+        bounds.WORD_CHARS_MAX,
     ),
     "default_value": ELSEWHERE,
     **dict.fromkeys(("split_keys", "range_start", "range_end"), bounds.KEY_BYTES_MAX),
