@@ -107,10 +107,10 @@ class CopySessions:
         try:
             return await asyncio.shield(beginning)
         except asyncio.CancelledError:
-            beginning.add_done_callback(self._nobody_reads)
+            beginning.add_done_callback(self._end_unwanted)
             raise
 
-    def _nobody_reads(self, begun: asyncio.Future[SessionInfo]) -> None:
+    def _end_unwanted(self, begun: asyncio.Future[SessionInfo]) -> None:
         if not begun.cancelled() and begun.exception() is None:
             self._orders.start(self._end(begun.result().session_id))
 

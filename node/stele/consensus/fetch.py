@@ -271,7 +271,7 @@ class Fetcher:
             arrived = [0]
             ask = partial(self._ask_for_sums, session_id, landing.file, arrived)
             position = partial(arrived.__getitem__, 0)
-            landing.sums = await self._patiently(session_id, landing.file.name, ask, position)
+            landing.sums = await self._retried(session_id, landing.file.name, ask, position)
             await self._rate.take(arrived[0])
 
     def _ask_for_sums(self, session_id: str, file: CopyFile, arrived: list[int]) -> RangeSums | None:
@@ -300,9 +300,9 @@ class Fetcher:
     async def _fetch_chunk(self, session_id: str, chunk: _Chunk) -> None:
         """Fetch and write one chunk. After a broken connection, go on where it broke."""
         name, bring = chunk.landing.file.name, partial(self._bring, session_id, chunk)
-        await self._patiently(session_id, name, bring, lambda: chunk.at)
+        await self._retried(session_id, name, bring, lambda: chunk.at)
 
-    async def _patiently(
+    async def _retried(
         self, session_id: str, name: str, call: Callable[[], T], position: Callable[[], int]
     ) -> T:
         """Run `call` in a thread of the fetch, and repeat it after Retryable errors, as long as some file

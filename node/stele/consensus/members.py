@@ -146,7 +146,7 @@ class Members:
         self._remember(change.config)
         self._standing.configured(change.config, change.committed, change.cause)
 
-    def lacks_log(self, replica_id: ReplicaId, cause: str) -> None:
+    def peer_needs_copy(self, replica_id: ReplicaId, cause: str) -> None:
         """A peer needs a copy. It is logged and reported once, however often the core says so."""
         if replica_id not in self.needs_copy:
             self._standing.log.warning("peer needs a copy", peer=replica_id, cause=cause)
@@ -174,7 +174,7 @@ class Members:
                 return config
         return self._configs[0]
 
-    def meets(self, sender: ReplicaId, from_node: NodeId) -> bool:
+    def learn_sender(self, sender: ReplicaId, from_node: NodeId) -> bool:
         """Whether to take a message of `sender` from a node on which `node_of` does not place it.
 
         If no known configuration names the replica, its node is remembered. Otherwise the node is told of a

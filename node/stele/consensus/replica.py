@@ -281,7 +281,7 @@ class Replica:
             return
         started.runtime.tick(now_ms)
         if self.standing.state is ReplicaState.CONFIGURING:
-            started.look_whether_committed()
+            started.leave_configuring()
         if started.members.needs_copy:
             started.members.forget_copied()
 
@@ -293,7 +293,7 @@ class Replica:
         if started is None or state is ReplicaState.STOPPED:
             return
         members = started.members
-        if members.node_of.get(sender) != from_node and not members.meets(sender, from_node):
+        if members.node_of.get(sender) != from_node and not members.learn_sender(sender, from_node):
             return
         admitted = started.bounds.admit(from_node, message)
         if admitted is not None:

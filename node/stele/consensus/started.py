@@ -153,7 +153,7 @@ class StartedReplica:
         self.committed_opid = entries[-1].opid
         self.applier.add(entries)
         if self._standing.state is ReplicaState.CONFIGURING and entries[-1].term == self._standing.term:
-            self.look_whether_committed()
+            self.leave_configuring()
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
         """As `Storage.read_log`."""
@@ -190,7 +190,7 @@ class StartedReplica:
             case fx.ChangeRefused(context, code, message) | fx.TransferFailed(context, code, message):
                 self.members.refused(context, standing.error_of(code, message))
             case fx.PeerNeedsCopy(replica_id, cause):
-                self.members.lacks_log(replica_id, cause)
+                self.members.peer_needs_copy(replica_id, cause)
             case fx.PeerForgot(replica_id, cause):
                 log.error("peer forgot what it acknowledged", peer=replica_id, cause=cause)
             case fx.MessageIgnored(sender, cause):
@@ -216,10 +216,10 @@ class StartedReplica:
             self.writes.end_leading(error)
             self.reads.refuse_all(error)
             self.members.end_leading()
-        self.look_whether_committed()
+        self.leave_configuring()
         standing.tell()
 
-    def look_whether_committed(self) -> None:
+    def leave_configuring(self) -> None:
         """Leave CONFIGURING if a leader is known, and an entry of its term is known committed."""
         if self.core.term_committed:
             self._standing.term_committed()

@@ -82,7 +82,7 @@ class Follower:
         if preceding.index > commit_index and log.term_at(preceding.index) != preceding.term:
             self._refuse_gap(sender, request)
             return
-        new = entries if preceding.index == log.last_index else self._not_held(sender, entries)
+        new = entries if preceding.index == log.last_index else self._missing_entries(sender, entries)
         if new:
             first = new[0]
             if first.index != log.last_index + 1 or first.term < log.last_term:
@@ -139,7 +139,7 @@ class Follower:
         state.follow_word_of(leader)
         return True
 
-    def _not_held(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    def _missing_entries(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         """The entries that this log lacks.
 
         A suffix is dropped only where the terms differ (Raft figure 2, step 3).

@@ -58,7 +58,7 @@ class Heartbeats:
         """Note whether the peer moves and answers, and send it a heartbeat if one is due."""
         state, options = self._state, self._state.options
         now = state.now_ms
-        progress.look(self._replication.last_for(progress), now)
+        progress.note_lag(self._replication.last_for(progress), now)
         if not progress.unreached and now - progress.last_heard_ms > options.unreached_ms:
             self._peers.tell_reached(progress, False, f"no answer for {options.unreached_ms} ms")
         replicates = progress.state is PeerState.REPLICATE

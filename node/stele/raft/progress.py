@@ -131,7 +131,7 @@ class Progress:
         """Whether it has really answered since then, as a sound replica, and its node has not failed."""
         return self.connected and not self.failed and self.heard_ms is not None and self.heard_ms >= since_ms
 
-    def look(self, last_index: int, now_ms: int) -> None:
+    def note_lag(self, last_index: int, now_ms: int) -> None:
         """Note whether it lacks entries up to `last_index`."""
         if self.match >= last_index:
             self.behind_since_ms = None
