@@ -10,7 +10,7 @@ JOBS   ?= 3
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo docs images e2e test lint types unit sim nodesim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv venv-demo demo docs images e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,12 +65,9 @@ unit: export PYTHONDONTWRITEBYTECODE =
 unit: venv
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
-sim: venv ## the simulator alone; SEEDS=10000 for more, SEED=n for one and its story
-	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
-
-nodesim: venv ## simulated nodes that run the real replica, log and key space; SEEDS and SEED as for sim
-	$(BIN)/python -m tests.nodesim $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --jobs $(JOBS))
-	$(BIN)/python -m tests.nodesim --planted --seeds 20
+sim: venv ## simulated nodes that run production's code; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seeds $(SEEDS) --jobs $(JOBS))
+	$(if $(SEED),,$(BIN)/python -m tests.sim --planted --seeds 20)
 
 chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))

@@ -46,7 +46,7 @@ from stele.raft.events import (
 from stele.raft.invariants import check, check_step, facts
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records, persist_calls
-from tests.sim.disk import SimLog
+from tests.raft.memory_log import MemoryLog
 
 
 class ScenarioError(AssertionError):
@@ -77,7 +77,7 @@ class _Staggered:
 class _Member:
     def __init__(self, replica_id: int, initial: InitialState) -> None:
         self.initial = initial
-        self.log = SimLog()
+        self.log = MemoryLog()
         self.log.end_snapshot(initial.log_start, initial.config)
         if initial.term:
             self.log.append_term(initial.term)

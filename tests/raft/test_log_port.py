@@ -1,4 +1,4 @@
-"""The simulator's log passes the contract that the real one passes."""
+"""The log in memory passes the contract that the real one passes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import random
 import pytest
 
 from tests.raft.log_port_contract import LogPortContract, LogUnderTest
-from tests.sim.disk import SimLog
+from tests.raft.memory_log import MemoryLog
 
 
 class _Logs:
     def __init__(self) -> None:
-        self._log = SimLog()
+        self._log = MemoryLog()
 
-    def open(self) -> SimLog:
+    def open(self) -> MemoryLog:
         return self._log
 
     def settle(self) -> None:
@@ -27,7 +27,7 @@ class _Logs:
         self._log.crash(random.Random(1))
 
 
-class TestSimLog(LogPortContract):
+class TestMemoryLog(LogPortContract):
     @pytest.fixture
     def logs(self) -> LogUnderTest:
         return _Logs()

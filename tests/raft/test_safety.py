@@ -133,7 +133,7 @@ def test_of_two_that_have_caught_up_one_is_promoted_at_a_time() -> None:
 
 def test_what_a_majority_holds_after_a_promotion_is_committed_in_the_same_turn() -> None:
     """The commit index stayed where the quorum before had it. Nothing looked again before the next heartbeat, as answers
-    at or below the commit index make no turn (`python -m tests.sim --seed 5326`)."""
+    at or below the commit index make no turn."""
     core = with_joining(LEARNER)
     settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in range(3)]))
     assert core.commit_index == 1

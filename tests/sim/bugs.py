@@ -1,232 +1,247 @@
-"""Cores and timestamps with a known bug each, to prove that the simulator would see it. Used by test_sim.py only.
+"""Faults planted in production's code, to prove that the simulator would see them. Used by test_sim.py and `--planted`.
 
-Each breaks one rule, where it is a core one of the paper or of its own README; its docstring says which.
+Each replaces one attribute of one class or module while a run lasts; its comment says which rule it breaks.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
 
+from stele.consensus import bootstrap
+from stele.consensus.reads import Reads
+from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
-from stele.model.config import MemberType
-from stele.model.ids import HybridTime, OpId, ReplicaId
 from stele.raft import RaftCore
-from stele.raft.changes import Changes
-from stele.raft.effects import HardState, ReadReady, Role
-from stele.raft.events import ProposeChange
-from stele.raft.follower import Follower
-from stele.raft.leader import Leader
-from stele.raft.log import LogView
-from stele.raft.membership import Refusal
-from stele.raft.messages import UpdateResponse
-from stele.raft.outbox import Outbox
+from stele.raft import effects as fx
 from stele.raft.roles import Parts
-from tests.sim.plan import Weather
+from stele.tablet.exactly_once import ExactlyOnce
+from stele.tserver.quiet import QuietGroups
+from stele.wal.clear import Suspects
+from stele.wal.segment import ActiveSegment
+from tests.sim import core_bugs
+from tests.sim.plan import Plan, Weather, draw_plan
+from tests.sim.world import SimulationFailure, World
+from tests.wal.simfs import PowerOff
+
+_initial_state, _carry_out, _sync = bootstrap.initial_state, CoreRuntime._carry_out, ActiveSegment.sync
+_next_ceiling = Timestamps.next_ceiling
 
 
-class _ForgetsVotes(Outbox):
-    def persist(self) -> None:
-        if self.hard_state is not None:
-            self.hard_state = HardState(self.hard_state.term, None)
-        super().persist()
+@dataclass(frozen=True)
+class Bug:
+    """`owner.name` becomes `instead`.
+
+    `told`: one of these phrases, between bars, is in what a failure says; "" takes any. `weather`: what brings it out.
+    `first`: a seed from which it is soon found; not `quick`: it takes too many seeds for every test run, and `--planted` alone
+    looks for it. Without `strict` only what comes of the fault is judged (see World).
+    """
+
+    label: str
+    owner: Any
+    name: str
+    instead: Any
+    told: str = ""
+    first: int = 1
+    weather: Weather | None = None
+    strict: bool = True
+    quick: bool = True
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """While this lasts, production's code has the fault."""
+        with mock.patch.object(self.owner, self.name, self.instead):
+            yield
+
+    def plan(self, seed: int) -> Plan:
+        """The world in which it is looked for."""
+        return draw_plan(seed, self.weather)
+
+    def found_after(self, first: int, seeds_max: int) -> tuple[int, str] | None:
+        """How many seeds from `first` on it takes until a run fails with the fault planted, and what is told; None: more than
+        `seeds_max`."""
+        for count, seed in enumerate(range(first, first + seeds_max), 1):
+            try:
+                with self.planted():
+                    World(self.plan(seed), strict=self.strict).run()
+            except SimulationFailure as exc:
+                if any(phrase in exc.what for phrase in self.told.split("|")):
+                    return count, exc.what
+        return None
 
 
-class ForgetsItsVote(RaftCore):
-    """Persists the term but not the vote (Raft figure 2: votedFor is persistent)."""
+def _without(**fields: Any) -> Callable[..., Any]:
+    def start(*arguments: Any, **options: Any) -> Any:
+        return replace(_initial_state(*arguments, **options), **fields)
 
-    parts = Parts(outbox=_ForgetsVotes)
-
-
-class _CommitsAnyTerm(Leader):
-    def may_commit(self, index: int) -> bool:
-        return True
+    return start
 
 
-class CommitsOldTerms(RaftCore):
-    """Commits entries of earlier terms by counting copies (Raft §5.4.2, figure 8)."""
-
-    parts = Parts(leader=_CommitsAnyTerm)
+def _sends_at_once(runtime: CoreRuntime, effects: list[fx.Effect]) -> None:
+    _carry_out(runtime, [fx.Send(e.to, e.message) if type(e) is fx.Send else e for e in effects])
 
 
-class _CountsMemory(Leader):
-    def own_match(self) -> int:
-        return self.state.log.last_index
+def _syncs_nothing(active: ActiveSegment) -> None:
+    active.was_synced()
 
 
-class CountsItsUndurableCopy(RaftCore):
-    """The leader's own copy counts before its disk has it."""
-
-    parts = Parts(leader=_CountsMemory)
-
-
-class _NoLogBarrier(Outbox):
-    def log_barrier(self) -> int:
-        return 0
+def _ignores_errors(active: ActiveSegment) -> None:
+    try:
+        _sync(active)
+    except PowerOff:
+        raise
+    except OSError:
+        active.was_synced()
 
 
-class AnswersBeforeItsDisk(RaftCore):
-    """A follower acknowledges entries that it has only in memory."""
-
-    parts = Parts(outbox=_NoLogBarrier)
+async def _at_once(reads: Reads, within_ms: int = 0) -> None:
+    return None
 
 
-class _NoHardBarrier(Outbox):
-    def hard_barrier(self) -> int:
-        return 0
+def _nothing(*arguments: Any, **options: Any) -> None:
+    return None
 
 
-class SpeaksBeforeItsDisk(RaftCore):
-    """Asks and answers in a term that it has only in memory (Raft figure 2: updated before responding)."""
-
-    parts = Parts(outbox=_NoHardBarrier)
-
-
-class _CoveredByAny(LogView):
-    def covered_by(self, last_logged: OpId) -> bool:
-        return True
+def _takes_for_committed(times: Timestamps, at_least: int = 0) -> int | None:
+    ceiling = _next_ceiling(times, at_least)
+    times._committed = max(times._committed, ceiling or 0)
+    return ceiling
 
 
-class VotesForShorterLogs(RaftCore):
-    """Grants votes without comparing logs (Raft §5.4.1)."""
-
-    parts = Parts(log=_CoveredByAny)
-
-
-class _Trusting(Follower):
-    @property
-    def verified_index(self) -> int:
-        return self.state.log.last_index
-
-    @verified_index.setter
-    def verified_index(self, index: int) -> None:
-        pass
+def _core(
+    label: str, weather: Weather, told: str = "", first: int = 1, *, quick: bool = True, **part: Any
+) -> Bug:
+    parts = Parts(**part)
+    return Bug(label, RaftCore, "parts", parts, told, first, weather, strict=bool(told), quick=quick)
 
 
-class TrustsItsWholeLog(RaftCore):
-    """Takes the leader's commit index for entries that were never compared with the leader's log."""
-
-    parts = Parts(follower=_Trusting)
-
-
-class _AsksNobody(Leader):
-    def serve_reads(self) -> bool:
-        waiting, self.reads.waiting = self.reads.waiting, []
-        for context in waiting:
-            self.state.outbox.others.append(ReadReady(context, self.state.commit_index))
-        return False
-
-
-class ReadsWithoutAsking(RaftCore):
-    """Serves reads at its commit index without a word from a majority (Raft §8)."""
-
-    parts = Parts(leader=_AsksNobody)
-
-
-class _AtAnyTime(Changes):
-    def not_now(self, event: ProposeChange) -> Refusal | None:
-        refusal = super().not_now(event)
-        if refusal is not None and refusal.code.name in ("CHANGE_IN_PROGRESS", "NOT_READY", "CAS_FAILED"):
-            return None
-        return refusal
-
-
-class ChangesAtAnyTime(RaftCore):
-    """Changes the membership while another change is pending and before it committed in its own term."""
-
-    parts = Parts(changes=_AtAnyTime)
-
-
-class BeginsBelowTheCeiling(Timestamps):
-    """A new leader goes by its own clock, however far ahead its predecessor's ran (DESIGN.md, timestamps)."""
-
-    def in_log(self, ceiling: int) -> None:
-        pass
-
-
-class AssignsAboveTheCeiling(Timestamps):
-    """Assigns by the clock alone, whatever ceiling is committed."""
-
-    def assign(self) -> HybridTime | None:
-        return self._clock.now()
-
-
-class CountsProposedCeilings(Timestamps):
-    """Takes a ceiling for committed when it is proposed."""
-
-    def next_ceiling(self, at_least: int = 0) -> int | None:
-        ceiling = super().next_ceiling(at_least)
-        self._committed = max(self._committed, ceiling or 0)
-        return ceiling
-
-
-class ForgetsServedSnapshots(Timestamps):
-    """Assigns timestamps below a snapshot that it promised to change no more."""
-
-    def reserve(self, snapshot: int) -> None:
-        pass
-
-
-PLANTED_TIMESTAMPS = (
-    (BeginsBelowTheCeiling, 45),
-    (AssignsAboveTheCeiling, 10),
-    (CountsProposedCeilings, 10),
-    (ForgetsServedSnapshots, 41),
+_STARTS = (
+    # A start takes no vote from the disk (Raft figure 2: votedFor is persistent).
+    Bug(
+        "a vote forgotten at a start", bootstrap, "initial_state", _without(voted_for=None), "starts at term"
+    ),
+    # A start takes no term from the disk (Raft figure 2: currentTerm is persistent).
+    Bug(
+        "a term forgotten at a start",
+        bootstrap,
+        "initial_state",
+        _without(term=0, voted_for=None),
+        "starts at term",
+    ),
 )
-"""(bug, first seed): looked for in the next worlds whose writes have timestamps."""
 
-
-class _Promotes(Changes):
-    def consider_promotion(self) -> None:
-        state = self.state
-        if not state.term_committed:
-            for peer in state.config.peers:
-                if peer.promote and state.pending_change_index is None:
-                    voter = replace(peer, member_type=MemberType.VOTER, promote=False)
-                    peers = tuple(voter if p is peer else p for p in state.config.peers)
-                    self.append(None, peers, "at once")
-        super().consider_promotion()
-
-
-class PromotesAtOnce(RaftCore):
-    """Makes voters of learners before it has committed anything in its own term."""
-
-    parts = Parts(changes=_Promotes)
-
-
-class HoldsItsDiskForIdle(RaftCore):
-    """Takes a sync for one from which nothing follows, also where it elects, commits or hands out."""
-
-    @property
-    def awaits_disk(self) -> bool:
-        return False
-
-
-class HoldsAnswersForIdle(RaftCore):
-    """Takes an answer for one from which nothing follows, also where it commits."""
-
-    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        return self.role is not Role.LEADER
-
-
-PLANTED_STEPS = (
-    (ForgetsItsVote, Weather.DUEL, 5, "on disk"),
-    (AnswersBeforeItsDisk, Weather.DUEL, 5, "on disk"),
-    (SpeaksBeforeItsDisk, Weather.DUEL, 5, "on disk"),
-    (ChangesAtAnyTime, Weather.CHURN, 5, "members change"),
-    (PromotesAtOnce, Weather.MIXED, 19, "members change before anything"),
-    (HoldsItsDiskForIdle, Weather.MIXED, 1, "no effect by itself"),
-    (HoldsAnswersForIdle, Weather.MIXED, 1, "no effect by itself"),
+_DISKS = (
+    # The runtime sends what a Persist holds back (duty 2 of stele.raft.effects).
+    Bug("a message before its Persist", CoreRuntime, "_carry_out", _sends_at_once, "on disk"),
+    # The log calls a batch synced that is in the page cache alone.
+    Bug("a sync that is none", ActiveSegment, "sync", _syncs_nothing, "begins with term|damaged|lost"),
+    # The log goes on after a sync that failed (the log's README: a failed sync is final).
+    Bug(
+        "a failed sync that is ignored",
+        ActiveSegment,
+        "sync",
+        _ignores_errors,
+        "begins with term|damaged",
+        quick=False,
+    ),
+    # Damage is cut as if it were a torn tail ("Damage that is skipped in silence" must never happen).
+    Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term"),
 )
-"""(bug, weather, seed, what is told): wrong as it is said or done, whatever comes of it."""
 
-PLANTED = (
-    (ForgetsItsVote, Weather.DUEL, 1, 20),
-    (CommitsOldTerms, Weather.FIGURE_8, 1, 20),
-    (CountsItsUndurableCopy, Weather.FIGURE_8, 4, 20),
-    (AnswersBeforeItsDisk, Weather.FIGURE_8, 15, 20),
-    (VotesForShorterLogs, Weather.MIXED, 1, 20),
-    (TrustsItsWholeLog, Weather.FIGURE_8, 5, 20),
-    (ReadsWithoutAsking, Weather.MIXED, 1, 20),
-    (ChangesAtAnyTime, Weather.CHURN, 22, 20),
+_CLIENTS = (
+    # A read is served at once, without a word from a majority (Raft §8).
+    Bug("a read without asking", Reads, "linearizable_read", _at_once, "not linearizable", 10),
+    # A retry is done once more (ExactlyOnce).
+    Bug("a retry done again", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
 )
-"""(bug, the weather that brings it out, first seed, how many seeds it may take)."""
+
+_TIMES = (
+    # Whoever leads next begins above no ceiling of the log (docs: timestamps).
+    Bug("a ceiling forgotten", Timestamps, "in_log", _nothing, "timestamp|snapshot", 2, Weather.CLOCKS),
+    # Timestamps go by the clock alone, whatever ceiling is committed.
+    Bug(
+        "a timestamp above the ceiling",
+        Timestamps,
+        "assign",
+        lambda times: times._clock.now(),
+        "timestamp|snapshot",
+    ),
+    # A ceiling counts as committed when it is proposed.
+    Bug(
+        "a ceiling not committed",
+        Timestamps,
+        "next_ceiling",
+        _takes_for_committed,
+        "timestamp|snapshot",
+        weather=Weather.CLOCKS,
+    ),
+    # Timestamps are given below a snapshot that was served.
+    Bug(
+        "a snapshot forgotten", Timestamps, "reserve", _nothing, "snapshot|timestamp", weather=Weather.CLOCKS
+    ),
+)
+
+_RULES = (
+    _core("a vote not persisted", Weather.DUEL, quick=False, outbox=core_bugs.ForgetsVotes),
+    _core("entries of old terms committed", Weather.FIGURE_8, leader=core_bugs.CommitsOldTerms),
+    _core("the leader's memory counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
+    _core("memory acknowledged", Weather.FIGURE_8, quick=False, outbox=core_bugs.AcknowledgesMemory),
+    _core("votes for shorter logs", Weather.MIXED, quick=False, log=core_bugs.VotesForShorterLogs),
+    _core("a log trusted unseen", Weather.FIGURE_8, quick=False, follower=core_bugs.TrustsItsWholeLog),
+    _core("a core that reads unasked", Weather.MIXED, quick=False, leader=core_bugs.ReadsWithoutAsking),
+    _core("changes at any time", Weather.CHURN, quick=False, changes=core_bugs.ChangesAtAnyTime),
+)
+"""Judged by what comes of them alone: a rule of the paper is broken, and a write is lost or a term has two leaders."""
+
+_STEPS = (
+    _core("a vote not persisted, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.ForgetsVotes),
+    _core("memory acknowledged, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.AcknowledgesMemory),
+    _core("a term in memory, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.SpeaksBeforeItsDisk),
+    _core(
+        "changes at any time, as they begin",
+        Weather.CHURN,
+        "members change",
+        changes=core_bugs.ChangesAtAnyTime,
+    ),
+    _core(
+        "promotions before a commit",
+        Weather.CHURN,
+        "members change before anything",
+        quick=False,
+        changes=core_bugs.PromotesAtOnce,
+    ),
+    # A sync counts as one from which nothing follows, also where it elects, commits or hands out.
+    Bug(
+        "a sync without a turn",
+        RaftCore,
+        "awaits_disk",
+        property(lambda core: False),
+        "no effect by itself",
+    ),
+    # An answer counts as one from which nothing follows, also where it commits.
+    Bug(
+        "an answer without a turn",
+        RaftCore,
+        "awaits_answer",
+        lambda core, sender, answer: core.role is not fx.Role.LEADER,
+        "no effect by itself",
+    ),
+)
+"""Seen as they are said or done, whatever comes of them."""
+
+_RESTS = (
+    # Whoever rests goes on resting though its leader's node is silent.
+    Bug(
+        "rest under a silent leader",
+        QuietGroups,
+        "lives",
+        lambda groups, node_id: True,
+        "at rest without",
+        quick=False,
+    ),
+)
+
+BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS)

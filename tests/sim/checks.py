@@ -1,7 +1,8 @@
 """What must never happen, watched over a whole run. Told of facts by the world; drives nothing.
 
-Watches: one leader per term, leader completeness, state machine safety, one configuration step at a time, no
-acknowledged write lost, linearizable reads, timestamps that rise under ceilings, snapshots that never change. The core's own state and steps are judged by `stele.raft.invariants`.
+Watches: one leader per term, leader completeness, state machine safety, one configuration step at a time, no acknowledged
+write lost, each write done once, replicas equal by checksum, timestamps that rise under ceilings, snapshots that never
+change. `stele.raft.invariants` judges a core's own state and steps, tests/linear what the clients were told.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from stele.consensus.timestamps import decode_ceiling
+from stele.model import writeop
 from stele.model.config import Configuration, decode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import ensure
 from stele.model.ids import OpId, ReplicaId
 from stele.raft.core import RaftCore
-from stele.raft.effects import Role
+from stele.raft.effects import HardState, Role
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from stele.raft.ports import VoteRecord
-from tests.sim.disk import SimLog
+from stele.tablet.machine import Outcome
+from tests.sim.twin import Image
 
 
 class History:
     """The group's story as an all-knowing observer would tell it."""
 
-    def __init__(self, first_config: Configuration, *, timed: bool = False) -> None:
+    def __init__(self, first_config: Configuration) -> None:
         self.committed: list[Entry] = []
         """Entry i stands at index i + 1, as soon as any replica has handed it out."""
         self._handed_terms: list[int] = []
@@ -31,12 +33,13 @@ class History:
         self.leaders: dict[int, int] = {}
         self.members: dict[int, bool] = {p.replica_id: True for p in first_config.peers}
         """Who ever stood in a committed configuration."""
-        self.acknowledged_index = 0
-        """No read that begins now may miss this index."""
-        self.acknowledged: list[OpId] = []
-        self.reads = 0
+        self.acknowledged: list[int] = []
+        """Timestamps of the writes that clients were told of."""
         self.snapshots = 0
-        self.timed = timed
+        self._checksums: dict[int, tuple[int, int]] = {}
+        """By index: of the state after that entry, and who had it first."""
+        self._done: dict[tuple[bytes, int], int] = {}
+        """By client and sequence: the index of the entry that did the write, not a repetition of it."""
         self._configs: list[tuple[int, Configuration]] = [(0, first_config)]
         self._ceilings: list[tuple[int, int, int]] = []
         """(index, term, ceiling) of each that is committed; they rise."""
@@ -76,8 +79,7 @@ class History:
             self._handed_terms.append(max(term, self._handed_terms[-1] if self._handed_terms else 0))
             if entry.kind is EntryKind.CONFIG:
                 self._check_config_step(entry)
-            if self.timed:
-                self._check_time(entry)
+            self._check_time(entry)
 
     def _check_config_step(self, entry: Entry) -> None:
         before, after = self.config, decode_configuration(entry.payload)
@@ -92,9 +94,19 @@ class History:
         for peer in after.peers:
             self.members[peer.replica_id] = True
 
-    def ceiling_at(self, index: int) -> int:
-        """The highest ceiling at or below a committed index, as a store holds it."""
-        return max((ceiling for at, _, ceiling in self._ceilings if at <= index), default=0)
+    def applied(self, replica: int, entry: Entry, outcome: Outcome, checksum: int | None) -> None:
+        """A replica's key space has taken an entry: every one makes the same of it, and a write is done once."""
+        if entry.kind is EntryKind.WRITE and not outcome.duplicate:
+            header, _ = writeop.decode(entry.payload)
+            write = (header.client_id, header.sequence)
+            first = self._done.setdefault(write, entry.index)
+            ensure(
+                first == entry.index,
+                f"replica {replica} does the write of entry {first} again at {entry.opid}",
+            )
+        if checksum is not None:
+            known, who = self._checksums.setdefault(entry.index, (checksum, replica))
+            ensure(known == checksum, f"replicas {who} and {replica} differ after entry {entry.opid}")
 
     def _check_time(self, entry: Entry) -> None:
         """Timestamps rise along the log, under a ceiling of their own leader's; a snapshot that was served never changes."""
@@ -135,10 +147,9 @@ class History:
                 f"(it holds term {held} there)",
             )
 
-    def acknowledge(self, opid: OpId) -> None:
+    def acknowledge(self, timestamp: int) -> None:
         """A client was told that its write stands."""
-        self.acknowledged.append(opid)
-        self.acknowledged_index = max(self.acknowledged_index, opid.index)
+        self.acknowledged.append(timestamp)
 
     def lost(self, replica: int, opid: OpId) -> None:
         """A replica says that a proposal was dropped; it must not have been acknowledged."""
@@ -148,25 +159,30 @@ class History:
                 f"replica {replica} reports {opid} as lost, but it is committed",
             )
 
-    def read(self, asked_at_index: int, index: int, applied: int) -> None:
-        """A read ended that began when `asked_at_index` was acknowledged or seen."""
-        ensure(
-            index >= asked_at_index,
-            f"a linearizable read was answered at index {index}, but {asked_at_index} had been seen before it began",
-        )
-        self.acknowledged_index = max(self.acknowledged_index, applied)
-        self.reads += 1
-
     def finish(self) -> None:
         """No acknowledged write may be missing from what is committed."""
-        for opid in self.acknowledged:
-            ensure(
-                opid.index <= len(self.committed) and self.committed[opid.index - 1].term == opid.term,
-                f"the acknowledged write {opid} is lost",
-            )
+        times = {entry.timestamp for entry in self.committed if entry.kind is EntryKind.WRITE}
+        for timestamp in self.acknowledged:
+            ensure(timestamp in times, f"the acknowledged write of {timestamp} is lost")
 
 
-def check_said(disk: SimLog, own: ReplicaId, to: ReplicaId, message: Message) -> None:
+def check_start(core: RaftCore, durable: Image) -> None:
+    """A replica goes on with the term, the vote and the log that its disk holds (Raft figure 2)."""
+    hard = durable.hard
+    # A copy brings entries of terms that this replica never took part in.
+    raised = durable.last.term > hard.term
+    known = HardState(durable.last.term, None) if raised else hard
+    ensure(
+        (core.term, core.voted_for) == (known.term, known.voted_for),
+        f"replica {core.self_replica} starts at term {core.term} with vote {core.voted_for}, and has {hard} on disk",
+    )
+    ensure(
+        core.log.last_opid == durable.last,
+        f"replica {core.self_replica} starts with a log up to {core.log.last_opid}, and has {durable} on disk",
+    )
+
+
+def check_said(disk: Image, own: ReplicaId, to: ReplicaId, message: Message) -> None:
     """What leaves promises nothing that its sender's disk does not hold (Raft figure 2: before responding to RPCs). A promise
     of a term that the disk is beyond is void: who hears it later takes it for what it was."""
     if isinstance(message, TimeoutNow) or (isinstance(message, VoteRequest) and message.pre_vote):
@@ -180,9 +196,8 @@ def check_said(disk: SimLog, own: ReplicaId, to: ReplicaId, message: Message) ->
     else:
         gave = own if isinstance(message, VoteRequest | UpdateRequest) else None
     if gave is not None and hard.term == message.term:
-        ensure(hard == VoteRecord(message.term, gave), f"{own} voted for {gave} and has {hard} on disk")
+        ensure(hard.voted_for == gave, f"{own} voted for {gave} and has {hard} on disk")
     if isinstance(message, UpdateResponse) and message.success and hard.term == message.term:
         opid = message.last_received
-        entry = disk.entry(opid.index)
-        held = disk.start.index >= opid.index or (entry is not None and entry.term == opid.term)
+        held = disk.start.index >= opid.index or disk.opid_at(opid.index) == opid
         ensure(held, f"{own} acknowledges {opid} and has not got it on disk")

@@ -1,18 +1,45 @@
-"""Those who write and read: they know what was acknowledged to them. Ask the world's replicas; judge through History.
+"""Clients: they write, retry under the same client id and sequence, read, and remember what they were told.
 
-Invariant: a write counts as acknowledged when the replica that proposed it hands it out, as a node would tell its client.
+They ask nodes as tservers are asked. Invariant: an operation has one end; what a client was not told of stays unknown.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from stele.model.entry import EntryKind
-from stele.model.ids import OpId
-from stele.raft.events import Propose, RequestRead
+from stele.model import writeop
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, Rejected, Retryable, SteleError, ensure
+from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+from stele.model.writeop import BodyKind, WriteHeader
+from tests.linear.checker import Undecided, by_key, contradiction
+from tests.linear.history import NEVER, Kind, Operation, State, Told
 
 if TYPE_CHECKING:
+    from tests.sim.node import SimNode
     from tests.sim.world import World
+
+_CLIENTS = 3
+_KEYS = 4
+_OUTSTANDING_MAX = 4
+_OPS = {Kind.PUT: KeyOp.REPLACE, Kind.INSERT: KeyOp.INSERT, Kind.DELETE_IGNORE: KeyOp.DELETE}
+_TIMEOUT_MS = 700.0
+_GIVES_UP_MS = 4_000.0
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    client: int
+    sequence: int
+    key: str
+    kind: Kind
+    value: State
+    begun: float
+    payload: bytes = b""
+    attempt: int = 0
+    over: bool = False
 
 
 class Clients:
@@ -20,71 +47,199 @@ class Clients:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._next_context = 0
-        self._reads: dict[tuple[int, int], int] = {}
-        self._writes: dict[tuple[int, int], int] = {}
-        self._proposed: dict[tuple[int, OpId], int] = {}
+        self._next = [0] * _CLIENTS
+        self._outstanding: list[dict[int, _Write]] = [{} for _ in range(_CLIENTS)]
+        self.operations: list[Operation] = []
+        self.reads = 0
+        self.retries = 0
 
-    def context(self) -> int:
-        """A number no request had before."""
-        self._next_context += 1
-        return self._next_context
+    # Writes
 
-    def write(self, replica_id: int) -> None:
-        """Ask this replica to write; any but the leader refuses. Several at once, at times."""
+    def write(self) -> None:
+        """One of the clients writes, unless it has enough to wait for."""
+        rng = self._world.rng
+        client = rng.randrange(_CLIENTS)
+        waiting = self._outstanding[client]
+        if len(waiting) >= _OUTSTANDING_MAX:
+            return
+        self._next[client] += 1
+        sequence = self._next[client]
+        kind = rng.choice((Kind.PUT, Kind.PUT, Kind.INSERT, Kind.DELETE_IGNORE))
+        value = None if kind is Kind.DELETE_IGNORE else (client, sequence)
+        key = f"k{rng.randrange(_KEYS)}"
+        write = _Write(client, sequence, key, kind, value, self._world.now)
+        waiting[sequence] = write
+        body = encode_operations([KeyOperation(_OPS[kind], key.encode(), _encoded(value))])
+        header = WriteHeader(
+            bytes([client + 1]) * 16,
+            sequence,
+            min(waiting),
+            1_700_000_000_000_000,
+            writeop.digest(body),
+            kind=BodyKind.KEYSPACE,
+        )
+        write.payload = writeop.encode(header, body)
+        self._attempt(write)
+
+    def _attempt(self, write: _Write) -> None:
         world = self._world
-        for _ in range(world.rng.choice((1, 1, 1, 2, 5))):
-            context = self.context()
-            self._writes[(replica_id, context)] = context
-            payload = context.to_bytes(8, "little") * world.rng.choice((1, 1, 4, 20))
-            replica = world.replicas[replica_id]
-            if replica.stamping is not None:
-                replica.stamping.write(context, payload)
-            else:
-                replica.feed(Propose(context, EntryKind.WRITE, payload, context))
+        if write.over:
+            return
+        if world.now - write.begun > _GIVES_UP_MS:
+            self._over(write, Told.UNKNOWN)
+            return
+        write.attempt += 1
+        if write.attempt > 1:
+            self.retries += 1
+        for _ in range(2 if world.plan.duplicate and world.rng.random() < world.plan.duplicate else 1):
+            node = world.asked()
+            if node is not None:
+                world.at(world.now + world.latency(), self._arrives, write, write.attempt, node, node.life)
+        world.at(world.now + _TIMEOUT_MS, self._timeout, write, write.attempt)
 
-    def snapshot(self, replica_id: int) -> None:
-        """Ask this replica for what was there a moment ago, is now or will be soon, by another node's clock."""
+    def _arrives(self, write: _Write, attempt: int, node: SimNode, life: int) -> None:
+        if node.life == life and not write.over:
+            node.run(_serve_write(node, write.payload), lambda task: self._answered(write, attempt, task))
+
+    def _answered(self, write: _Write, attempt: int, task: asyncio.Task[Any]) -> None:
         world = self._world
-        replica, by = world.replicas[replica_id], world.rng.choice(world.all_replicas())
-        if replica.stamping is not None:
-            replica.stamping.snapshot(by.wall_us() + world.rng.choice((-50_000, 0, 0, 200_000)))
+        if task.cancelled():
+            return
+        error = task.exception()
+        outcome = None if error is not None else task.result()
+        world.at(world.now + world.latency(), self._told, write, attempt, outcome, error)
 
-    def read(self, replica_id: int) -> None:
-        """Ask this replica for a linearizable read."""
-        context = self.context()
-        self._reads[(replica_id, context)] = self._world.history.acknowledged_index
-        self._world.replicas[replica_id].feed(RequestRead(context))
+    def _told(self, write: _Write, attempt: int, outcome: Any, error: BaseException | None) -> None:
+        if write.over:
+            return
+        if error is None:
+            error = outcome.error()
+        if error is None:
+            self._world.history.acknowledge(outcome.timestamp)
+            self._over(write, Told.DONE)
+        elif not isinstance(error, SteleError):
+            self._world.failed(f"a write ended with {error!r}", error)
+        elif error.code is Code.ALREADY_PRESENT:
+            self._over(write, Told.PRESENT)
+        elif error.code is Code.TOO_OLD:
+            self._over(write, Told.UNKNOWN)
+        elif isinstance(error, Retryable) and attempt == write.attempt:
+            again = self._world.now + self._world.rng.uniform(5.0, 60.0)
+            self._world.at(again, self._timeout, write, attempt)
 
-    def proposed(self, replica_id: int, context: int, opid: OpId) -> None:
-        """The write is in the leader's log."""
-        if self._writes.pop((replica_id, context), None) is not None:
-            self._proposed[(replica_id, opid)] = context
+    def _timeout(self, write: _Write, attempt: int) -> None:
+        if attempt == write.attempt:
+            self._attempt(write)
 
-    def committed(self, replica_id: int, opid: OpId) -> None:
-        """The replica applied it; if it had proposed it, the client is told."""
-        if self._proposed.pop((replica_id, opid), None) is not None:
-            self._world.history.acknowledge(opid)
+    def _over(self, write: _Write, told: Told) -> None:
+        write.over = True
+        del self._outstanding[write.client][write.sequence]
+        self._remember(write, told)
 
-    def lost(self, replica_id: int, opid: OpId) -> None:
-        """The write will not be."""
-        self._proposed.pop((replica_id, opid), None)
+    def _remember(self, write: _Write, told: Told) -> None:
+        ended = NEVER if told is Told.UNKNOWN else self._world.now
+        self.operations.append(
+            Operation(write.key, write.kind, write.value, write.begun, ended, told, f"c{write.client}")
+        )
 
-    def over(self, replica_id: int, context: int) -> None:
-        """Refused, or done."""
-        self._writes.pop((replica_id, context), None)
-        self._reads.pop((replica_id, context), None)
+    # Reads
 
-    def read_served(self, replica_id: int, context: int, index: int, applied: int) -> None:
-        """The read's answer reaches its client."""
-        asked_at = self._reads.pop((replica_id, context), None)
-        if asked_at is not None:
-            self._world.history.read(asked_at, index, applied)
+    def read(self) -> None:
+        """Ask for a row, linearizably."""
+        world = self._world
+        node = world.asked()
+        if node is not None:
+            key = f"k{world.rng.randrange(_KEYS)}"
+            world.at(world.now + world.latency(), self._read_arrives, key, world.now, node, node.life)
 
-    def forget(self, replica_id: int) -> None:
-        """The replica crashed: its clients never hear."""
-        for table in (self._reads, self._writes):
-            for key in [k for k in table if k[0] == replica_id]:
-                del table[key]
-        for proposal in [k for k in self._proposed if k[0] == replica_id]:
-            del self._proposed[proposal]
+    def _read_arrives(self, key: str, begun: float, node: SimNode, life: int) -> None:
+        def answered(task: asyncio.Task[Any]) -> None:
+            if task.cancelled() or isinstance(task.exception(), SteleError):
+                return
+            self._world.at(
+                self._world.now + self._world.latency(), self._read_told, key, begun, task.result()
+            )
+
+        if node.life == life:
+            node.run(_serve_read(node, key.encode()), answered)
+
+    def _read_told(self, key: str, begun: float, value: State) -> None:
+        self.reads += 1
+        self.operations.append(Operation(key, Kind.READ, value, begun, self._world.now, Told.DONE, "reader"))
+
+    def snapshot(self) -> None:
+        """Ask for what was there a moment ago, is now or will be soon, by another node's clock."""
+        world = self._world
+        node, by = world.asked(), world.rng.choice(world.all_nodes())
+        if node is not None:
+            wall_us = by.clocks.wall_us() + world.rng.choice((-50_000, 0, 0, 200_000))
+            node.run(
+                _serve_snapshot(node, from_physical_us(wall_us)), lambda task: self._snapshot_told(node, task)
+            )
+
+    def _snapshot_told(self, node: SimNode, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            snapshot, applied = task.result()
+            self._world.judge(self._world.history.snapshot_served, snapshot, applied)
+
+    # The end
+
+    def finish(self) -> None:
+        """What every client was told fits one order of all that they did.
+
+        Raises:
+            InvariantViolation: it does not.
+        """
+        for waiting in self._outstanding:
+            for write in waiting.values():
+                self._remember(write, Told.UNKNOWN)
+        for key, operations in by_key(self.operations).items():
+            try:
+                found = contradiction(operations)
+            except Undecided:
+                self._world.met["history too tangled to judge"] += 1
+                continue
+            ensure(
+                found is None,
+                f"row {key} is not linearizable: nothing explains {found.culprit if found else None}; it could be "
+                f"{found.states if found else None}",
+            )
+
+
+def _encoded(value: State) -> bytes:
+    return b"" if value is None else b"%d %d" % value
+
+
+def _decoded(value: bytes | None) -> State:
+    if value is None:
+        return None
+    client, sequence = value.split()
+    return int(client), int(sequence)
+
+
+async def _serve_write(node: SimNode, payload: bytes) -> Any:
+    replica = node.replica
+    if replica is None or replica.machine is None:
+        raise Retryable("no rows here")
+    replica.check_leader()
+    header, _ = writeop.decode(payload)
+    replica.machine.admit(header, node.clocks.wall_us(), replica.options.clock_error_max_ms * 1000)
+    return await replica.writes.propose(payload, 1_000)
+
+
+async def _serve_read(node: SimNode, key: bytes) -> State:
+    replica = node.replica
+    if replica is None:
+        raise Retryable("no rows here")
+    await replica.reads.linearizable_read()
+    if node.machine is None:
+        raise Retryable("no rows here")
+    return _decoded(node.machine.read(key))
+
+
+async def _serve_snapshot(node: SimNode, snapshot: int) -> tuple[int, int]:
+    replica = node.replica
+    if replica is None:
+        raise Rejected("no rows here")
+    await replica.reads.snapshot_ready(snapshot)
+    return snapshot, replica.applied_index

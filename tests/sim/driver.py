@@ -1,31 +1,34 @@
 """Those who change the membership: they add, copy, demote, promote and remove, wisely or not. The core must refuse what
 is unsafe.
 
-Invariant: acts only through events that a real driver could cause.
+Invariant: acts only through calls that a real driver could make.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from stele.consensus.superblock import DataState
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
-from stele.raft.effects import Role
-from stele.raft.events import ChangeType, ProposeChange, TransferLeadership
-from tests.sim.replica import SimReplica
+from stele.model.errors import SteleError
+from stele.model.ids import OPID_NONE, ReplicaId
+from stele.raft.events import ChangeType
+from tests.sim.node import SimNode, node_of
+from tests.sim.rows import Checkpoint
 
 if TYPE_CHECKING:
     from tests.sim.world import World
 
 _EMPTY = Configuration(-1, ())
+_PEERS_MAX = 6
 
 
 def sim_peer(replica_id: int, member_type: MemberType = MemberType.VOTER, promote: bool = False) -> Peer:
     """A peer on a node of its own."""
-    return Peer(
-        NodeId(f"{replica_id:032x}"), ReplicaId(replica_id), f"10.0.0.{replica_id}:7050", member_type, promote
-    )
+    return Peer(node_of(replica_id), ReplicaId(replica_id), f"10.0.0.{replica_id}:7050", member_type, promote)
 
 
 class Driver:
@@ -33,24 +36,27 @@ class Driver:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._copying: dict[int, bool] = {}
+        self._fetching: dict[int, bool] = {}
+        """Witnesses whose rows are on their way, or will be."""
 
-    def leader(self) -> SimReplica | None:
+    def leader(self) -> SimNode | None:
         """Somebody who thinks it leads."""
-        leaders = [r for r in self._world.all_replicas() if r.core is not None and r.core.role is Role.LEADER]
+        leaders = [node for node in self._world.all_nodes() if node.leads]
         return self._world.rng.choice(leaders) if leaders else None
 
-    def change(self, leader: SimReplica | None = None, *, take_away: bool = False) -> None:
+    def change(self, leader: SimNode | None = None, *, take_away: bool = False) -> None:
         """One change of a drawn kind, asked of this or of any leader. `take_away`: another voter less."""
         leader = leader or self.leader()
         if leader is None or leader.core is None:
             return
         rng = self._world.rng
         config = leader.core.config
+        if not config.peers:
+            return
         kinds = ["remove", "demote", "promote"]
         if take_away:
             kinds = ["remove", "demote"]
-        elif len(config.peers) < 6:
+        elif len(config.peers) < _PEERS_MAX:
             kinds += ["learner", "learner", "witness", "witness", "voter"]
         kind = rng.choice(kinds)
         others = [p for p in config.voters if p.replica_id != leader.replica_id]
@@ -68,111 +74,153 @@ class Driver:
                 )
                 self._propose(leader, ChangeType.MODIFY, changed)
             case "learner":
-                copied = rng.random() < 0.6
-                new = self._prepare(witness=False) if copied else self._blank()
+                new = self._copy() if rng.random() < 0.6 else self._blank()
                 if new is not None:
                     peer = sim_peer(new.replica_id, MemberType.NON_VOTER, rng.random() < 0.8)
                     self._propose(leader, ChangeType.ADD, peer)
             case "voter":
-                new = self._prepare(witness=False)
+                new = self._copy()
                 if new is not None:
                     self._propose(leader, ChangeType.ADD, sim_peer(new.replica_id))
             case _:
-                new = self._prepare(witness=True)
-                if new is not None and new.core is not None:
+                new = self._witness()
+                if new is not None:
                     peer = replace(
-                        sim_peer(new.replica_id, MemberType.WITNESS), witness_start=new.core.log.start
+                        sim_peer(new.replica_id, MemberType.WITNESS),
+                        witness_start=new.superblock.witness_start,
                     )
                     self._propose(leader, ChangeType.ADD, peer)
 
-    def _propose(self, leader: SimReplica, change_type: ChangeType, peer: Peer) -> None:
-        world = self._world
+    def _propose(self, leader: SimNode, change_type: ChangeType, peer: Peer) -> None:
         assert leader.core is not None
-        cas = leader.core.config.opid_index - (1 if world.rng.random() < 0.05 else 0)
-        leader.feed(ProposeChange(world.clients.context(), change_type, peer, cas))
+        stale = 1 if self._world.rng.random() < 0.05 else 0
+        self.order(leader, change_type, peer, leader.core.config.opid_index - stale)
+
+    def order(
+        self,
+        leader: SimNode,
+        change_type: ChangeType,
+        peer: Peer,
+        cas: int,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        """Ask a node for one change of the configuration `cas`; `done` is called once it is committed."""
+        if leader.replica is None or leader.core is None:
+            return
+        self._world.trouble.changing(leader, self._world.nodes[peer.replica_id])
+        what = f"{change_type.name} {peer.replica_id}"
+        self._ask(leader, leader.replica.members.change_config(change_type, peer, cas), what, done)
+
+    def hand_over(self, leader: SimNode, target: ReplicaId | None) -> None:
+        """Ask a node to hand its leadership to this replica, or to whoever is most advanced."""
+        if leader.replica is not None and leader.core is not None:
+            self._ask(leader, leader.replica.members.transfer_leadership(target), "TRANSFER")
+
+    def _ask(
+        self,
+        leader: SimNode,
+        work: Coroutine[Any, Any, Any],
+        what: str,
+        done: Callable[[], None] | None = None,
+    ) -> None:
+        def over(task: asyncio.Task[Any]) -> None:
+            if task.cancelled():
+                return
+            error = task.exception()
+            self._world.trace("{}: {}: {}", leader.replica_id, what, error or "done")
+            if error is None:
+                self._world.met[f"done: {what.split()[0]}"] += 1
+                if done is not None:
+                    done()
+            elif not isinstance(error, SteleError):
+                self._world.failed(f"{what} ended with {error!r}", error)
+
+        leader.run(work, over)
 
     def transfer(self) -> None:
         """Ask a leader to hand over."""
         leader = self.leader()
         if leader is not None and leader.core is not None:
-            target = self._world.rng.choice(
-                (None, self._world.rng.choice(leader.core.config.peers).replica_id)
-            )
-            leader.feed(TransferLeadership(self._world.clients.context(), target, leader.now_ms()))
+            rng = self._world.rng
+            self.hand_over(leader, rng.choice((None, rng.choice(leader.core.config.peers).replica_id)))
 
     def tombstone_removed(self) -> None:
         """Stop what a newer committed configuration omits, as the masters do."""
         config = self._world.history.config
-        for replica in self._world.all_replicas():
-            core = replica.core
-            if core is None or config.peer(replica.replica_id) is not None:
+        for node in self._world.all_nodes():
+            if node.retired or config.peer(node.replica_id) is not None:
                 continue
-            if (
-                replica.replica_id in self._world.history.members
-                and core.committed_config.opid_index < config.opid_index
-            ):
-                replica.crash()
-                self._world.retired[replica.replica_id] = True
+            known = node.replica.committed_config.opid_index if node.replica is not None else -1
+            if node.replica_id in self._world.history.members and known < config.opid_index:
+                node.exits("it is removed", again=False)
+                node.retired = True
 
     # Copies
 
-    def _checkpoint(self) -> tuple[OpId, Configuration] | None:
-        """What some sound replica's store holds."""
-        sources = [
-            r
-            for r in self._world.all_replicas()
-            if r.core is not None and r.has_data and not r.core.failed and r.applied > 0
+    def _source(self) -> Checkpoint | None:
+        """What some sound replica's store holds on disk."""
+        found = [
+            at
+            for node in self._world.all_nodes()
+            if (at := node.rows.checkpoint()) is not None and not node.failed
         ]
-        if not sources:
+        return self._world.rng.choice(found) if found else None
+
+    def _blank(self) -> SimNode:
+        node = self._world.add_node()
+        node.form(OPID_NONE, _EMPTY)
+        node.boot()
+        return node
+
+    def _copy(self) -> SimNode | None:
+        """A new node with what some store holds."""
+        source = self._source()
+        if source is None:
             return None
-        source = self._world.rng.choice(sources)
-        assert source.core is not None
-        return source.core.log.opid_at(source.applied), source.core.log.config_at(source.applied)
+        node = self._world.add_node()
+        node.form(*source)
+        node.boot()
+        self._world.met["a copy made"] += 1
+        return node
 
-    def _blank(self) -> SimReplica:
-        return self._world.add_replica(OPID_NONE, _EMPTY, witness=False)
-
-    def _prepare(self, *, witness: bool) -> SimReplica | None:
-        checkpoint = self._checkpoint()
-        if checkpoint is None:
+    def _witness(self) -> SimNode | None:
+        source = self._source()
+        if source is None:
             return None
-        new = self._world.add_replica(*checkpoint, witness=witness)
-        if witness:
-            self._later(self._fetch_rows, new.replica_id)
-        return new
+        node = self._world.add_node(DataState.COPYING)
+        node.superblock = replace(node.superblock, witness_start=source.opid)
+        node.form(source.opid, source.config)
+        node.boot()
+        self.fetch_rows(node)
+        return node
 
-    def _later(self, act: object, replica_id: ReplicaId) -> None:
-        self._world.at(self._world.now + self._world.rng.uniform(50.0, 1500.0), act, replica_id)
+    def fetch_rows(self, node: SimNode) -> None:
+        """Let the rows of a witness come, sooner or later."""
+        if not self._fetching.get(node.replica_id):
+            self._fetching[node.replica_id] = True
+            self._later(node)
 
-    def _fetch_rows(self, replica_id: ReplicaId) -> None:
+    def _later(self, node: SimNode) -> None:
+        self._world.at(self._world.now + self._world.rng.uniform(50.0, 1500.0), self._fetch_rows, node)
+
+    def _fetch_rows(self, node: SimNode) -> None:
         """Rows for a witness: a checkpoint between its log's start and its end."""
-        target = self._world.replicas[replica_id]
-        if target.has_data or replica_id in self._world.retired:
+        if node.has_data or node.retired:
             return
-        checkpoint = self._checkpoint()
-        core = target.core
-        if checkpoint is None or core is None or core.log.term_at(checkpoint[0].index) != checkpoint[0].term:
-            self._later(self._fetch_rows, replica_id)
+        source, core = self._source(), node.core
+        if (
+            source is None
+            or core is None
+            or core.log.term_at(source.opid.index) != source.opid.term
+            or not core.log.start.index <= source.opid.index <= core.log.durable_index
+        ):
+            self._flush_some()
+            self._later(node)
             return
-        target.data_arrived()
+        node.rows.fetch(source, lambda: self._later(node))
 
-    def copy_to(self, replica_id: ReplicaId, asker: ReplicaId) -> None:
-        """A peer's log ends before the leader's begins."""
-        if not self._copying.get(replica_id):
-            self._copying[replica_id] = True
-            self._world.at(
-                self._world.now + self._world.rng.uniform(50.0, 1000.0), self._install, replica_id, asker
-            )
-
-    def _install(self, replica_id: ReplicaId, asker: ReplicaId) -> None:
-        self._copying[replica_id] = False
-        world = self._world
-        target, source = world.replicas[replica_id], world.replicas[asker]
-        if replica_id in world.retired or target.failed or target.abstains:
-            return
-        if source.core is None or source.core.role is not Role.LEADER or not source.has_data:
-            return  # whoever leads next asks again
-        if source.applied < source.core.log.start.index or not target.up:
-            self.copy_to(replica_id, asker)
-            return
-        target.install(source.core.log.opid_at(source.applied), source.core.log.config_at(source.applied))
+    def _flush_some(self) -> None:
+        """A checkpoint is asked for where none is new enough, as a copy does."""
+        up = [node for node in self._world.all_nodes() if node.up]
+        if up:
+            self._world.rng.choice(up).rows.flush()

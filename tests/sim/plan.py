@@ -32,6 +32,7 @@ class Plan:
     crash_leader: float
     crash_after_vote: float
     crash_after_election: float
+    crash_in_change: float
     down_ms_max: float
     alarms_per_s: float
     stalls_per_s: float
@@ -66,6 +67,8 @@ class Plan:
     full_disks_per_s: float = 0.0
     cuts_per_s: float = 0.0  # power that goes within a file operation
     rots_per_s: float = 0.0
+    heals: float = 0.0  # the share of the planner's passes that take place while there is trouble
+    leaves: str = ""  # how a minority stays to the end: "dead", "deaf", "mute", "cut off"; "": all come back
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
@@ -89,18 +92,17 @@ class Weather(Enum):
     DUEL = "duel"  # several candidates at once, voters that forget and come back at once
     CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
+    CLOCKS = "clocks"  # wall clocks are seconds apart, and leadership moves; asked for only, mixed weather has it too
 
 
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
 
 
-def draw_plan(seed: int, weather: Weather | None = None, *, clocks: bool = True) -> Plan:
-    """The world of this seed; its weather may be asked for. Without `clocks` it is what it was before any were wrong, and
-    before anybody came back that had FAILED, and before any write had a timestamp."""
+def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
+    """The world of this seed; its weather may be asked for."""
     plan = _with_weather(seed, weather)
-    plan = plan if plan.directed else _with_habits(plan)
-    plan = _with_timestamps(_with_returns(_with_clocks(plan))) if clocks else plan
-    return _with_disks(plan)
+    plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
+    return _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -110,6 +112,17 @@ def _with_weather(seed: int, weather: Weather | None) -> Plan:
     plan = _mixed(seed, rng)
     if weather is Weather.MIXED:
         return plan
+    if weather is Weather.CLOCKS:
+        return replace(
+            plan,
+            voters=3,
+            fault_ms=4000,
+            clock_off_ms=2000.0,
+            snapshots_per_s=10.0,
+            transfers_per_s=rng.uniform(1.0, 3.0),
+            changes_per_s=0.0,
+            partitions_per_s=0.0,
+        )
     low = plan.options.election_min_ms
     plan = replace(
         plan,
@@ -216,6 +229,7 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
         crash_leader=rng.uniform(0.0, 0.8),
         crash_after_vote=0.0,
         crash_after_election=0.0,
+        crash_in_change=random.Random(f"in change/{seed}").choice((0.0, 0.0, 0.1, 0.4)),
         down_ms_max=2500.0,
         alarms_per_s=0.0,
         stalls_per_s=sometimes(0.4, 0.1, 1.0),
@@ -238,7 +252,7 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
 
 def _with_clocks(plan: Plan) -> Plan:
     """Nodes whose clocks are found wrong for a while, or for good: they lead only where nobody else can. Of a chance of its
-    own, too, and left out where the story of a seed is told on."""
+    own."""
     rng = random.Random(f"clocks/{plan.seed}")
     if rng.random() < 0.75:
         return plan
@@ -248,7 +262,7 @@ def _with_clocks(plan: Plan) -> Plan:
 def _with_timestamps(plan: Plan) -> Plan:
     """Writes and snapshots with timestamps, by clocks that are apart and step. Of a chance of its own."""
     rng = random.Random(f"timestamps/{plan.seed}")
-    if rng.random() < 0.8 or plan.directed or plan.stays_unfit:
+    if rng.random() < 0.8 or plan.directed or plan.stays_unfit or plan.clock_off_ms:
         return plan
     return replace(plan, clock_off_ms=rng.choice((20.0, 400.0, 2000.0)))
 
@@ -266,7 +280,10 @@ def _with_disks(plan: Plan) -> Plan:
         prepare=False,
     )
     plan = replace(
-        plan, log=log, tick_ms=plan.options.heartbeat_ms / 5, snapshots_per_s=rng.choice((0.0, 5.0))
+        plan,
+        log=log,
+        tick_ms=plan.options.heartbeat_ms / 5,
+        snapshots_per_s=plan.snapshots_per_s or rng.choice((0.0, 5.0)),
     )
     plan = replace(plan, kill=rng.choice((0.0, 0.2)))
     if plan.directed or rng.random() < 0.5:
@@ -278,6 +295,15 @@ def _with_disks(plan: Plan) -> Plan:
         cuts_per_s=rng.choice((0.0, 0.0, 0.7)),
         rots_per_s=rng.choice((0.0, 0.0, 0.4)),
     )
+
+
+def _with_losses(plan: Plan) -> Plan:
+    """A minority that never comes back, and a planner that heals meanwhile. Of a chance of its own."""
+    rng = random.Random(f"losses/{plan.seed}")
+    plan = replace(plan, heals=rng.choice((0.0, 0.0, 0.2, 1.0)))
+    if rng.random() < 0.7:
+        return plan
+    return replace(plan, leaves=rng.choice(("dead", "deaf", "mute", "cut off")))
 
 
 def _with_returns(plan: Plan) -> Plan:

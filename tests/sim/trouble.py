@@ -5,16 +5,21 @@ Drives the world's replicas and its network; judges nothing. Invariant: does onl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from stele.raft.events import PeerFailed
+from stele.model.ids import ReplicaId
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import RestingPB
-from tests.sim.replica import SimReplica
+from tests.sim.judge import has_majority, lacks_log
+from tests.sim.node import SimNode
 
 if TYPE_CHECKING:
     from tests.sim.world import World
+
+
+FREE_BYTES = 1 << 40
 
 
 class Trouble:
@@ -29,10 +34,27 @@ class Trouble:
         """How many more messages with entries of a leader arrive; without limit where it is not named."""
         self._takers: dict[int, int] = {}
         """Who took the last entries of each of these leaders."""
+        self.strikes_total = 0
+        self._deaf: frozenset[int] = frozenset()
+        self._mute: frozenset[int] = frozenset()
+        """Who hears nothing, and whom nobody hears, to the end."""
+
+    def strikes(self, what: str) -> bool:
+        """Trouble is about to strike: whether it may. Each strike has a number and a source of chance of its own, so that one
+        can be left out while the others stay what they were."""
+        self.strikes_total += 1
+        if self.strikes_total in self._world.spared:
+            return False
+        self._rng = random.Random(f"strike {self.strikes_total}/{self._plan.seed}")
+        self._world.trace("trouble {}: {}", self.strikes_total, what)
+        return True
 
     def lets_through(self, sender: int, to: int, message: Message | RestingPB) -> bool:
         """Whether a message that is about to arrive does."""
-        if self._blocked.get((sender, to), 0.0) > self._world.now:
+        if self._blocked and self._blocked.get((sender, to), 0.0) > self._world.now:
+            self._world.met["a message cut off"] += 1
+            return False
+        if to in self._deaf or sender in self._mute:
             return False
         if isinstance(message, UpdateRequest) and message.entries and sender in self._reach:
             if self._reach[sender] == 0:
@@ -45,23 +67,58 @@ class Trouble:
         self._world.at(self._world.now + self._rng.uniform(low_ms, high_ms), act, *arguments)
 
     def end(self) -> None:
-        """The network heals."""
+        """The network heals, and disks have space; but at times some stay dead or deaf for good."""
         self._blocked.clear()
         self._reach.clear()
+        if self._plan.leaves and self.strikes(f"some stay {self._plan.leaves}"):
+            self._leave(self._plan.leaves)
+        for node in self._world.all_nodes():
+            node.disk.free = FREE_BYTES
+            node.disk.fail_after = None
+
+    def lost_for_good(self, node: SimNode) -> bool:
+        """Whether it stays dead, deaf or mute to the end."""
+        return node.gone or node.replica_id in self._deaf or node.replica_id in self._mute
+
+    def _leave(self, how: str) -> None:
+        """Some voters stay dead, deaf, mute or cut off. All others are a majority, whichever configuration holds."""
+        world = self._world
+        nodes = world.all_nodes()
+        lost = [node for node in nodes if node.failed or node.may_fail or lacks_log(world, node)]
+        voters = [world.nodes[peer.replica_id] for peer in world.history.config.voters]
+        self._rng.shuffle(voters)
+        chosen: list[SimNode] = []
+        for node in voters:
+            if node not in lost and all(has_majority(world, at, [*lost, *chosen, node]) for at in nodes):
+                chosen.append(node)
+        chosen = chosen[: self._rng.randint(1, 2)]
+        if not chosen:
+            return
+        ids = frozenset(node.replica_id for node in chosen)
+        world.trace("{} stay {}", sorted(ids), how)
+        world.met[f"a minority that stays {how}"] += 1
+        if how == "dead":
+            for node in chosen:
+                node.crash()
+                node.gone = True
+        else:
+            self._deaf = ids if how != "mute" else frozenset()
+            self._mute = ids if how != "deaf" else frozenset()
 
     def partition(self) -> None:
         """Cut some replicas off, both ways or one."""
-        ids = list(self._world.replicas)
+        ids = list(self._world.nodes)
         self._rng.shuffle(ids)
         island = ids[: self._rng.randint(1, max(1, len(ids) // 2))]
         until = self._world.now + self._rng.uniform(50.0, 4000.0)
         both = self._rng.random() < 0.7
         self._cut_off(island, until, both=both)
 
-    def _cut_off(self, island: list[int], until: float, *, both: bool) -> None:
+    def _cut_off(self, island: Sequence[int], until: float, *, both: bool) -> None:
         self._world.trace("partition of {} until {}", island, int(until))
+        self._world.met["a partition" if both else "a one-way cut"] += 1
         for inside in island:
-            for outside in self._world.replicas:
+            for outside in self._world.nodes:
                 if outside not in island:
                     self._blocked[(inside, outside)] = until
                     if both:
@@ -79,28 +136,32 @@ class Trouble:
             return
         group = [replica]
         if self._rng.random() < 0.1:
-            group = [r for r in self._world.all_replicas() if r.up]  # the power fails everywhere
+            group = [r for r in self._world.all_nodes() if r.up]  # the power fails everywhere
         for one in group:
             self._crash_one(one, one.life)
 
     def crash_at_rest(self) -> None:
         """A leader dies that nobody hears anyway."""
         leader = self._world.driver.leader()
-        if leader is not None and leader.quiet:
+        if leader is not None and leader.resting:
             self._crash_one(leader, leader.life)
 
-    def _crash_one(self, replica: SimReplica, life: int, down_ms_max: float | None = None) -> None:
+    def _crash_one(self, replica: SimNode, life: int, down_ms_max: float | None = None) -> None:
         if self._world.healing or not replica.up or replica.life != life:
             return
-        replica.crash()
+        if self._rng.random() < self._plan.kill:
+            self._world.met["a process killed"] += 1
+            replica.exits("it is killed", again=False)
+        else:
+            replica.crash()
         self._later(1.0, down_ms_max or self._plan.down_ms_max, self.restart, replica)
         if self._rng.random() < 0.5:
             self._tell_failed(replica)
 
-    def _tell_failed(self, replica: SimReplica) -> None:
-        for other in self._world.all_replicas():
+    def _tell_failed(self, replica: SimNode) -> None:
+        for other in self._world.all_nodes():
             if other.up and other is not replica:
-                self._later(0.1, 5.0, other.feed, PeerFailed(replica.replica_id))
+                self._later(0.1, 5.0, other.lost, replica.replica_id)
 
     def alarm(self) -> None:
         """The leader's node is taken for failed, rightly or not."""
@@ -108,21 +169,36 @@ class Trouble:
         if leader is not None:
             self._tell_failed(leader)
 
-    def voted(self, replica: SimReplica) -> None:
+    def voted(self, replica: SimNode) -> None:
         """A vote has just become durable: a good moment to lose power."""
-        if self._rng.random() < self._plan.crash_after_vote:
+        if self._world.rng.random() < self._plan.crash_after_vote and self.strikes("crash after a vote"):
             down_ms = self._plan.vote_down_ms_max
             self._later(0.0, 0.25 * down_ms, self._crash_one, replica, replica.life, down_ms)
 
-    def elected(self, replica: SimReplica) -> None:
+    def elected(self, replica: SimNode) -> None:
         """A leader has just been elected: another good moment."""
         if self._plan.reaches:
-            self._doom(replica)
-        elif self._rng.random() < self._plan.crash_after_election:
+            if self.strikes("a doomed leader"):
+                self._doom(replica)
+        elif self._world.rng.random() < self._plan.crash_after_election and self.strikes(
+            "crash after an election"
+        ):
             last_ms = 4.0 * self._plan.delay_max_ms + 2.0 * self._plan.sync_ms
             self._later(0.0, last_ms, self._crash_one, replica, replica.life)
 
-    def _doom(self, leader: SimReplica) -> None:
+    def changing(self, leader: SimNode, subject: SimNode) -> None:
+        """A leader is asked for a change: a good moment for it to lose power, and for the one that the change is about."""
+        if self._world.rng.random() < self._plan.crash_in_change and self.strikes("crash in a change"):
+            victim = self._rng.choice((leader, subject))
+            self._world.met["a crash in a change"] += 1
+            self._later(0.0, 100.0, self._crash_one, victim, victim.life)
+
+    def copying(self, node: SimNode, took_ms: float) -> None:
+        """Rows are on their way to a node: another good moment."""
+        if self._world.rng.random() < self._plan.crash_in_change and self.strikes("crash in a copy"):
+            self._later(0.0, took_ms, self._crash_one, node, node.life)
+
+    def _doom(self, leader: SimNode) -> None:
         """A leader whose entries go so far and no further, and who dies then; at times with whoever took them, and at times
         while its disk or those of all others stand still (Raft figure 8, step by step)."""
         rng = self._rng
@@ -130,20 +206,20 @@ class Trouble:
         self._takers.pop(leader.replica_id, None)
         due = self._world.now + rng.uniform(0.5, 2.0) * self._plan.options.election_min_ms
         slow = rng.choice(("nobody", "leader", "others"))
-        for replica in self._world.all_replicas():
+        for replica in self._world.all_nodes():
             if slow == ("leader" if replica is leader else "others"):
                 replica.slow_disk_until = due + 5.0 * (due - self._world.now)
         self._world.at(due, self._end_of, leader, leader.life)
 
-    def _end_of(self, leader: SimReplica, life: int) -> None:
+    def _end_of(self, leader: SimNode, life: int) -> None:
         world = self._world
         self._reach.pop(leader.replica_id, None)
-        for replica in world.all_replicas():
+        for replica in world.all_nodes():
             replica.slow_disk_until = min(replica.slow_disk_until, world.now)
         dead = [leader]
         taker = self._takers.get(leader.replica_id)
         if taker is not None and self._rng.random() < 0.6:
-            dead.append(world.replicas[taker])
+            dead.append(world.nodes[taker])
         early = self._rng.choice(dead) if len(dead) > 1 else None
         for one in dead:
             back_ms = self._plan.options.election_min_ms if one is early else None
@@ -161,12 +237,59 @@ class Trouble:
         for _ in range(self._rng.choice((2, 3, 4))):
             self._later(0.0, 20.0, lambda: self._world.driver.change(leader, take_away=take_away))
 
-    def restart(self, replica: SimReplica) -> None:
-        """Power is back; the masters may name a leader."""
-        if not replica.up and replica.replica_id not in self._world.retired:
-            leader = self._world.driver.leader()
-            hint = self._rng.choice((None, None if leader is None else leader.replica_id, replica.replica_id))
-            replica.start(hint)
+    def restart(self, replica: SimNode) -> None:
+        """Power is back."""
+        replica.boot()
+
+    def hint(self, replica: SimNode) -> ReplicaId | None:
+        """Whom the masters name to a replica that starts again: nobody, who leads, or itself."""
+        leader = self._world.driver.leader()
+        rng = self._world.rng  # a start is no strike
+        return rng.choice((None, None if leader is None else leader.replica_id, replica.replica_id))
+
+    # Disks
+
+    def disk_error(self) -> None:
+        """The next write or sync of a disk fails; the node ends, and starts again on the same files."""
+        node = self._world.some_up()
+        if node is not None:
+            what = self._rng.choice(("sync", "write"))
+            self._world.trace("the next {} of {} fails", what, node.replica_id)
+            self._world.met[f"EIO of a {what}"] += 1
+            setattr(node.disk, f"{what}_error", True)
+
+    def full_disk(self) -> None:
+        """A disk has little space left, or none, for a while."""
+        node = self._world.some_up()
+        if node is not None:
+            disk = node.disk
+            disk.free = self._rng.choice((0, 2_000, 40_000))
+            self._world.trace("{} bytes are left on the disk of {}", disk.free, node.replica_id)
+            self._world.met["a full disk"] += 1
+            self._later(100.0, 4000.0, setattr, disk, "free", FREE_BYTES)
+
+    def cut_power(self) -> None:
+        """The power goes in the middle of what the disk is asked next."""
+        node = self._world.some_up()
+        if node is not None:
+            node.disk.fail_after = self._rng.randrange(12)
+
+    def rot(self) -> None:
+        """Bytes that were synced change on a disk, or cannot be read; no more than one voter may lose its log by that."""
+        config = self._world.history.config
+        voters = [self._world.nodes[p.replica_id] for p in config.voters]
+        sound = [n for n in voters if n.up and n.has_data and not n.may_fail]
+        if len(voters) < 3 or len(sound) < len(voters):
+            return
+        node = self._rng.choice(sound)
+        if node.thread is None:
+            return
+        what = node.disk.rot(self._rng, node.thread.marks[0], unreadable=self._rng.random() < 0.3)
+        if what:
+            node.may_fail = what
+            self._world.trace("on the disk of {} {}", node.replica_id, what)
+            self._world.met["rot"] += 1
+            self._later(1.0, 1000.0, self._crash_one, node, node.life)
 
     def unfit(self) -> None:
         """A node's clock is wrong; mostly somebody mends it. Sometimes it leads on, as one whose others never take over."""
@@ -181,19 +304,24 @@ class Trouble:
         """A wall clock is set, forth or back: mostly right but for some milliseconds."""
         replica = self._world.some_up()
         if replica is not None:
+            self._world.met["a clock set"] += 1
             off_ms = self._plan.clock_off_ms * self._rng.choice((0.01, 0.1, 1.0))
-            replica.step_clock(self._rng.uniform(-off_ms, off_ms))
+            off_ms = self._rng.uniform(-off_ms, off_ms)
+            self._world.trace("the clock of {} is off by {} ms", replica.replica_id, int(off_ms))
+            replica.clocks.set_wall(off_ms)
 
     def stall(self) -> None:
         """A process stands still."""
         replica = self._world.some_up()
         if replica is not None:
+            self._world.met["a pause"] += 1
             replica.stalled_until = self._world.now + self._rng.uniform(20.0, 2000.0)
 
     def slow_disk(self) -> None:
         """A disk takes its time."""
         replica = self._world.some_up()
         if replica is not None:
+            self._world.met["a slow disk"] += 1
             replica.slow_disk_until = self._world.now + self._rng.uniform(100.0, 3000.0)
 
     def fail_one(self) -> None:
@@ -201,19 +329,21 @@ class Trouble:
         if self._world.healing:
             return
         config = self._world.history.config
-        voters = [self._world.replicas[p.replica_id] for p in config.voters]
-        sound = [r for r in voters if r.up and r.has_data and not r.abstains]
-        if len(voters) >= 3 and len(sound) == len(voters):
+        voters = [self._world.nodes[p.replica_id] for p in config.voters]
+        sound = [r for r in voters if r.up and r.has_data and not r.may_fail]
+        if len(voters) >= 3 and len(sound) == len(voters) and self.strikes("a replica FAILS"):
             victim = self._rng.choice(sound)
             self._world.trace("{} FAILS", victim.replica_id)
-            victim.fail(for_good=not self._plan.failed_ms_max)
+            self._world.met["a replica FAILED"] += 1
+            victim.breaks("its log is damaged" if not self._plan.failed_ms_max else "it lacks memory")
             if self._plan.failed_ms_max:
                 later = self._world.now + self._rng.uniform(20.0, self._plan.failed_ms_max)
                 self._world.at(later, self._start_again, victim, victim.life)
         if self._plan.failed_ms_max:
             self._later(500.0, 3000.0, self.fail_one)
 
-    def _start_again(self, replica: SimReplica, life: int) -> None:
+    def _start_again(self, replica: SimNode, life: int) -> None:
         if replica.life == life:
-            replica.crash()
+            replica.exits("it is started again", again=False)
+            replica.may_fail = "its log was let go" if replica.let_go else ""
             self._later(1.0, 500.0, self.restart, replica)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from stele.model.config import Configuration
 from stele.model.entry import Entry
 from stele.model.errors import ensure
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
@@ -173,8 +172,3 @@ class WatchedStream:
 
     def pop_entries(self, from_index: int, done: Done | None = None) -> None:
         self._call(self._inner.pop_entries, (from_index,), lambda image: image.cut(from_index), done)
-
-
-def empty_configuration() -> Configuration:
-    """Of a replica that nobody has told who is in its group."""
-    return Configuration(-1, ())

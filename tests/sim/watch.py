@@ -19,8 +19,8 @@ from stele.raft import effects as fx
 from stele.raft.events import Event
 from stele.raft.invariants import Facts, check, check_change_step, check_role_step, check_step, facts
 from stele.tablet.keyspace import KeySpace
-from tests.nodesim.loop import running_node
-from tests.nodesim.node import SimNode
+from tests.sim.loop import running_node
+from tests.sim.node import SimNode
 
 _begin = KeySpace.begin
 CHECKSUM_EVERY = 16

@@ -1,5 +1,5 @@
-"""One simulated node: a real log, a real replica with a real key space, and the host that both need. Only its clock, its
-disk, its threads and its network are the world's.
+"""One simulated node: a real log and a real replica with a real key space. Only its clocks, its disk, its threads and its
+network are the world's.
 
 A life begins with `boot` and ends with `crash` (power) or `exits` (the process alone). Invariant: nothing outlives a life but
 the files, the superblock, and what a twin remembers to judge the next start by.
@@ -8,18 +8,14 @@ the files, the superblock, and what a twin remembers to judge the next start by.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from stele.consensus.bootstrap import STORE, create_machine, open_machine, start_replica
-from stele.consensus.ports import HostedReplica
+from stele.consensus.bootstrap import STORE, create_machine, start_replica
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
-from stele.model.clock import from_physical_us
 from stele.model.config import Configuration
-from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Retryable, SteleError, ensure
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, TableId, TabletId
 from stele.raft import RaftCore
@@ -32,18 +28,19 @@ from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
 from stele.tserver.ticker import ReplicaClock
 from stele.wal import Log
-from stele.wal.append_queue import Writer
-from tests.nodesim.checks import check_said, check_start
-from tests.nodesim.disk import LOG, Disk, WorldSync
-from tests.nodesim.loop import SimLoop
-from tests.nodesim.twin import Twin, WatchedStream
+from tests.sim.checks import check_start
+from tests.sim.clock import Clocks
+from tests.sim.disk import LOG, Disk, WorldSync
+from tests.sim.host import SimHost
+from tests.sim.log_thread import LogThread
+from tests.sim.loop import SimLoop
+from tests.sim.rows import NEIGHBOUR, Rows
+from tests.sim.twin import Twin, WatchedStream
 
 if TYPE_CHECKING:
-    from tests.nodesim.world import World
+    from tests.sim.world import World
 
-T = TypeVar("T")
 TABLET = TabletId("7" * 32)
-NEIGHBOUR = TabletId("8" * 32)
 
 
 def node_of(replica_id: int) -> NodeId:
@@ -52,7 +49,7 @@ def node_of(replica_id: int) -> NodeId:
 
 
 class SimNode:
-    """A node and its replica, running or not. Implements Host."""
+    """A node and its replica, running or not."""
 
     def __init__(self, world: World, replica_id: ReplicaId) -> None:
         self.world = world
@@ -63,12 +60,12 @@ class SimNode:
         self.directory = world.directory / f"n{replica_id}"
         self.superblock = Superblock(TABLET, replica_id, TableId("1" * 32), "t", "keyspace", DataState.READY)
         self.twins: dict[StreamKey, Twin] = {}
-        # Clock: own = offset + rate * world
-        skew = world.plan.clock_skew
-        self._rate = 1.0 + world.rng.uniform(-skew, skew)
-        self._offset = world.rng.uniform(1_000, 100_000)
-        self._wall_off_ms = 0.0
-        self._fit = True
+        self.clocks = Clocks(world)
+        self.fit = True
+        """Whether its node says that its wall clock is right, also after a restart."""
+        self.host = SimHost(self)
+        self.rows = Rows(self)
+        self.formed = False
         # A life
         self.life = 0
         self.loop: SimLoop | None = None
@@ -82,12 +79,12 @@ class SimNode:
         self.let_go = False
         """Whether its log gave up what it holds, as it was FAILED and others have it: then it never starts again."""
         self.retired = False
+        self.gone = False
+        """Whether it never starts again, though nobody has taken it away."""
         self.told_failed: dict[int, bool] = {}
-        self.marks = [(0, 0), (0, 0)]
-        """The last two places up to which the log was synced: (sequence, offset)."""
-        self._thread_due = False
+        self.thread: LogThread | None = None
         self._quiet: QuietGroups | None = None
-        self._space: LogSpace | None = None
+        self.space: LogSpace | None = None
 
     # Its state, as the world sees it
 
@@ -128,104 +125,18 @@ class SimNode:
         """The key space, None where there is none."""
         return self.replica.machine if self.replica is not None else None
 
-    # Time
-
-    def monotonic_ms(self) -> float:
-        """Its own clock."""
-        return self._offset + self._rate * self.world.now
-
-    def world_ms(self, own_ms: float) -> float:
-        """When its clock will show that."""
-        return max((own_ms - self._offset) / self._rate, self.world.now)
-
-    def step_clock(self, off_ms: float) -> None:
-        """The wall clock is set, right or wrong."""
-        self.world.trace("the clock of {} is off by {} ms", self.replica_id, int(off_ms))
-        self._wall_off_ms = off_ms
+    # Clocks
 
     def set_fit(self, fit: bool) -> None:
-        """Whether its node's clock is right, also after a restart."""
-        if fit != self._fit:
-            self._fit = fit
+        """Its node finds that its wall clock is wrong, or right again."""
+        if fit != self.fit:
+            self.fit = fit
             self.world.trace("{} is {}", self.replica_id, "fit" if fit else "unfit")
             self.soon(lambda: self._with_replica(lambda replica: replica.fit_to_lead(fit)))
 
     def _with_replica(self, act: Callable[[Replica], None]) -> None:
         if self.replica is not None:
             act(self.replica)
-
-    # Host
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms()
-
-    def wall_us(self) -> int:
-        return 1_700_000_000_000_000 + int(1000 * (self.world.now + self._wall_off_ms))
-
-    def clock_fault(self, wall_us: int) -> str:
-        return "" if self._fit else "its clock is wrong"
-
-    def latest_time(self) -> int:
-        return from_physical_us(self.wall_us() + 3_600_000_000)
-
-    def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
-        self.world.failed(f"{self.replica_id} drops a message of {node_id}, which is sound: {cause}: {why}")
-
-    def randint(self, a: int, b: int, /) -> int:
-        return self.world.rng.randint(a, b)
-
-    def send(
-        self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
-    ) -> None:
-        if self.world.strict:
-            self.world.judge(check_said, self.twin.durable, self.replica_id, to, message)
-        self.world.send(self.replica_id, to, message, quiet=quiet)
-
-    def changed(self, replica: HostedReplica) -> None:
-        return None
-
-    def low_space(self) -> bool:
-        return self.log is not None and self.log.low_space
-
-    def stores_full(self) -> bool:
-        return False
-
-    def fail(self, error: Exception) -> None:
-        self.world.failed(f"node {self.replica_id} gives up: {error}")
-
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        return cast(T, await self.blocking(work, *args))
-
-    def blocking(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Work of a thread: it takes a while, and then is done at once."""
-        assert self.loop is not None
-        future = self.loop.create_future()
-        took = self.world.rng.uniform(0.05, 3.0) + self._disk_waits()
-        self.world.at(self.world.now + took, self._work, self.life, future, work, args)
-        return future
-
-    def _work(self, life: int, future: asyncio.Future[Any], work: Callable[..., Any], args: Any) -> None:
-        if life != self.life or self.loop is None:
-            return
-        if self.world.now < self.stalled_until:
-            self.world.at(self.stalled_until, self._work, life, future, work, args)
-            return
-        try:
-            result, error = work(*args), None
-        except Exception as exc:  # noqa: BLE001 - it belongs to whoever waits
-            result, error = None, exc
-        if self._lost_power():
-            return
-
-        def tell() -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
-
-        self.loop.call_soon(tell)
-        self._look_at_log()
 
     # Life
 
@@ -236,6 +147,7 @@ class SimNode:
 
     def form(self, start: OpId, config: Configuration, files: Any = None) -> None:
         """Make what is on its volume: log, store and superblock. `files`: fills the store from a copy."""
+        self.formed = True
         log = Log.open(LOG, self.world.plan.log, self.node_id, _run_all, files=self.disk, threads=False)
         for key in (self.superblock.key, StreamKey(NEIGHBOUR, self.replica_id)):
             at = start if key.tablet_id == TABLET else OPID_NONE
@@ -252,14 +164,12 @@ class SimNode:
 
     def boot(self) -> None:
         """The process starts."""
-        if self.retired or self.up:
+        if self.retired or self.gone or self.up or not self.formed:
             return
         world = self.world
         self.life += 1
         self.loop = loop = SimLoop(self)  # type: ignore[abstract]
-        self._clock = ReplicaClock(lambda: int(self.monotonic_ms() * 1e6))
-        self._thread_due = False
-        self.marks = [(0, 0), (0, 0)]
+        self.ticker = ReplicaClock(lambda: int(self.clocks.monotonic_ms() * 1e6))
         self.told_failed.clear()
 
         def dispatch(callbacks: list[Callable[[], None]]) -> None:
@@ -276,20 +186,21 @@ class SimNode:
                 threads=False,
             )
         except (OSError, SteleError) as exc:
-            if not self._lost_power():
+            if not self.lost_power():
                 self._opens_no_log(exc)
             return
         world.judge(self._check_log)
-        self.log.attach(loop, WorldSync(self), clock=loop.time)
+        self.thread = LogThread(self, self.log)
+        self.log.attach(loop, WorldSync(self.thread), clock=loop.time)
         hint = world.hint_for(self)
         if hint is not None:
             self.superblock = replace(self.superblock, leader_hint=hint)
-        self.replica = Replica(self.superblock, self.directory, self, world.plan.replica)
+        self.replica = Replica(self.superblock, self.directory, self.host, world.plan.replica)
         replicas = cast(Replicas, _OneReplica(self.replica))
-        self._space = LogSpace(replicas, self.log, self)
+        self.space = LogSpace(replicas, self.log, self.host)
         self._quiet = None
         if world.plan.rest_after_ms is not None:
-            self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.now_ms())
+            self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
         loop.create_task(self._start(self.replica))
         loop.call_later(world.rng.random() * 0.001 * world.plan.tick_ms, self._tick)
 
@@ -304,12 +215,12 @@ class SimNode:
 
     async def _start(self, replica: Replica) -> None:
         try:
-            await start_replica(self.superblock, self.directory, self, self, replica=replica)
+            await start_replica(self.superblock, self.directory, self, self.host, replica=replica)
         except Retryable as exc:
             self.exits(f"its replica does not start: {exc}")
             return
         if replica.core is not None:
-            if not self._fit:
+            if not self.fit:
                 replica.fit_to_lead(False)
             if not self.may_fail:
                 self.world.judge(check_start, replica.core, self.twin.durable)
@@ -353,8 +264,8 @@ class SimNode:
     def _tick(self) -> None:
         if self.loop is None or self.replica is None:
             return
-        self._clock.tick()
-        now_ms = self._clock.now_ms()
+        self.ticker.tick()
+        now_ms = self.ticker.now_ms()
         self.replica.tick(now_ms)
         if self._quiet is not None:
             self._quiet.tick(now_ms)
@@ -375,9 +286,9 @@ class SimNode:
     def _end(self) -> None:
         assert self.loop is not None
         self.loop.close()
-        if self.log is not None and self.log.states[self.superblock.key].let_go:
+        if self.log is not None and self.log.states[self.superblock.key].abandoned:
             self.let_go = True
-        self.loop = self.log = self.replica = self._quiet = self._space = None
+        self.loop = self.log = self.replica = self._quiet = self.space = self.thread = None
         self.life += 1
 
     def crash(self) -> None:
@@ -406,7 +317,7 @@ class SimNode:
             self.disk.off = True
             self._end()
 
-    def _lost_power(self) -> bool:
+    def lost_power(self) -> bool:
         """Whether the power went within a file operation."""
         if not self.disk.off:
             return False
@@ -415,59 +326,25 @@ class SimNode:
         self.world.at(self.world.now + self.world.rng.uniform(1.0, 500.0), self.boot)
         return True
 
-    # The log's thread and its syncs
-
     def turned(self) -> None:
         """A turn of its loop has ended."""
         loop, replica = self.loop, self.replica
-        if loop is None or self._lost_power():
+        if loop is None or self.lost_power():
             return
         if loop.broke is not None:
             self.world.failed(f"a callback of {self.replica_id} raised {loop.broke!r}", loop.broke)
-        sound = (
-            self.log is not None and self.log.failed is None
-        )  # else the process ends as soon as it is told
+        # A process whose log has failed ends as soon as it is told.
+        sound = self.log is not None and self.log.failed is None
         if replica is not None and replica.state is ReplicaState.FAILED and sound and not self.may_fail:
             self.world.failed(f"replica {self.replica_id} has FAILED: {replica.error}")
-        self._look_at_log()
+        if self.thread is not None:
+            self.thread.look()
 
-    def _disk_waits(self) -> float:
+    def disk_waits(self) -> float:
+        """How much longer than usual its disk takes now, in milliseconds."""
         if self.world.now >= self.slow_disk_until:
             return 0.0
         return self.world.rng.uniform(5.0, self.slow_disk_until - self.world.now + 5.0)
-
-    def _look_at_log(self) -> None:
-        log = self.log
-        if log is None:
-            return
-        at = log.synced_place
-        mark = (at >> 40, at & ((1 << 40) - 1))
-        if mark != self.marks[1]:
-            self.marks = [self.marks[1], mark]
-        if log.append_queue.writer is Writer.THREAD and not self._thread_due:
-            self._thread_due = True
-            took = self.world.rng.uniform(0.05, self.world.plan.sync_ms) + self._disk_waits()
-            self.world.at(self.world.now + took, self._thread, self.life)
-
-    def _thread(self, life: int) -> None:
-        if life != self.life or self.log is None:
-            return
-        self._thread_due = False
-        self.log.turn()
-        if not self._lost_power():
-            self._look_at_log()
-
-    def sync_begins(self, sync: WorldSync, number: int) -> None:
-        """The log's loop has begun a sync in the background."""
-        took = self.world.rng.uniform(0.05, self.world.plan.sync_ms) + self._disk_waits()
-        self.world.at(self.world.now + took, self._sync_ends, self.life, sync, number)
-
-    def _sync_ends(self, life: int, sync: WorldSync, number: int) -> None:
-        if life != self.life or self.loop is None or sync.begun != number or not sync.under_way:
-            return
-        sync.end()
-        if not self._lost_power():
-            self.loop.call_soon(sync.tell)
 
     # Messages
 
@@ -504,76 +381,7 @@ class SimNode:
 
         self.soon(tell)
 
-    # Its replica's store and log
-
-    def flush(self) -> None:
-        """The store writes what is in memory."""
-        replica = self.replica
-        if replica is not None and replica.running and replica.machine is not None:
-            self.world.met["flush"] += 1
-            self.run(replica.storage.flush(), _heard)
-
-    def collect(self) -> None:
-        """The log lets go of what nobody needs."""
-        if self._space is not None and self.log is not None and self.log.failed is None:
-            self.run(self._space.collect(), _heard)
-
-    def neighbour_writes(self) -> None:
-        """A stream beside the replica's, in the same log."""
-        log, key = self.log, StreamKey(NEIGHBOUR, self.replica_id)
-        if log is None or log.failed is not None or key in log.recovery.failed:
-            return
-        stream = self.stream(key)
-        last = stream.last_opid
-        try:
-            stream.append_entries(
-                (
-                    Entry(
-                        1,
-                        last.index + 1,
-                        EntryKind.WRITE,
-                        last.index + 1,
-                        bytes(self.world.rng.randint(1, 300)),
-                    ),
-                )
-            )
-        except Retryable:
-            return
-        if self.world.rng.random() < 0.2:
-            stream.set_flushed(self.twins[key].durable.last.index)
-
-    def checkpoint(self) -> tuple[OpId, Configuration, Callable[[Any], None]] | None:
-        """What its store holds on disk, as a copy takes it: (OpId, configuration there, what fills a directory with it)."""
-        replica = self.replica
-        if replica is None or not replica.running or replica.machine is None:
-            return None
-        opid = replica.machine.flushed
-        if opid == OPID_NONE:
-            return None
-        config = replica.members.config_at(opid.index)
-        source = self.directory / STORE
-        return opid, config, lambda target: shutil.copytree(source, target)
-
-    def held_checkpoint(self) -> tuple[OpId, Configuration, Callable[[Any], None]] | None:
-        """As `checkpoint`, if it holds nearly all there is, and the log behind it stays for a while; else a flush begins."""
-        found, replica = self.checkpoint(), self.replica
-        assert replica is not None
-        if found is None or found[0].index + 20 < replica.applied_index:
-            self.flush()
-            return None
-        stream = self.stream(self.superblock.key)
-        stream.anchor("copies", found[0].index + 1)
-        self.world.at(self.world.now + 5_000.0, stream.release, "copies")
-        return found
-
-    def rows_arrive(self, fill: Callable[[Any], None]) -> None:
-        """The rows of a witness are here."""
-        fill(self.directory / STORE)
-        self.superblock = replace(self.superblock, data_state=DataState.READY, witness_start=OPID_NONE)
-        replica = self.replica
-        if replica is not None and replica.core is not None:
-            machine = open_machine(self.superblock, self.directory)
-            self.run(replica.rows_arrived(self.superblock, machine), _heard)
+    # Failure
 
     def breaks(self, why: str) -> None:
         """Its replica FAILS, although nothing that it has is wrong."""
@@ -597,9 +405,3 @@ class _OneReplica:
 def _run_all(callbacks: list[Callable[[], None]]) -> None:
     for callback in callbacks:
         callback()
-
-
-def _heard(task: asyncio.Task[Any]) -> None:
-    """What a flush or a collection says is the node's own business."""
-    if not task.cancelled():
-        task.exception()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.nodesim.node import SimNode
+    from tests.sim.node import SimNode
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -43,7 +43,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Seconds of the node's monotonic clock."""
-        return self.node.monotonic_ms() / 1000
+        return self.node.clocks.monotonic_ms() / 1000
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
@@ -61,7 +61,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._world.at(self.node.world_ms(when * 1000), self._fire, handle)
+        self._world.at(self.node.clocks.world_ms(when * 1000), self._fire, handle)
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -79,7 +79,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._tasks.pop(task, None)
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        return self.node.blocking(func, *args)
+        return self.node.host.blocking(func, *args)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A callback raised. What a garbage collector says of tasks that a crash left behind is no news."""

@@ -1,0 +1,123 @@
+"""A whole world, judged: what its nodes are at any moment, and whether the group has come back once all heals.
+
+Reads the world; changes nothing but its counters.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stele.model.errors import ensure
+from stele.raft.invariants import check_group
+
+if TYPE_CHECKING:
+    from tests.sim.node import SimNode
+    from tests.sim.world import World
+
+UNLED_MS_MAX = 2_500
+_LAG_MAX = 40
+"""Entries that a peer which has come back may still lack."""
+
+
+def check_nodes(world: World) -> None:
+    """What a group must be at any moment; and what a leader has said of its peers is what it believes."""
+    check_group([node.core for node in world.all_nodes() if node.core is not None])
+    for node in world.all_nodes():
+        core = node.core
+        if core is not None and node.leads:
+            peers = core.status().peers
+            failed = [peer.replica_id for peer in peers if peer.failed]
+            told = [peer.replica_id for peer in peers if peer.replica_id in node.told_failed]
+            ensure(
+                failed == told, f"leader {node.replica_id} believes that {failed} FAILED, and has said {told}"
+            )
+
+
+def check_rests(world: World) -> None:
+    """Nobody rests for long without a leader that leads."""
+    for node in world.all_nodes():
+        if node.resting:
+            world.met["a group at rest"] += 1
+        if not node.resting or world.now < node.stalled_until or _is_led(world, node):
+            node.unled_since = world.now
+        ensure(
+            world.now - node.unled_since < UNLED_MS_MAX,
+            f"replica {node.replica_id} has been at rest without a leader for {UNLED_MS_MAX} ms",
+        )
+
+
+def _is_led(world: World, node: SimNode) -> bool:
+    core = node.core
+    if core is None or core.leader is None:
+        return False
+    leader = world.nodes[core.leader]
+    return leader.leads and leader.core is not None and leader.core.term == core.term
+
+
+def converged(world: World, acknowledged: int) -> bool:
+    """One leader, a write more than `acknowledged`, every sound peer has what the leader has committed, and the planner
+    finds nothing to do. Who stays dead or deaf to the end need not come back: it is replaced."""
+    if len(world.history.acknowledged) <= acknowledged:
+        return False
+    leaders = [node.core for node in world.all_nodes() if node.core is not None and node.leads]
+    if len(leaders) != 1:
+        return False
+    leader = leaders[0]
+    if leader.pending_change_index is not None or leader.status().transferring_to is not None:
+        return False
+    for peer in leader.config.peers:
+        node = world.nodes[peer.replica_id]
+        core = node.core
+        if node.failed or world.trouble.lost_for_good(node):
+            continue
+        if core is None or core.term != leader.term or core.leader != leader.self_replica:
+            return False
+        if core.log.handed_index < leader.commit_index - _LAG_MAX or core.config != leader.config:
+            return False
+        if not core.term_committed:
+            return False
+    return world.healer.content()
+
+
+def hopeless(world: World) -> bool:
+    """Voters that FAILED, that no log brings up to date, or that stay dead or deaf may be too many in the configuration
+    that is in force."""
+    nodes = world.all_nodes()
+    lost = [
+        node for node in nodes if node.failed or world.trouble.lost_for_good(node) or lacks_log(world, node)
+    ]
+    return not all(has_majority(world, node, lost) for node in nodes)
+
+
+def lacks_log(world: World, node: SimNode) -> bool:
+    """Whether its log ends before that of another begins, so that it may acknowledge nothing without a copy."""
+    if not node.formed:
+        return True
+    starts = [other.core.log.start.index for other in world.all_nodes() if other.core is not None]
+    return node.twin.durable.last.index < max(starts, default=0)
+
+
+def has_majority(world: World, node: SimNode, without: list[SimNode]) -> bool:
+    """Whether the configuration in force at a node has a majority without those."""
+    if node.core is None or not node.core.config.voters:
+        return True
+    config = node.core.config
+    return sum(world.nodes[peer.replica_id] not in without for peer in config.voters) >= config.majority
+
+
+def state(world: World) -> str:
+    """Where all nodes stand, in words."""
+    return "; ".join(_node_state(node) for node in world.all_nodes())
+
+
+def _node_state(node: SimNode) -> str:
+    core = node.core
+    if core is None:
+        return f"{node.replica_id} {'retired' if node.retired else 'up' if node.up else 'down'}"
+    log = core.log
+    return (
+        f"{node.replica_id} {core.role.value} term {core.term} leader {core.leader} commit {core.commit_index} "
+        f"log {log.start}..{log.last_opid} config {core.config.opid_index}"
+        f"[{','.join(f'{p.replica_id}{p.member_type.name[0]}' for p in core.config.peers)}]"
+        f"{' FAILED' if node.failed else ''}{'' if node.has_data else ' no rows'}"
+    )

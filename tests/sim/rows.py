@@ -1,0 +1,127 @@
+"""The store and the log of one simulated node, as the node's upkeep and its copies use them.
+
+Invariant: a checkpoint is what the store holds on disk; what is in memory alone is in no copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stele.consensus.bootstrap import STORE, open_machine
+from stele.consensus.superblock import DataState
+from stele.model.config import Configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Retryable
+from stele.model.ids import OPID_NONE, OpId, StreamKey, TabletId
+
+if TYPE_CHECKING:
+    from tests.sim.node import SimNode
+
+NEIGHBOUR = TabletId("8" * 32)
+_HELD_MS = 5_000.0
+_BEHIND_MAX = 20
+"""Entries that a copy for healing may lack."""
+
+
+class Checkpoint(NamedTuple):
+    """What a store holds on disk: all up to `opid`, under `config`. `fill` makes a directory with it."""
+
+    opid: OpId
+    config: Configuration
+    fill: Callable[[Path], object]
+
+
+class Rows:
+    """Of one node."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def flush(self) -> None:
+        """The store writes what is in memory."""
+        node, replica = self._node, self._node.replica
+        if replica is not None and replica.running and replica.machine is not None:
+            node.world.met["a flush"] += 1
+            node.run(replica.storage.flush(), _heard)
+
+    def collect(self) -> None:
+        """The log lets go of what nobody needs."""
+        node = self._node
+        if node.space is not None and node.log is not None and node.log.failed is None:
+            node.run(node.space.collect(), _heard)
+
+    def neighbour_writes(self) -> None:
+        """A stream beside the replica's, in the same log."""
+        node = self._node
+        log, key = node.log, StreamKey(NEIGHBOUR, node.replica_id)
+        if log is None or log.failed is not None or key in log.recovery.failed:
+            return
+        stream, rng = node.stream(key), node.world.rng
+        index = stream.last_opid.index + 1
+        try:
+            stream.append_entries((Entry(1, index, EntryKind.WRITE, index, bytes(rng.randint(1, 300))),))
+        except Retryable:
+            return
+        if rng.random() < 0.2:
+            stream.set_flushed(node.twins[key].durable.last.index)
+
+    # Copies
+
+    def checkpoint(self) -> Checkpoint | None:
+        """What the store holds on disk, as a copy takes it; None where there is none."""
+        replica = self._node.replica
+        if replica is None or not replica.running or replica.machine is None:
+            return None
+        opid = replica.machine.flushed
+        if opid == OPID_NONE:
+            return None
+        source = self._node.directory / STORE
+        return Checkpoint(
+            opid, replica.members.config_at(opid.index), lambda target: shutil.copytree(source, target)
+        )
+
+    def held_checkpoint(self) -> Checkpoint | None:
+        """As `checkpoint`, if it holds nearly all there is, and the log behind it stays for a while; else a flush begins."""
+        node, found, replica = self._node, self.checkpoint(), self._node.replica
+        assert replica is not None
+        if found is None or found.opid.index + _BEHIND_MAX < replica.applied_index:
+            self.flush()
+            return None
+        stream = node.stream(node.superblock.key)
+        stream.anchor("copies", found.opid.index + 1)
+        node.world.at(node.world.now + _HELD_MS, stream.release, "copies")
+        return found
+
+    def fetch(self, checkpoint: Checkpoint, again: Callable[[], None]) -> None:
+        """The rows of a witness come, and are installed a while later. A node that ends in between asks `again`."""
+        node, world = self._node, self._node.world
+        target = node.directory / STORE
+        shutil.rmtree(target, ignore_errors=True)  # what a copy that was cut off has left
+        checkpoint.fill(target)
+        took = world.rng.uniform(1.0, 300.0)
+        world.trouble.copying(node, took)
+        world.at(world.now + took, self._installed, node.life, again)
+
+    def _installed(self, life: int, again: Callable[[], None]) -> None:
+        node = self._node
+        if node.life != life:
+            node.world.met["a copy cut off"] += 1
+            again()
+            return
+        node.world.met["a witness got its rows"] += 1
+        node.superblock = replace(node.superblock, data_state=DataState.READY, witness_start=OPID_NONE)
+        replica = node.replica
+        if replica is not None and replica.core is not None:
+            machine = open_machine(node.superblock, node.directory)
+            node.run(replica.rows_arrived(node.superblock, machine), _heard)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """What a flush or a collection says is the node's own business."""
+    if not task.cancelled():
+        task.exception()
