@@ -57,7 +57,7 @@ lint: venv
 	$(BIN)/lint-imports
 
 types: venv
-	MYPYPATH=node:operator:pipeline:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
+	MYPYPATH=node:operator:pipeline:tools/stele_local:. $(BIN)/mypy -p stele -p stele_operator -p stele_local -p stele_spark -p examples
 
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.

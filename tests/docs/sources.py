@@ -16,7 +16,8 @@ from typing import Any
 from tests.docs.blocks import ROOT
 
 NODE, OPERATOR, PIPELINE = ROOT / "node" / "stele", ROOT / "operator", ROOT / "pipeline"
-BASES = (NODE, NODE.parent, OPERATOR, PIPELINE, ROOT)
+LOCAL = ROOT / "tools" / "stele_local"
+BASES = (NODE, NODE.parent, OPERATOR, PIPELINE, LOCAL, ROOT)
 """From where pages name files."""
 
 
@@ -64,7 +65,7 @@ def defined(path: Path) -> Defined:
 
 @cache
 def sources() -> tuple[Path, ...]:
-    found = (path for base in (NODE, OPERATOR, PIPELINE) for path in sorted(base.rglob("*.py")))
+    found = (path for base in (NODE, OPERATOR, PIPELINE, LOCAL) for path in sorted(base.rglob("*.py")))
     return tuple(path for path in found if "_pb2" not in path.name)
 
 

@@ -13,6 +13,7 @@ from stele.client import Client
 from tests.docs.blocks import ROOT
 from tests.docs.sources import (
     BASES,
+    LOCAL,
     NODE,
     OPERATOR,
     PIPELINE,
@@ -34,7 +35,8 @@ PARTS = (
             "cli",
         )
     ),
-    *(OPERATOR / part for part in ("stele_operator", "stele_local")),
+    OPERATOR / "stele_operator",
+    LOCAL / "stele_local",
     PIPELINE / "stele_spark",
 )
 """Folders of code with a README of their own."""

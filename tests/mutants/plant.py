@@ -19,7 +19,7 @@ from tests.mutants.faults import ROOT, Fault
 _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", ".demo", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info"
 )
-_SOURCES = ("node", "operator", "pipeline")
+_SOURCES = ("node", "operator", "pipeline", "tools/stele_local")
 _STOP_S = 10.0
 _SAW = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _FAILED, _PASSED = 1, 0
