@@ -46,7 +46,7 @@ async def test_bad_rows_and_bad_files(tmp_path: Path) -> None:
         assert "t.csv line 5: INVALID_ARGUMENT column n: 'many' is not an int32" in out, out
         assert "t.csv line 7: ALREADY_PRESENT" in out, out
         assert "t.csv line 8: INVALID_ARGUMENT 1 values; expected 2" in out, out
-        assert out.endswith("4 of 7 rows were refused, the others are written\n"), out
+        assert out.endswith("4 of 7 rows were refused; the others were written\n"), out
         garbage = tmp_path / "t.parquet"
         garbage.write_bytes(b"garbage" * 100)
         code, out = await stele(cluster, "table", "load", "t", str(garbage))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.cli.csv_rows import Form, Lines, read_csv, schema_of_csv
+from stele.cli.csv_rows import CsvFormat, Lines, read_csv, schema_of_csv
 from stele.cli.faults import Faults
 from stele.cli.source import Input, Source
 from stele.model.block import RowError
@@ -21,7 +21,9 @@ SCHEMA = Schema.make([("id", "int64"), ("n", "int8", True), ("s", "string", True
 def read(path: Path, schema: Schema = SCHEMA) -> tuple[list[dict[str, object]], Lines]:
     lines = Lines()
     rows = [
-        row for batch in read_csv(str(path), str(path), schema, Form(), lines) for row in batch.to_pylist()
+        row
+        for batch in read_csv(str(path), str(path), schema, CsvFormat(), lines)
+        for row in batch.to_pylist()
     ]
     return rows, lines
 
@@ -103,7 +105,7 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
         (b"1,a,b\n2,c,d\n", "no columns '1', 'a', 'b'"),
         (b"id,,n\n", "no column ''"),
         (b"id,\xff\n1,2\n", "is not UTF-8"),
-        (b"id,n,s,id\n", "column 'id' stands twice"),
+        (b"id,n,s,id\n", "column 'id' appears twice"),
         (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' stand twice"),
     ],
 )
@@ -129,7 +131,7 @@ def test_a_line_that_is_not_utf8_and_lacks_values_is_refused_without_a_traceback
     with pytest.raises(Rejected, match=said):
         read(path)
     with pytest.raises(Rejected, match=said):
-        schema_of_csv(str(path), Form())
+        schema_of_csv(str(path), CsvFormat())
     assert capfd.readouterr().err == ""
 
 
@@ -157,16 +159,16 @@ def test_lines_are_those_of_the_file_where_values_hold_ends_of_lines(
     )
     path = tmp_path / "t.csv"
     path.write_bytes((begin + end.join(text)).encode())
-    source, faults = Source(Input.of(str(path)), SCHEMA, Form(("",))), Faults()
+    source, faults = Source(Input.of(str(path)), SCHEMA, CsvFormat(("",))), Faults()
     ids = [row["id"] for batch in source.batches() for row in batch.to_pylist()]
     faults.add(source, [RowError(ids.index(9), Code.NOT_FOUND, "no")])
-    faults.tell()
+    faults.report()
     assert ids == [2, 7, 9, 10]
     assert capsys.readouterr().err.splitlines() == [
         "t.csv line 5: INVALID_ARGUMENT column n: 'many' is not an int8",
         "t.csv line 9: NOT_FOUND no",
         "t.csv line 11: INVALID_ARGUMENT 4 values; expected 3",
-        "t.csv line 12: INVALID_ARGUMENT column n: '300' is not an int8 (lines 12 to 14 are one row by their quotes: is one not closed?)",
+        "t.csv line 12: INVALID_ARGUMENT column n: '300' is not an int8 (quotes join lines 12 to 14 into one row: is a quote not closed?)",
         "t.csv line 15: INVALID_ARGUMENT 2 values; expected 3",
     ]
 

@@ -188,23 +188,23 @@ def of_a_newer_version(found: View) -> None:
         (lost, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) is on a silent node"),
         (lost, 1, "NOT HEALTHY", "node flights-node-3 (10.0.0.3:7050) is silent: 60.0 s ago"),
         (failed, 1, "NOT HEALTHY", "replica 3 on flights-node-3 (10.0.0.3:7050) FAILED: CORRUPT: MANIFEST"),
-        (never_started, 0, "OK", "node flights-node-9 is on record and has never started"),
+        (never_started, 0, "OK", "node flights-node-9 is registered but has never started"),
         (never_started, 0, "OK", "kubectl describe pod flights-node-9"),
-        (just_asked_for, 0, "OK", "flights-node-9 is on record and has never started"),
+        (just_asked_for, 0, "OK", "flights-node-9 is registered but has never started"),
         (new_leader, 1, "WARNING: 1 of 5 nodes and masters silent, all tablets healthy", "not for 60 s"),
         (
             nearly_full,
             1,
             "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy",
-            "node flights-node-3 (10.0.0.3:7050) refuses writes, its disk is nearly full, 201 MiB are free: tablets that it "
-            "leads take none (DISK_FULL)",
+            "node flights-node-3 (10.0.0.3:7050) refuses writes because its disk is nearly full, 201 MiB are free: the "
+            "tablets that it leads refuse writes (DISK_FULL)",
         ),
         (nearly_full, 1, "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy", " 5.0 GiB "),
         (
             nearly_full_master,
             1,
             "WARNING: 1 of 4 nodes and masters low on disk, all tablets healthy",
-            "master flights-master-0 (10.0.0.0:7050) refuses writes, its disk is nearly full: while it leads no table",
+            "master flights-master-0 (10.0.0.0:7050) refuses writes because its disk is nearly full: while it leads, no table",
         ),
         (
             nearly_full_and_silent,

@@ -111,7 +111,7 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     async with small_cluster(tmp_path) as (cluster, _):
         run = runner(cluster, monkeypatch)
         code, _, err = await run("kv", "put", "s", "colour", "blue")
-        assert (code, err) == (2, "stele: NOT_FOUND: no key space s; make it with `stele kv create s`\n")
+        assert (code, err) == (2, "stele: NOT_FOUND: no key space s; create it with `stele kv create s`\n")
         assert (await run("kv", "create", "s"))[0] == 0
         assert (await run("kv", "put", "s", "colour", "blue"))[0] == 0
         assert (await run("kv", "get", "s", "colour"))[1] == "blue\n"

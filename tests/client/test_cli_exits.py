@@ -28,7 +28,7 @@ ENDS = [
     ("raise OSError(errno.ENOSPC, 'No space left', 'f.csv')", TRY_AGAIN, "stele: f.csv: No space left"),
     ("raise OSError(errno.EDQUOT, 'Quota exceeded', 'f.csv')", TRY_AGAIN, "stele: f.csv: Quota exceeded"),
     ("raise OSError(errno.EACCES, 'Permission denied', 'f.csv')", REFUSED, "stele: f.csv: Permission denied"),
-    ("return 1 // 0", BUG, "stele: this is a bug of ours; please report it with the lines above"),
+    ("return 1 // 0", BUG, "stele: this is a bug in Stele; please report it with the lines above"),
     ("raise KeyboardInterrupt", INTERRUPTED, ""),
 ]
 

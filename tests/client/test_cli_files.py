@@ -44,12 +44,12 @@ async def test_the_suffix_says_what_is_written(tmp_path: Path, monkeypatch: pyte
             assert found.sort_by("id")["n"].to_pylist() == data["n"].to_pylist(), suffix
         path = tmp_path / "rows.parquet"
         code, _, err = await run("table", "scan", "t", "--limit", "1", "-o", str(path))
-        assert code == 2 and f"{path} is there already; --force replaces it" in err
+        assert code == 2 and f"{path} exists already; --force replaces it" in err
         assert parquet.read_metadata(path).num_rows == ROWS
         assert (await run("table", "scan", "t", "--limit", "1", "--force", "-o", str(path)))[0] == 0
         assert parquet.read_metadata(path).num_rows == 1
         code, _, err = await run("table", "scan", "t", "--format", "parquet")
-        assert code == 2 and "Parquet goes into a file" in err
+        assert code == 2 and "Parquet needs a file" in err
         assert sorted(p.name for p in tmp_path.iterdir()) == [
             "data",
             *(f"rows.{suffix}" for suffix in ("arrow", "csv", "json", "parquet")),

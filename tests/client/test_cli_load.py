@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stele.cli.csv_rows import Form
+from stele.cli.csv_rows import CsvFormat
 from stele.cli.source import Input, Source
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
@@ -97,7 +97,7 @@ def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
     }
     path = tmp_path / "t.csv"
     path.write_text("id,at\n" + "".join(f"{n},{text}\n" for n, text in enumerate(given)))
-    source = Source(Input.of(str(path)), schema, Form(("",)))
+    source = Source(Input.of(str(path)), schema, CsvFormat(("",)))
     rows = pa.Table.from_batches(source.batches())
     assert rows["at"].to_pylist() == [at and at.replace(tzinfo=UTC) for at in list(given.values())[:8]]
     assert [(line, why.partition(";")[0]) for line, why in source.lines.errors] == [
@@ -106,7 +106,7 @@ def test_a_time_without_a_zone_is_utc(tmp_path: Path) -> None:
     ]
     assert "2026-01-31T12:00:00Z; without a zone it is UTC" in source.lines.errors[1][1]
     path.write_text("id,at\n" + "".join(f"{n},2024-06-01 00:00:00\n" for n in range(1_000)))
-    rows = pa.Table.from_batches(Source(Input.of(str(path)), schema, Form(("",))).batches())
+    rows = pa.Table.from_batches(Source(Input.of(str(path)), schema, CsvFormat(("",))).batches())
     assert rows["at"].unique().to_pylist() == [datetime(2024, 6, 1, tzinfo=UTC)] and len(rows) == 1_000
 
 
@@ -117,11 +117,11 @@ def test_arrow_is_read_as_a_file_or_as_a_stream_by_what_it_is(tmp_path: Path, su
     for writer in (pa.ipc.new_file, pa.ipc.new_stream):
         with writer(path, rows.schema) as sink:
             sink.write_table(rows)
-        assert pa.Table.from_batches(Source(Input.of(str(path)), SCHEMA, Form(())).batches()) == rows
+        assert pa.Table.from_batches(Source(Input.of(str(path)), SCHEMA, CsvFormat(())).batches()) == rows
     for junk in (b"", b"id\n1\n", b"ARROW1\0\0junk", path.read_bytes()[:20]):
         path.write_bytes(junk)
         with pytest.raises(Rejected, match=f"rows.{suffix}: neither an Arrow file nor an Arrow stream"):
-            list(Source(Input.of(str(path)), SCHEMA, Form(())).batches())
+            list(Source(Input.of(str(path)), SCHEMA, CsvFormat(())).batches())
 
 
 @pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])
@@ -133,7 +133,7 @@ def test_an_arrow_file_with_broken_insides_is_refused(tmp_path: Path, writer: An
     with writer(path, pa.schema([("name", pa.string())])) as sink:
         sink.write_batch(pa.RecordBatch.from_arrays([names], names=["name"]))
     with pytest.raises(Rejected, match=r"rows.arrow: .*offset"):
-        list(Source(Input.of(str(path)), SCHEMA, Form(())).batches())
+        list(Source(Input.of(str(path)), SCHEMA, CsvFormat(())).batches())
 
 
 @pytest.mark.parametrize("writer", [pa.ipc.new_file, pa.ipc.new_stream], ids=["file", "stream"])

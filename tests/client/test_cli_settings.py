@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from stele.cli import app
-from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, exit_code, listed, told
+from stele.cli.errors import EXIT_CODES, PROCESS_EXIT_CODES, error_line, exit_code, exit_codes_help
 from stele.cli.processes import master_run, node_options, parse_first_masters
 from stele.cli.schema_file import table_from_file, table_from_options
 from stele.client import AsyncClient
@@ -101,7 +101,7 @@ async def test_next_steps_are_in_the_words_of_who_is_told(
             code, _, err = await run(*arguments)
             assert code == exit_code(caught.value) and shell in err and "()" not in err, err
     for advice in Advice:
-        assert told(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
+        assert error_line(Rejected("no", advice=advice, name="n")).startswith("INVALID_ARGUMENT: no; ")
     with pytest.raises(Rejected, match="no masters are given; pass the HOST:PORT of some of them"):
         AsyncClient("")
 
@@ -109,7 +109,9 @@ async def test_next_steps_are_in_the_words_of_who_is_told(
 def test_exit_codes_are_those_of_the_processes() -> None:
     wanted = {value for name, value in vars(options).items() if name.startswith("EXIT_")}
     assert set(PROCESS_EXIT_CODES) == wanted
-    assert all(f"{code} {EXIT_CODES[code]}" in listed(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130))
+    assert all(
+        f"{code} {EXIT_CODES[code]}" in exit_codes_help(EXIT_CODES) for code in (0, 1, 2, 5, 70, 75, 130)
+    )
 
 
 def reader_left() -> TextIO:
@@ -171,8 +173,8 @@ def test_a_resource_of_another_kind_is_named_with_what_takes_it(tmp_path: Path) 
     with pytest.raises(Rejected) as caught:
         table_from_file(str(cluster))
     assert caught.value.args[0] == (
-        f"{cluster}: kind TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; a TabletCluster is "
-        f"made with `kubectl apply -f {cluster}`"
+        f"{cluster}: kind TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; "
+        f"create a TabletCluster with `kubectl apply -f {cluster}`"
     )
     other = tmp_path / "other.yaml"
     for kind, wanted in (("ConfigMap", "kind ConfigMap; expected"), ("[1]", r"kind \[1\]; expected")):
@@ -207,7 +209,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])
     for hashes, words in (
-        (["no:8", "id,zz:4"], "--hash no:8: 'no' is no --column; --hash id,zz:4: 'zz' is no --column"),
+        (["no:8", "id,zz:4"], "--hash no:8: no column 'no'; --hash id,zz:4: no column 'zz'"),
         (["id:1"], "--hash id:1: 1 buckets; expected 2 or more"),
         (["id:2", "id:4"], r"hash: columns \['id'\] are in two hashes; expected each column in one"),
     ):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from stele.cli.csv_rows import Form
+from stele.cli.csv_rows import CsvFormat
 from stele.cli.source import Input, Source, columns_of
 from stele.model.errors import Rejected
 from tests.client.commands import runner
@@ -84,11 +84,11 @@ async def test_a_table_is_made_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         assert (code, out) == (2, "") and "ALREADY_PRESENT" in err
         for extra, told in (
             (("--create",), "--create needs --key"),
-            (("--key", "id"), "go with --create"),
+            (("--key", "id"), "need --create"),
             (("--create", "--key", "idd"), "did you mean 'id'?"),
             (("--create", "--key", "x"), "a double cannot be a key column"),
             (("--create", "--key", "id", "--hash", "id:1"), "1 buckets; expected 2 or more"),
-            (("--delimiter", "ab"), "expected one character"),
+            (("--delimiter", "ab"), "expected one ASCII character"),
         ):
             code, out, err = await run("table", "load", "new", path, *extra)
             assert (code, out) == (2, "") and told in err, err
@@ -155,7 +155,7 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
             else:
                 code, out, err = await run("table", "load", *arguments)
             assert (code, out.split()[0]) == (2, "3"), err
-            assert f"3 of 6 rows were refused, the others are written; they are in {kept}" in err
+            assert f"3 of 6 rows were refused; the others were written; they are in {kept}" in err
             assert "line 4: INVALID_ARGUMENT column n: 'many' is not an int32" in err
             found = [json.loads(line) for line in kept.read_text().splitlines()]
             assert [(r.get("line", r.get("row")), r["code"], r["row"]) for r in found[:2]] == [
@@ -167,19 +167,19 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
             assert found[2]["code"] == "ALREADY_PRESENT" and found[2]["values"] == {"id": 4, "name": "again"}
             assert await table.scan().count() == 3
             code, _, err = await run("table", "load", *arguments)
-            assert code == 2 and f"{kept} is there already; name another file" in err
+            assert code == 2 and f"{kept} exists already; name another file" in err
 
 
 def test_what_looks_like_a_number_and_is_none_is_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,c,d\n007,0,12:30:00,-05\n1,10,13:00:00,6\n")
-    found = columns_of(Input.of(str(path)), Form())
+    found = columns_of(Input.of(str(path)), CsvFormat())
     assert [str(t) for t in found.types] == ["string", "int64", "string", "string"]
     path.write_text("a\n")
-    assert columns_of(Input.of(str(path)), Form()).types == [pa.string()]
+    assert columns_of(Input.of(str(path)), CsvFormat()).types == [pa.string()]
     path.write_text("")
     with pytest.raises(Rejected, match=r"t\.csv: "):
-        columns_of(Input.of(str(path)), Form())
-    with pytest.raises(Rejected, match="or say --format"):
+        columns_of(Input.of(str(path)), CsvFormat())
+    with pytest.raises(Rejected, match="or give --format"):
         Input.of(str(tmp_path / "t.txt"))
-    assert Source(Input.of(str(path)), SCHEMA, Form()).unit == "line"
+    assert Source(Input.of(str(path)), SCHEMA, CsvFormat()).unit == "line"

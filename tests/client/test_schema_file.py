@@ -79,7 +79,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
             "line 12, spec.partitioning.hash[0].bucket: unknown key 'bucket'; did you mean 'buckets'?",
         ),
         ("{hash:", "{hashes:", "unknown key 'hashes'; did you mean 'hash'?"),
-        ("buckets: 4}", "buckets: 4, zzz: 1}", "unknown key 'zzz'; known are columns, buckets, seed"),
+        ("buckets: 4}", "buckets: 4, zzz: 1}", "unknown key 'zzz'; known keys are columns, buckets, seed"),
         (
             "nullable: true",
             "nullable: 'true'",
@@ -114,7 +114,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         ),
         ("primaryKey: [id]", "primaryKey: {id: 1}", "a mapping; expected a list of column names"),
         ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),
-        ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' stands twice"),
+        ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' appears twice"),
         ("{name: id, type: int64}", "{name: id}", "line 8, spec.columns[0]: type is missing"),
         (
             "{name: id, type: int64}",
@@ -141,7 +141,7 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
 
 
 def test_keys_that_stand_twice_in_json_are_told(tmp_path: Path) -> None:
-    assert refusal(tmp_path, '{"columns": [], "columns": []}') == "'columns' stands twice"
+    assert refusal(tmp_path, '{"columns": [], "columns": []}') == "'columns' appears twice"
 
 
 COLUMNS = [

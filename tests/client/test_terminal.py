@@ -13,7 +13,7 @@ import structlog
 
 import stele.cli
 from stele.cli import ksck, kv, output
-from stele.cli.errors import told
+from stele.cli.errors import error_line
 from stele.client.health import ClusterHealth, NodeHealth, TabletHealth
 from stele.model.errors import Rejected
 from stele.model.texts import printable
@@ -44,7 +44,7 @@ def test_what_a_cluster_says_of_itself_is_escaped(capsys: pytest.CaptureFixture[
     new = NodeHealth("2" * 32, EVIL, "node", EVIL, EVIL, EVIL, "new", 0, False, False, 0, None, False)
     tablet = TabletHealth("3" * 32, "4" * 32, EVIL, "unavailable", "", 3, 1, [EVIL], [])
     ksck.show(ClusterHealth("5" * 32, "", [node, new], [tablet], [EVIL], True))
-    output.say(f"stele: {told(Rejected(f'no table {EVIL}'))}", err=True)
+    output.say(f"stele: {error_line(Rejected(f'no table {EVIL}'))}", err=True)
     shown = capsys.readouterr()
     assert clean(shown.out) and clean(shown.err)
 

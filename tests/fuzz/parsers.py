@@ -22,7 +22,7 @@ import pyarrow as pa
 import yaml
 from google.protobuf.message import DecodeError
 
-from stele.cli.csv_rows import Form, Lines, read_csv
+from stele.cli.csv_rows import CsvFormat, Lines, read_csv
 from stele.cli.schema_file import table_from_file
 from stele.client.where import parse_where
 from stele.consensus.files import frame_record, parse_record
@@ -301,7 +301,7 @@ def _read_csv(path: Path) -> object:
     """Only text: of a line with too few values that is none, Arrow prints a traceback of its own before it refuses the file."""
     with contextlib.suppress(UnicodeDecodeError):
         path.read_text("utf-8")
-        return list(read_csv(str(path), str(path), SCHEMA, Form(("", "NULL")), Lines()))
+        return list(read_csv(str(path), str(path), SCHEMA, CsvFormat(("", "NULL")), Lines()))
     return None
 
 

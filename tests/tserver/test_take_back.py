@@ -67,7 +67,7 @@ async def test_a_refused_volume_is_taken_back_by_an_order_that_says_what_it_brea
             why = json.loads((directory / "node.json").read_text())["refused"]
             assert why
             code, out = await take_back(directory, FLAG)
-            assert code == 0 and "is used again" in out
+            assert code == 0 and "the next start of the node uses" in out
             record = json.loads((directory / "node.json").read_text())
             assert not record["refused"] and record["accepting"] and record["taken_back"][0].endswith(why)
 

@@ -1,6 +1,6 @@
-"""The tree of commands. Each stands in a module of its own that is imported when it is called.
+"""The tree of commands. The module of a command is imported when the command is called.
 
-Invariant: `stele --help` imports click and nothing else of weight.
+Invariant: of the heavy modules `stele --help` imports only click.
 """
 
 from __future__ import annotations
@@ -16,24 +16,36 @@ from typing import Any, TextIO, cast
 import click
 
 from stele import __version__
-from stele.cli.errors import BUG, EXIT_CODES, INTERRUPTED, OK, exit_code, exit_code_of_system, listed, told
+from stele.cli.errors import (
+    BUG,
+    EXIT_CODES,
+    INTERRUPTED,
+    OK,
+    error_line,
+    exit_code,
+    exit_code_of_system,
+    exit_codes_help,
+)
 from stele.cli.options import early_options, refuse_unused
 from stele.cli.output import say
 from stele.model.errors import SteleError
 
 _GROUPS = {
     "node": (
-        "Run a node, and forget one that is gone.",
+        "Run a node, or forget one that is gone.",
         {
             "run": ("stele.cli.processes:node_run", "Run a node until it is told to stop."),
             "forget": ("stele.cli.nodes:forget", "Forget a node or master that is gone for good."),
         },
     ),
     "master": (
-        "Run masters, and form them.",
+        "Run masters, form and list them.",
         {
             "run": ("stele.cli.processes:master_run", "Run a master until it is told to stop."),
-            "form": ("stele.cli.masters:form", "Tell the first masters who the others are, once."),
+            "form": (
+                "stele.cli.masters:form",
+                "Form a new cluster: introduce its first masters to each other.",
+            ),
             "list": ("stele.cli.masters:list_masters", "Show the masters and who leads."),
         },
     ),
@@ -43,7 +55,7 @@ _GROUPS = {
             "list": ("stele.cli.tables:list_tables", "List tables and key spaces."),
             "describe": ("stele.cli.tables:describe", "Show columns, partitioning and tablets of a table."),
             "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
-            "delete": ("stele.cli.tables:delete", "Delete a table, for good."),
+            "delete": ("stele.cli.tables:delete", "Delete a table permanently."),
             "scan": ("stele.cli.scan:scan", "Print rows of a table at one snapshot."),
             "load": ("stele.cli.load:load", "Write CSV, Parquet or Arrow files into a table."),
         },
@@ -60,28 +72,30 @@ _GROUPS = {
         {
             "create": ("stele.cli.kv:create", "Create a key space."),
             "get": ("stele.cli.kv:get", "Print the value of a key."),
-            "put": ("stele.cli.kv:put", "Set a key, whatever was there."),
-            "insert": ("stele.cli.kv:insert", "Set a key that must not be there."),
+            "put": ("stele.cli.kv:put", "Set a key, whether it exists or not."),
+            "insert": ("stele.cli.kv:insert", "Set a key that must not exist yet."),
             "delete": ("stele.cli.kv:delete", "Remove a key."),
             "list": ("stele.cli.kv:list_keys", "Print keys and values."),
-            "elect": ("stele.cli.kv:elect", "Stand for a name, and tell whenever its holder changes."),
+            "elect": ("stele.cli.kv:elect", "Compete for a name, and print each new holder."),
         },
     ),
     "driver": (
-        "Replace what was lost.",
-        {"run": ("stele.cli.driver:run", "Replace lost replicas until told to stop, or until all is well.")},
+        "Replace lost replicas.",
+        {"run": ("stele.cli.driver:run", "Replace lost replicas until stopped, or until all are healthy.")},
     ),
     "local": (
-        "Work on the volume of a node that is stopped.",
-        {"take-back": ("stele.cli.local:take_back", "Have a volume used that was refused as an older copy.")},
+        "Work on the volume of a stopped node.",
+        {"take-back": ("stele.cli.local:take_back", "Use a volume again that was refused as an older copy.")},
     ),
 }
-_COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the cluster: is every tablet as it should be?")}
+_COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster.")}
 
 
-class _WhereItCan:
-    """Standard error. What cannot be written there, as on a full disk or where the reader has left, is dropped: the exit code
-    still tells, and a node whose log nobody takes goes on."""
+class _BestEffortStream:
+    """Standard error that drops what cannot be written, because the disk is full or the reader left.
+
+    The exit code still tells what happened, and a node goes on although nobody reads its log.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -100,7 +114,7 @@ class _WhereItCan:
 
 
 class _Lazy(click.Group):
-    """A group whose commands are imported when they are called; takes the shared options for them."""
+    """A group whose commands are imported when they are called. It accepts the shared options for its commands."""
 
     def __init__(self, *args: Any, places: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -127,12 +141,12 @@ class _Lazy(click.Group):
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command and writes out what it printed. Whoever reads that may have left: then all is done."""
+        """Run the command and flush its output. If the reader of the output has left, the command succeeds."""
         try:
             answer = super().invoke(ctx)
             sys.stdout.flush()
             return answer
-        except BrokenPipeError:  # click would end with 1, which says no
+        except BrokenPipeError:  # click would end with 1, which means "no"
             _drop_output()
             ctx.exit(OK)
 
@@ -149,9 +163,9 @@ class _Lazy(click.Group):
     places=_COMMANDS,
     help=f"""Stele: replicated tables of tablets, each a Raft group.
 
-    Commands find the cluster through --masters HOST:PORT,... (before the command or behind it) or STELE_MASTERS.
+    Commands find the cluster through --masters HOST:PORT,... (before or after the command) or STELE_MASTERS.
 
-    {listed(EXIT_CODES)}
+    {exit_codes_help(EXIT_CODES)}
     """,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
@@ -165,13 +179,13 @@ for _name, (_help, _places) in _GROUPS.items():
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; every error is one line. Ends with SystemExit, which has the exit code."""
-    # gRPC's C core writes to standard error whenever a port answers with something else.
+    """Run the command line; every error is one line. Always raises SystemExit with the exit code."""
+    # gRPC's C core writes to standard error whenever a port speaks another protocol.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # closed by the shell (>&-)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
     stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
-    sys.stderr = cast(TextIO, _WhereItCan(stderr))
+    sys.stderr = cast(TextIO, _BestEffortStream(stderr))
     try:
         code = cli.main(arguments, prog_name="stele", standalone_mode=False)
     except click.exceptions.Abort:
@@ -185,26 +199,26 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SteleError as exc:
-        say(f"stele: {told(exc)}", err=True)
+        say(f"stele: {error_line(exc)}", err=True)
         sys.exit(exit_code(exc))
     except OSError as exc:
         _drop_output()
         say(f"stele: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
         sys.exit(exit_code_of_system(exc))
-    except Exception:  # noqa: BLE001 - Python would end with 1, which says no
+    except Exception:  # noqa: BLE001 - Python would end with 1, which means "no"
         traceback.print_exc()
-        say("stele: this is a bug of ours; please report it with the lines above", err=True)
+        say("stele: this is a bug in Stele; please report it with the lines above", err=True)
         sys.exit(BUG)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _drop_output() -> None:
-    """What could not be written is not tried again as the interpreter ends."""
+    """Discard the unwritten output, so that the interpreter does not try to write it again as it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(exc: click.ClickException) -> str:
-    """What is wrong with the command line, in one line, and where its help is."""
+    """What is wrong with the command line, in one line, and the command that prints help."""
     context = exc.ctx if isinstance(exc, click.UsageError) else None
     what = " ".join(exc.format_message().split()).removesuffix(".")
     return f"{what}; see `{context.command_path if context else 'stele'} --help`"

@@ -1,8 +1,8 @@
-"""CSV files to record batches, value by value. Called by load.py.
+"""CSV files to record batches. Called by load.py.
 
-Values are read as bytes and cast by column; where a column does not cast, its bad values are found by halving. Invariant:
-a bad value or a line with too few or too many values costs its own row, and every such row is told with its line. What
-`table scan --format csv` wrote is read as it was: text in quotes is never null, and null is written without any.
+Values are read as bytes and cast column by column. If a column does not cast, halving finds its bad values.
+Invariants: a bad value, or a wrong number of values, costs only its own row, which is reported with its line. What
+`table scan --format csv` wrote reads back unchanged: text in quotes is never null, and null has no quotes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 
 _VALUE_BYTES_MAX = 32 << 20
-"""Arrow reads no line that is longer than a block. A row has 8 MiB at most, and quotes are written twice."""
+"""Arrow's block size; it reads no longer line. A row has at most 8 MiB, and CSV writes each quote twice."""
 _LOOK_BYTES = 16 << 20
 _VALUE_CHARS_SHOWN = 40
 _END = re.compile(rb"\r\n?|\n")
@@ -41,25 +41,25 @@ _EXPECTED = {
 
 @dataclass(slots=True)
 class Lines:
-    """Which line of the file a row came from, and which lines hold none. Lines count from 1, the header's.
+    """Maps rows to lines of CSV, and collects the errors of lines that gave no row. The header is line 1.
 
-    A line here is one to CSV: in quotes it may be several of the file (`spans`).
+    A line of CSV may be several lines of the file, because quoted values may contain line ends (see `spans`).
     """
 
     errors: list[tuple[int, str]] = field(default_factory=list)
-    """(line, why) of the lines that became no row."""
+    """(line, reason) of each line that gave no row."""
     _unread: list[int] = field(default_factory=list)
     """Lines with a wrong number of values, ascending."""
     _dropped: list[int] = field(default_factory=list)
-    """Rows, counted over those read, that were blank or held a bad value, ascending."""
+    """Rows that were blank or held a bad value, ascending. Counted over all rows that Arrow read."""
     _rows_read: int = 0
 
     def line_of(self, position: int) -> int:
-        """The line of a row, by its position among the rows that were given out."""
+        """The line of a row, given its position among the rows that `read_csv` yielded."""
         return self._line_of_read(_nth_absent(self._dropped, position))
 
     def take(self, rows: int, faults: dict[int, str], blank: Sequence[int]) -> None:
-        """`rows` more were read; those with faults and those without any value are not given out."""
+        """Record that `rows` more were read, of which those with faults and the blank ones are dropped."""
         for row in sorted({*faults, *blank}):
             self._dropped.append(self._rows_read + row)
             if row in faults:
@@ -77,14 +77,14 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a file of CSV is written. `nulls`: what null is; `delimiter`: one character."""
+class CsvFormat:
+    """The dialect of a CSV file. `nulls`: the spellings of null; `delimiter`: one character."""
 
     nulls: Sequence[str] = ("", "NA")
     delimiter: str = ","
 
     def parsing(self, lines: Lines) -> pa_csv.ParseOptions:
-        """What Arrow is told; lines with a wrong number of values go to `lines`."""
+        """Arrow's options for parsing; lines with a wrong number of values go to `lines`."""
         return pa_csv.ParseOptions(
             delimiter=self.delimiter,
             ignore_empty_lines=False,
@@ -93,7 +93,7 @@ class Form:
         )
 
     def converting(self, types: dict[str, pa.DataType]) -> pa_csv.ConvertOptions:
-        """What Arrow is told; columns that `types` does not name are of the type that their values look like."""
+        """Arrow's options for converting; the types of columns that `types` does not name are inferred."""
         return pa_csv.ConvertOptions(
             column_types=types,
             null_values=list(self.nulls),
@@ -102,14 +102,17 @@ class Form:
         )
 
 
-def read_csv(source: Any, name: str, schema: Schema, form: Form, lines: Lines) -> Iterator[pa.RecordBatch]:
-    """The good rows of CSV with a header; `lines` gets to know the others. A line without any value is no row. `source`: a path or
-    a file; `name`: what messages call it.
+def read_csv(
+    source: Any, name: str, schema: Schema, form: CsvFormat, lines: Lines
+) -> Iterator[pa.RecordBatch]:
+    """The good rows of CSV with a header; errors of other lines go to `lines`. Blank lines are skipped.
+
+    `source`: a path or a file; `name`: what messages call it.
 
     Raises:
-        pa.ArrowInvalid: no CSV at all.
-        Rejected: the first line names other columns than the table's, as where it is no header; or a line that is not
-            UTF-8 has a wrong number of values.
+        pa.ArrowInvalid: not CSV at all.
+        Rejected: the header names columns that the table does not have, or a line that is not UTF-8 has a wrong number of
+            values.
     """
     with _undecoded_lines_refused(name):
         reader = pa_csv.open_csv(
@@ -171,9 +174,11 @@ class Span:
     end: int
 
 
-def spans(path: str, wanted: Collection[int], form: Form) -> dict[int, Span]:
-    """Where each of the lines of CSV stands in a file: a value in quotes may hold ends of lines. Reads it up to the last of them.
-    A line that is not there is at its own number."""
+def spans(path: str, wanted: Collection[int], form: CsvFormat) -> dict[int, Span]:
+    """The position in the file of each wanted line of CSV. A quoted value may contain line ends, so the two differ.
+
+    Reads the file up to the last wanted line. A line past the end gets its own number.
+    """
     found = {line: Span(line, line, 0, 0) for line in wanted}
     if not wanted or not os.path.getsize(path):
         return found
@@ -189,7 +194,7 @@ def spans(path: str, wanted: Collection[int], form: Form) -> dict[int, Span]:
             if row == rows:
                 break
             row, first, last, start = row + 1, last + 1, last + 1, token.end()
-        else:  # the last row has no end
+        else:  # the last row has no line end
             if row in found:
                 found[row] = Span(first, last, start, len(text))
     return found
@@ -197,16 +202,17 @@ def spans(path: str, wanted: Collection[int], form: Form) -> dict[int, Span]:
 
 def _quoted_or_end(delimiter: str) -> re.Pattern[bytes]:
     sign = re.escape(delimiter.encode())
-    begins = rb'(?<=[%b\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf")' % sign  # a quote elsewhere is text
+    begins = rb'(?<=[%b\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf")' % sign  # a quote elsewhere is plain text
     return re.compile(rb'"(?:%b)(?:[^"]++|"")*+"?|\r\n?|\n' % begins)
 
 
-def schema_of_csv(path: str, form: Form) -> pa.Schema:
-    """What the columns of a file look like, by its first _LOOK_BYTES. Numbers with leading zeros are text, as zip codes are, and so is
-    what has no type of ours.
+def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
+    """The column types inferred from the first _LOOK_BYTES of a file.
+
+    Numbers with leading zeros, such as zip codes, become text. So do types that Stele does not have.
 
     Raises:
-        pa.ArrowInvalid: no CSV at all.
+        pa.ArrowInvalid: not CSV at all.
         Rejected: a line that is not UTF-8 has a wrong number of values.
     """
     with _undecoded_lines_refused(path):
@@ -242,7 +248,7 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
     if twice := [name for name, count in Counter(reader.schema.names).items() if count > 1]:
         raise Rejected(
             f"{path}: column{'s' if len(twice) > 1 else ''} {', '.join(map(repr, twice))} "
-            f"stand{'' if len(twice) > 1 else 's'} twice in line 1, which is the header"
+            f"appear{'' if len(twice) > 1 else 's'} twice in line 1, which is the header"
         )
     if unknown:
         raise Rejected(
@@ -258,7 +264,7 @@ def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Line
     for name, values in zip(batch.schema.names, batch.columns):
         empty = pc.and_(empty, pc.is_null(values))
         column = schema.by_name[name]
-        if not _is_text(column):  # programs that quote all values quote null as well
+        if not _is_text(column):  # some programs quote every value, null too
             values = pc.if_else(pc.is_in(values, nulls), pa.scalar(None, values.type), values)
         arrays.append(_cast(values, column, 0, faults))
     blank = pc.indices_nonzero(empty).to_pylist()
@@ -275,7 +281,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:
-    """`values` in the column's type, null where they do not fit. `first`: the row of the first one."""
+    """`values` in the column's type; bad values become null and go to `faults`. `first`: the row of the first value."""
     arrow = column.arrow
     if pa.types.is_binary(arrow):
         return values
@@ -308,13 +314,15 @@ def _read(text: pa.Array, arrow: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         if not pa.types.is_timestamp(arrow):
             raise
-    # Arrow reads times with a zone or times without, never both; of the latter it makes UTC.
+    # Arrow casts either times with a zone or times without, never both in one column. Times without one become UTC.
     return pc.cast(pc.cast(text, pa.timestamp(arrow.unit)), arrow)
 
 
 def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
-    """The date or time that a number with a sign stands for, in days or microseconds since 1970: those that no date is
-    written for. Without a sign it is more likely a date without its hyphens."""
+    """The date or time that a signed number means, in days or microseconds since 1970.
+
+    `table scan` writes dates outside the years 1 to 9999 so. An unsigned number is more likely a date without hyphens.
+    """
     if not pa.types.is_temporal(arrow) or not _NUMBER.match(text):
         return None
     try:

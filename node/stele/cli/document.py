@@ -1,7 +1,7 @@
-"""YAML and JSON that people write, read with care: each value is asked for by its kind, and each fault says file, line and place.
+"""Strict reading of YAML and JSON that people write. The caller asks for each value by type.
 
-Opens nothing. Invariant: nothing is guessed. A key that nobody asked for, text where a number should be, or a fraction where a
-count should be is a fault, and all faults of a document are told together.
+Opens no files. Invariant: nothing is guessed. Unknown keys and values of a wrong type are faults. Each fault names
+file, line and place, and all faults of a document are reported together.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Place = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads numbers with a point as they stand there: whether they fit their column is not for a float to say. A key that
-    stands twice is an error, as the first of the two would be dropped in silence."""
+    """Reads fractions as Decimal, so that no digit is lost before they meet their column's type.
+
+    A repeated key is an error, because YAML would silently drop the first of the two.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -35,7 +37,7 @@ class _Loader(yaml.SafeLoader):
             if key.value in seen:
                 line = key.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"line {line}: {key.value!r} stands twice"
+                    None, None, f"line {line}: {key.value!r} appears twice"
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -53,7 +55,7 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 @dataclass(slots=True)
 class Document:
-    """A document, and what is wrong with it so far. `where`: what faults begin with, as the file's name."""
+    """A document and its faults so far. `where`: the start of error messages, usually the file's name."""
 
     where: str
     value: Any
@@ -62,18 +64,18 @@ class Document:
 
     @property
     def root(self) -> Entry:
-        """The whole of it."""
+        """The whole document as an entry."""
         return Entry(self, (), self.value)
 
     def fault(self, place: Place, said: str) -> None:
-        """Take note of a fault."""
+        """Record a fault."""
         line = _line(self._tree, place)
         at = [f"line {line}"] if line and place else []
         at += [_named(place)] if place else []
         self._faults.append(": ".join(filter(None, (", ".join(at), said))))
 
     def refuse_faults(self) -> None:
-        """Raises Rejected with all faults that there are."""
+        """Raises Rejected with all recorded faults."""
         if self._faults:
             told = self._faults[:_FAULTS_TOLD]
             if more := len(self._faults) - len(told):
@@ -82,10 +84,10 @@ class Document:
 
 
 def parse(where: str, text: str) -> Document:
-    """The document that a YAML or JSON text holds.
+    """Parse a YAML or JSON text.
 
     Raises:
-        Rejected: it is neither, or a key stands twice.
+        Rejected: it is neither, or a key appears twice.
     """
     try:
         value = json.loads(text, parse_float=decimal.Decimal, object_pairs_hook=_no_key_twice)
@@ -95,7 +97,7 @@ def parse(where: str, text: str) -> Document:
         return _parse_yaml(where, text)
     try:
         return Document(where, value, yaml.compose(text, _Loader))
-    except (yaml.YAMLError, RecursionError):  # JSON that YAML does not take: faults are told without lines
+    except (yaml.YAMLError, RecursionError):  # JSON that YAML refuses; its faults have no line numbers
         return Document(where, value, None)
 
 
@@ -110,51 +112,54 @@ def _parse_yaml(where: str, text: str) -> Document:
     except (
         yaml.YAMLError,
         ValueError,
-    ) as exc:  # ValueError: a number of thousands of digits, a date that is none
-        raise Rejected(f"{where}: no YAML or JSON: {str(exc).splitlines()[0]}") from exc
+    ) as exc:  # ValueError: a number of thousands of digits, an impossible date
+        raise Rejected(f"{where}: not valid YAML or JSON: {str(exc).splitlines()[0]}") from exc
     except RecursionError:
-        raise Rejected(f"{where}: no YAML or JSON: {too_deep()}") from None
+        raise Rejected(f"{where}: not valid YAML or JSON: {too_deep()}") from None
     return Document(where, value, tree)
 
 
 class _Twice(ValueError):
-    """A key that stands twice in a JSON object."""
+    """A key appears twice in a JSON object."""
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _Twice(f"{shown(key)} stands twice")
+            raise _Twice(f"{shown(key)} appears twice")
         found[key] = value
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A value and where it stands. Asked for another kind than it is of, it takes note of the fault and gives an empty value of
-    the kind asked for, so that the rest is looked at too."""
+    """A value and its place in the document.
+
+    If the caller asks for another type, the entry records a fault and returns an empty value of that type. So the rest
+    of the document is checked too.
+    """
 
     document: Document
     place: Place
     value: Any
 
     def fault(self, said: str) -> None:
-        """Take note that something is wrong with this value."""
+        """Record a fault of this value."""
         self.document.fault(self.place, said)
 
-    def _no(self, expected: str) -> None:
+    def _unexpected(self, expected: str) -> None:
         self.fault(f"{_called(self.value)}; expected {expected}")
 
     def mapping(self, known: Collection[str], required: Collection[str] = ()) -> dict[str, Entry]:
-        """The values of a mapping by key, without those that are null. A key that is not `known` is a fault."""
+        """The values of a mapping by key, without null values. A key that is not in `known` is a fault."""
         if not isinstance(self.value, Mapping):
-            self._no(f"a mapping with {_listed(required or known)}")
+            self._unexpected(f"a mapping with {_listed(required or known)}")
             return {}
         found = {}
         for key, value in self.value.items():
             if key not in known:
-                hint = did_you_mean(str(key), known) or f"; known are {_listed(known)}"
+                hint = did_you_mean(str(key), known) or f"; known keys are {_listed(known)}"
                 place: Place = (*self.place, key) if isinstance(key, str) else self.place
                 self.document.fault(place, f"unknown key {shown(key)}{hint}")
             elif value is not None:
@@ -167,45 +172,45 @@ class Entry:
     def entries(self, expected: str) -> list[Entry]:
         """The values of a list."""
         if not isinstance(self.value, list):
-            self._no(f"a list of {expected}")
+            self._unexpected(f"a list of {expected}")
             return []
         return [Entry(self.document, (*self.place, n), value) for n, value in enumerate(self.value)]
 
     def text(self, expected: str = "text") -> str:
-        """A text that is not empty."""
+        """A non-empty text."""
         if isinstance(self.value, str) and self.value:
             return self.value
         unquoted = isinstance(self.value, (bool, int, float, decimal.Decimal)) or hasattr(
             self.value, "isoformat"
         )
-        self._no(f"{expected}{'; put it in quotes' if unquoted else ''}")
+        self._unexpected(f"{expected}{'; put it in quotes' if unquoted else ''}")
         return ""
 
     def texts(self, expected: str) -> list[str]:
         """A list of texts."""
         return [entry.text() for entry in self.entries(expected)]
 
-    def whole(self, least: int) -> int:
-        """A whole number, not below `least`."""
+    def whole_number(self, least: int) -> int:
+        """A whole number, `least` or more."""
         if isinstance(self.value, int) and not isinstance(self.value, bool) and self.value >= least:
             return self.value
-        self._no(f"a whole number, {least} or more")
+        self._unexpected(f"a whole number, {least} or more")
         return least
 
     def flag(self) -> bool:
         """True or false."""
         if isinstance(self.value, bool):
             return self.value
-        self._no("true or false")
+        self._unexpected("true or false")
         return False
 
     def scalar(self) -> Any:
-        """A text, a number, true or false. A date or time is given as text in ISO 8601."""
+        """A text, a number, true or false. A date or time is returned as ISO 8601 text."""
         if isinstance(self.value, (str, int, float, decimal.Decimal)):
             return self.value
         if hasattr(self.value, "isoformat"):
             return self.value.isoformat()
-        self._no("a text, a number, true or false")
+        self._unexpected("a text, a number, true or false")
         return None
 
 
@@ -232,7 +237,7 @@ def _listed(words: Collection[str]) -> str:
 
 
 def _named(place: Place) -> str:
-    """As in "columns[1].type"."""
+    """A place in words, such as "columns[1].type"."""
     text = ""
     for step in place:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -240,7 +245,7 @@ def _named(place: Place) -> str:
 
 
 def _line(node: yaml.Node | None, place: Place) -> int:
-    """The line on which a value stands, from 1; of what is not there, the nearest around it. 0: none is known."""
+    """The line of a value, from 1; 0 if unknown. For a missing value: the line of the nearest value around it."""
     if node is None:
         return 0
     line = node.start_mark.line + 1

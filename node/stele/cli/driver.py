@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--until-healthy",
     is_flag=True,
-    help="End when there is nothing to do, and no tablet waits for a node that is silent.",
+    help="End when nothing is left to do and no tablet waits for a silent node.",
 )
 @click.option(
     "--dead-after",
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=3, max=86_400),
     default=30.0,
     show_default=True,
-    help="Seconds of silence; a heartbeat comes each second.",
+    help="Seconds without a heartbeat after which a node counts as lost; nodes send one each second.",
 )
 @click.option(
     "--copies", type=click.IntRange(min=1), default=4, show_default=True, help="Copies at once, at most."
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=1,
     show_default=True,
-    help="With more silent nodes, do nothing.",
+    help="If more nodes than this are silent, do nothing.",
 )
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
 def run(
@@ -51,9 +51,9 @@ def run(
     max_lost_nodes: int,
     lost: tuple[str, ...],
 ) -> None:
-    """Replace the replicas of lost nodes, until told to stop or (--until-healthy) until all is well.
+    """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
 
-    Takes the driver claim, so it does nothing while an operator holds it.
+    It needs the driver claim, so it does nothing while an operator holds that.
 
     Example: stele driver run --until-healthy --dead-after 10
     """
@@ -68,7 +68,7 @@ def run(
         raise Rejected(
             f"--lost {wrong[0]}: expected all 32 digits of a node's id, as `stele ksck --json` has it"
         )
-    setup(level="warning")  # standard output has each step already
+    setup(level="warning")  # each step is printed to standard output already
     policy = Policy(
         dead_after_ms=int(dead_after_s * 1_000),
         lost=frozenset(lost),
@@ -81,7 +81,9 @@ def run(
             drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=_show)
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
-        await asyncio.wait([driving])  # cancelled it gives its claim back, so that the next need not wait
+        await asyncio.wait(
+            [driving]
+        )  # on cancellation it releases its claim, so that the next driver need not wait
         if not driving.cancelled():
             driving.result()
         elif until_healthy:
@@ -93,6 +95,6 @@ def run(
 def _show(progress: Progress) -> None:
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     left = f", {progress.eta_s:.0f} s left" if progress.eta_s is not None else ""
-    trouble = f" ({progress.error})" if progress.error else ""
+    error = f" ({progress.error})" if progress.error else ""
     cause = f" ({progress.cause})" if progress.cause else ""
-    say(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{trouble}{cause}")
+    say(f"{progress.where}: {progress.step}{copied}{left}, {progress.reason}{error}{cause}")

@@ -1,4 +1,4 @@
-"""Errors to exit codes and to the words of the command line, in one place each. Called by app.py and by the processes.
+"""Maps errors to exit codes and to the words of the command line. Called by app.py and by the processes.
 
 Invariant: an exit code has one meaning for every command; `stele --help` and `stele node run --help` list them from here.
 """
@@ -13,10 +13,10 @@ OK, NO, REFUSED, DISK, BUG, TRY_AGAIN, INTERRUPTED = 0, 1, 2, 5, 70, 75, 130
 
 EXIT_CODES = {
     OK: "done",
-    NO: "the answer is no (ksck: not as it should be; kv get: no such key)",
+    NO: "the answer is no (ksck: not healthy; kv get: no such key)",
     REFUSED: "refused: a wrong command line, an unknown table, a bad row",
     DISK: "corrupt",
-    BUG: "a bug of ours",
+    BUG: "a bug in Stele",
     TRY_AGAIN: "try again later",
     INTERRUPTED: "interrupted",
 }
@@ -24,16 +24,16 @@ PROCESS_EXIT_CODES = {
     OK: "stopped",
     REFUSED: "a wrong setting",
     3: "the volume is empty (VolumeEmpty)",
-    4: "the volume is another's (VolumeForeign)",
+    4: "the volume belongs to another node (VolumeForeign)",
     DISK: "a disk that cannot be used",
-    6: "the volume is an older copy of itself (VolumeOld)",
+    6: "the volume is an outdated copy (VolumeOld)",
     BUG: EXIT_CODES[BUG],
     TRY_AGAIN: "nothing is damaged, start again later (the disk is full)",
 }
 
 _ADVICE = {
     Advice.LIST_TABLES: "`stele table list` shows the existing ones",
-    Advice.CREATE_KEYSPACE: "make it with `stele kv create {name}`",
+    Advice.CREATE_KEYSPACE: "create it with `stele kv create {name}`",
     Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",
     Advice.CHECK_MASTERS: "check --masters",
@@ -41,19 +41,19 @@ _ADVICE = {
 }
 
 
-def listed(codes: dict[int, str]) -> str:
+def exit_codes_help(codes: dict[int, str]) -> str:
     """Exit codes as a help text lists them."""
     return "Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in codes.items()) + "."
 
 
-def told(error: SteleError) -> str:
-    """The error in one line, with the next step in the words of the command line."""
+def error_line(error: SteleError) -> str:
+    """The error in one line, with the next step as a command or option."""
     what = f"{error.code.name}: {error.args[0]}"
     return f"{what}; {_ADVICE[error.advice].format(name=error.name)}" if error.advice else what
 
 
 def exit_code(error: SteleError) -> int:
-    """The exit code that tells the kind of `error`."""
+    """The exit code for the kind of `error`."""
     if isinstance(error, Rejected):
         return REFUSED
     if isinstance(error, Retryable):
@@ -64,5 +64,5 @@ def exit_code(error: SteleError) -> int:
 
 
 def exit_code_of_system(error: OSError) -> int:
-    """The exit code for what the system refuses to the command itself: a file to write to, the disk under it."""
+    """The exit code for a system call of the command itself that failed, such as a write to its output file."""
     return TRY_AGAIN if error.errno in (errno.ENOSPC, errno.EDQUOT) else REFUSED

@@ -1,4 +1,4 @@
-"""Why rows of a load were not written: the first of them told, all of them into a file where one is given."""
+"""The report on rows that a load did not write. Prints the first ones; writes all of them to a file if one is given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Refused(NamedTuple):
 
 
 class Faults:
-    """Of one load. `rejects`: where each refused row goes, as a JSON object on a line."""
+    """The refused rows of one load. `rejects`: the file for them, one JSON object a line."""
 
     def __init__(self, rejects: BinaryIO | None = None) -> None:
         self._told: list[str] = []
@@ -32,7 +32,7 @@ class Faults:
         self._rejects = rejects
 
     def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
-        """What became of one file."""
+        """Add the refused rows of one file."""
         refused = [_Refused(source.place(e.row), e.code.name, e.message) for e in row_errors]
         refused += [_Refused(line, Code.INVALID_ARGUMENT.name, why) for line, why in source.lines.errors]
         refused.sort()
@@ -46,7 +46,7 @@ class Faults:
         found = source.spans({each.place for each in shown})
         for place, code, why in shown:
             first, last = found[place].first, found[place].last
-            hint = f" (lines {first} to {last} are one row by their quotes: is one not closed?)"
+            hint = f" (quotes join lines {first} to {last} into one row: is a quote not closed?)"
             also = hint if last > first and place in unread else ""
             self._told.append(f"{Path(source.input.name).name} {source.unit} {first}: {code} {why}{also}")
 
@@ -61,18 +61,18 @@ class Faults:
                 told |= {"number": place, "values": rows[place]}
             sink.write(json.dumps(told, allow_nan=False).encode() + b"\n")
 
-    def tell(self) -> None:
-        """One line for each of the first rows."""
+    def report(self) -> None:
+        """Print one line for each of the first refused rows."""
         for line in self._told:
             say(line, err=True)
         if self._count > len(self._told):
             say(f"... and {self._count - len(self._told)} more", err=True)
 
     def refuse(self, written: int, kept_in: str | None = None) -> None:
-        """Raises Rejected if there was one; with their number."""
+        """Raises Rejected, with the number of refused rows, if there are any."""
         if not self._count:
             return
         where = f"; they are in {kept_in}" if kept_in else ""
         raise Rejected(
-            f"{self._count} of {written + self._count} rows were refused, the others are written{where}"
+            f"{self._count} of {written + self._count} rows were refused; the others were written{where}"
         )

@@ -1,6 +1,6 @@
-"""The leader master's view of the cluster, asked for and shown. Used by ksck, tables and tablets.
+"""Fetches and prints the leader master's view of the cluster. Used by ksck, tables and tablets.
 
-Invariant: what is shown of a replica whose node is silent is never shown as if it were so now.
+Invariant: the old state of a replica on a silent node is never shown as current.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 async def cluster_health(client: AsyncClient, *, timeout_s: float = 10.0) -> ClusterHealth:
-    """How the cluster is. Raises SteleError if no master leads within `timeout_s`."""
+    """The health of the cluster. Raises SteleError if no master leads within `timeout_s`."""
     from stele.client.admin import cluster_view
     from stele.client.health import examine
 
@@ -24,18 +24,20 @@ async def cluster_health(client: AsyncClient, *, timeout_s: float = 10.0) -> Clu
 
 
 def names_of_nodes(health: ClusterHealth) -> dict[str, str]:
-    """What people know each node and master by: the name of its pod, else the first digits of its id."""
+    """The short name of each node and master: its pod's name, else the first digits of its id."""
     return {node.node_id: node.name or short(node.node_id) for node in health.nodes}
 
 
-def tell_unsettled(health: ClusterHealth) -> None:
-    """One line if what is told of nodes and tablets may still be wrong."""
+def warn_unsettled(health: ClusterHealth) -> None:
+    """Print a warning if the leader master is too new to know the state of nodes and tablets."""
     if not health.settled:
-        say("the leader master is new and has not heard from all nodes yet; ask again in a second")
+        say(
+            "the leader master is new and has not heard from all nodes yet; run the command again in a second"
+        )
 
 
-def show_ailing(tablets: Iterable[TabletHealth]) -> None:
-    """A line for each tablet that is not healthy, with the reasons."""
+def show_unhealthy(tablets: Iterable[TabletHealth]) -> None:
+    """Print a line with the reasons for each tablet that is not healthy."""
     for tablet in tablets:
         if tablet.state != "healthy":
             say(

@@ -1,4 +1,4 @@
-"""`stele ksck`: is every tablet as it should be?"""
+"""`stele ksck`: checks the health of masters, nodes and tablets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.errors import NO, OK
-from stele.cli.health import cluster_health, show_ailing, tell_unsettled
+from stele.cli.health import cluster_health, show_unhealthy, warn_unsettled
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table, size
 from stele.model.ids import CATALOG_TABLET_ID
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
-    Exit 1 if a tablet is not as it should be (NOT HEALTHY), or only a node is silent, or refuses writes because its disk is
-    nearly full, or its clock is wrong (WARNING). A node that is on record and has never started ("new") is named, and is no fault: no tablet
-    counts on it.
+    Exit code 1 means NOT HEALTHY or WARNING. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent, its disk is
+    nearly full so that it refuses writes, or its clock is wrong. A registered node that has never started ("new") is
+    named, but it is no fault: no tablet needs it.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -42,7 +42,7 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
 
 
 def show(health: ClusterHealth, *, as_json: bool = False) -> int:
-    """Print it; the exit code."""
+    """Print the health; return the exit code."""
     if as_json:
         warnings = {
             "silent": [node.node_id for node in health.silent],
@@ -59,7 +59,7 @@ def _print(health: ClusterHealth) -> None:
     by_id = {node.node_id: node for node in health.nodes}
     leader = by_id.get(health.leader_master)
     say(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
-    tell_unsettled(health)
+    warn_unsettled(health)
     columns: dict[str, Callable[[NodeHealth], str]] = {
         "node": lambda node: short(node.node_id),
         "name": lambda node: node.name,
@@ -73,21 +73,21 @@ def _print(health: ClusterHealth) -> None:
         "zone": lambda node: node.zone,
     }
     nodes = [node for node in health.nodes if node.state != "retired"]
-    # A column that nobody filled in (no operator, no zones) says nothing.
+    # Leave out columns without a value, as names without an operator, or zones where there are none.
     shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
     rows = [[cell(node) or "-" for cell in shown.values()] for node in nodes]
     show_table(tuple(shown), rows, all_shown_by="--json")
-    show_ailing(health.tablets)
+    show_unhealthy(health.tablets)
     for node in health.silent:
         say(f"{node.role} {node.label} is silent: {node.heard}")
     for node in health.low_on_disk:
-        say(f"{node.role} {node.label} {_want_of_space(node)}")
+        say(f"{node.role} {node.label} {_low_disk_message(node)}")
     for node in health.wrong_clocks:
         say(f"{node.role} {node.label}: {node.clock_fault}; set it right, with NTP")
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
         say(
-            f"{node.role} {node.label} is on record and has never started: no tablet counts on it, so it is no fault{pod}"
+            f"{node.role} {node.label} is registered but has never started; no tablet needs it, so it is no fault{pod}"
         )
     for intent in health.intents:
         say(f"under way: {intent}")
@@ -110,17 +110,17 @@ def _print(health: ClusterHealth) -> None:
 
 
 def _counted(health: ClusterHealth) -> str:
-    """The catalog by name: kubectl counts the tablets of tables alone."""
+    """The number of tablets, with the catalog named apart, because kubectl counts only the tablets of tables."""
     of_tables = sum(t.tablet_id != CATALOG_TABLET_ID for t in health.tablets)
     tablets = f"{of_tables} tablet{'' if of_tables == 1 else 's'}"
     return f"{tablets} and the catalog" if of_tables < len(health.tablets) else tablets
 
 
-def _want_of_space(node: NodeHealth) -> str:
+def _low_disk_message(node: NodeHealth) -> str:
     free = f", {size(node.disk_free_bytes)} are free" if node.disk_free_bytes is not None else ""
     meaning = (
-        "while it leads no table is made or changed, and nothing is healed"
+        "while it leads, no table is created or changed, and nothing is healed"
         if node.role == "master"
-        else "tablets that it leads take none (DISK_FULL), and it takes no new replica"
+        else "the tablets that it leads refuse writes (DISK_FULL), and it gets no new replica"
     )
-    return f"refuses writes, its disk is nearly full{free}: {meaning}; make its volume larger"
+    return f"refuses writes because its disk is nearly full{free}: {meaning}; enlarge its volume"

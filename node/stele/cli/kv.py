@@ -56,7 +56,7 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 @masters_option
 @timeout_option
 def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
-    """Set KEY to VALUE, whatever was there.
+    """Set KEY to VALUE, whether KEY exists or not.
 
     Example: stele kv put settings colour blue
     """
@@ -75,7 +75,7 @@ def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> 
 @masters_option
 @timeout_option
 def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
-    """Set KEY, which must not be there.
+    """Set KEY, which must not exist yet.
 
     Example: stele kv insert settings colour blue
     """
@@ -93,7 +93,7 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) 
 @masters_option
 @timeout_option
 def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
-    """Remove KEY, present or not.
+    """Remove KEY. A key that does not exist is no error.
 
     Example: stele kv delete settings colour
     """
@@ -107,11 +107,11 @@ def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 
 @click.command(name="list")
 @click.argument("keyspace")
-@click.option("--prefix", default="", help="Only keys that begin so.")
+@click.option("--prefix", default="", help="Only keys with this prefix.")
 @masters_option
 @timeout_option
 def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> None:
-    """Print keys and values, in order, with a tab between.
+    """Print keys and values in key order, separated by a tab.
 
     Example: stele kv list settings --prefix col
     """
@@ -127,13 +127,13 @@ def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> Non
 @click.command()
 @click.argument("keyspace")
 @click.argument("name")
-@click.option("--id", "candidate", default="", help="Who I am; by default a new UUID.")
+@click.option("--id", "candidate", default="", help="The name of this candidate [default: a new UUID].")
 @click.option("--once", is_flag=True, help="Print who holds the name, and end.")
 @masters_option
 def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) -> None:
-    """Stand for NAME: hold it if nobody does; then tell whenever its holder changes.
+    """Compete for NAME: take it if nobody holds it, then print each new holder.
 
-    Whoever holds a name keeps it until the key is deleted (`stele kv delete KEYSPACE NAME`).
+    The holder keeps the name until somebody deletes the key (`stele kv delete KEYSPACE NAME`).
 
     Example: stele kv elect settings primary
     """
@@ -148,7 +148,9 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
             say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
             if once:
                 return
-            known = holder.encode()  # not what stands there, where that is no UTF-8; then it is told twice
+            known = (
+                holder.encode()
+            )  # differs from the stored bytes if those are not UTF-8; then it is printed twice
             while value := await space.changed(name, known):
                 known, holder = value, value.decode("utf-8", "replace")
                 say(f"{holder} holds {name}{' (me)' if holder == me else ''}")

@@ -16,7 +16,7 @@ from stele.cli.output import say
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from stele.cli.csv_rows import Form
+    from stele.cli.csv_rows import CsvFormat
     from stele.cli.schema_file import TableDefinition
     from stele.cli.source import Input, Source
     from stele.client import AsyncClient, AsyncTable
@@ -36,10 +36,10 @@ _TAB = ("tab", "\\t")
     "form",
     type=click.Choice(("csv", "parquet", "arrow")),
     default=None,
-    help="What the files are [default: by their suffix; standard input is CSV].",
+    help="Format of the files [default: by suffix; CSV for standard input].",
 )
 @click.option(
-    "--delimiter", default=",", show_default=True, help="Between the values of CSV; tab is one, too."
+    "--delimiter", default=",", show_default=True, help="Separator of CSV values: one character, or tab."
 )
 @click.option(
     "--null",
@@ -47,15 +47,15 @@ _TAB = ("tab", "\\t")
     multiple=True,
     default=("", "NA"),
     show_default=True,
-    help="What null is in CSV; in columns of text only where it stands without quotes.",
+    help="A spelling of null in CSV. In text columns it must stand without quotes.",
 )
 @click.option(
     "--rejects",
     type=click.Path(dir_okay=False),
     default=None,
-    help="A new file for the rows that are refused.",
+    help="A new file for the refused rows.",
 )
-@click.option("--create", is_flag=True, help="Make the table first, with the columns of the first file.")
+@click.option("--create", is_flag=True, help="Create the table first, with the columns of the first file.")
 @click.option("--key", default="", metavar="NAME,...", help="With --create: columns of the primary key.")
 @click.option(
     "--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="With --create: hash partitions."
@@ -78,10 +78,10 @@ def load(
     masters: str,
     timeout_s: float,
 ) -> None:
-    """Write CSV (also .csv.gz), Parquet or Arrow files into a table; columns are found by name. - is standard input.
+    """Write CSV (also .csv.gz), Parquet or Arrow files into a table. Columns are matched by name; - is standard input.
 
-    A row with a bad value is told with its line, the others are written; then the exit code is 2. --rejects keeps each such row
-    with its reason, as a JSON object on a line of its own.
+    A row with a bad value is reported with its line. The others are written, and the exit code is 2. --rejects writes
+    each refused row and the reason to a file, one JSON object a line.
 
     \b
     Examples:
@@ -89,16 +89,16 @@ def load(
       stele table load users users.csv.gz --op insert --rejects refused.json
       psql -c "COPY users TO STDOUT CSV HEADER" | stele table load users - --create --key id
     """
-    from stele.cli.csv_rows import Form
+    from stele.cli.csv_rows import CsvFormat
     from stele.cli.new_file import check_new, new_file
     from stele.cli.progress import rows_progress
     from stele.cli.source import opened
 
     if not create and (key or hashes or replication_factor is not None):
-        raise click.UsageError("--key, --hash and --replication-factor go with --create")
+        raise click.UsageError("--key, --hash and --replication-factor need --create")
     if create and not key:
         raise click.UsageError("--create needs --key")
-    csv = Form(nulls, _delimiter(delimiter))
+    csv = CsvFormat(nulls, _delimiter(delimiter))
     if rejects is not None:
         check_new(rejects, otherwise="name another file")
     with ExitStack() as stack:
@@ -109,25 +109,25 @@ def load(
         try:
             with rows_progress() as job.progress:
                 with_client(masters, lambda client: job.run(client, name, table), timeout_s)
-        finally:  # also of what was written before a file could not be read, or no leader be found
-            job.tell()
+        finally:  # also when a later file cannot be read, or no leader is found
+            job.report()
     job.faults.refuse(job.written, rejects)
 
 
 def _delimiter(given: str) -> str:
     found = "\t" if given in _TAB else given
     if len(found) != 1 or not found.isascii() or found in '"\r\n':
-        raise click.UsageError(f"--delimiter {given}: expected one character of ASCII, or tab")
+        raise click.UsageError(f"--delimiter {given}: expected one ASCII character, or tab")
     return found
 
 
 def _definition(
-    name: str, first: Input, csv: Form, key: str, hashes: Sequence[str], replication_factor: int | None
+    name: str, first: Input, csv: CsvFormat, key: str, hashes: Sequence[str], replication_factor: int | None
 ) -> TableDefinition:
     """The table that --create asks for.
 
     Raises:
-        Rejected: columns of the file that a table cannot have, or a key or hash that names none.
+        Rejected: a column of the file has no type in Stele, or --key or --hash names an unknown column.
     """
     from stele.cli.schema_file import TableDefinition, hash_options
     from stele.cli.source import columns_of
@@ -148,10 +148,10 @@ def _definition(
 
 
 class _Load:
-    """One load, and what became of it so far."""
+    """One load and its result so far."""
 
     def __init__(
-        self, inputs: Sequence[Input], csv: Form, op: str, timeout_s: float, rejects: BinaryIO | None
+        self, inputs: Sequence[Input], csv: CsvFormat, op: str, timeout_s: float, rejects: BinaryIO | None
     ) -> None:
         from stele.cli.faults import Faults
 
@@ -166,7 +166,7 @@ class _Load:
         self._opened = False
 
     async def run(self, client: AsyncClient, name: str, definition: TableDefinition | None) -> None:
-        """Make the table if a definition is given, and write all inputs, one after another."""
+        """Create the table if a definition is given, then write the inputs one after another."""
         from stele.cli.source import Source, rows_of
 
         if definition is None:
@@ -199,12 +199,12 @@ class _Load:
                 raise_row_errors=False,
             )
             refused = result.row_errors
-        finally:  # a file that breaks off has bad lines before that
+        finally:  # a file that breaks off may have had bad lines before the break
             self.faults.add(source, refused)
 
-    def tell(self) -> None:
-        """How many rows were written, and the first that were not."""
-        if self._opened:  # else nothing was tried
+    def report(self) -> None:
+        """Print how many rows were written, and the first refused ones."""
+        if self._opened:  # otherwise no row was tried
             seconds = time.monotonic() - self._started
             say(f"{self.written} rows written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)")
-        self.faults.tell()
+        self.faults.report()

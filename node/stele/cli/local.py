@@ -1,4 +1,4 @@
-"""`stele local take-back`: what is done to a volume while no process uses it."""
+"""`stele local take-back`: works on a volume that no process uses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FLAG = "--may-lose-acknowledged-writes"
     help="The node's data directory, as for `node run`.",
 )
 @click.option(
-    FLAG, "accepted", is_flag=True, help="Do it. Without this option it only says what it would break."
+    FLAG, "accepted", is_flag=True, help="Do it. Without this option the command only prints the risks."
 )
 def take_back(data_dir: Path, accepted: bool) -> None:
-    """Have a volume used again that the masters refused as an older copy (exit 6, VolumeOld).
+    """Use a volume again that the masters refused as an older copy (exit code 6, VolumeOld).
 
-    Such a volume may have forgotten votes and rows that its node acknowledged. Used again, it may elect a second leader in a
-    term, and rows may be lost or change back, also on other nodes. Do it only where the newest volume is gone and too few
-    other replicas are left, or where the refusal itself was wrong. Stop the node first. Its record and its log keep what was
-    done; its next start asks the masters to accept it.
+    Such a volume may lack votes and rows that its node acknowledged. Using it may elect a second leader in a term. Rows
+    may be lost or change back, also on other nodes. Do this only if the newest volume is gone and too few other replicas
+    are left, or if the refusal was wrong. Stop the node first. This command is recorded on the volume and in the node's
+    log. At its next start the node asks the masters to accept the volume.
 
     Example: stele local take-back --data-dir /var/lib/stele/data --may-lose-acknowledged-writes
     """
@@ -37,11 +37,11 @@ def take_back(data_dir: Path, accepted: bool) -> None:
     refused = volume.refusal_of(data_dir)
     if refused and not accepted:
         raise click.UsageError(
-            f"{data_dir} was refused: {refused}. It may have forgotten votes and acknowledged rows, and using it may lose or "
-            f"change rows on other nodes too. Attach the newest volume, or start a new node; or say {FLAG}"
+            f"{data_dir} was refused: {refused}. It may lack votes and acknowledged rows; using it may lose or change "
+            f"rows, also on other nodes. Attach the newest volume or start a new node; to use it all the same, add {FLAG}"
         )
     try:
         volume.take_back(data_dir, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     except volume.Fate as exc:
         raise click.UsageError(str(exc)) from None
-    say(f"{data_dir} is used again at its next start; it was refused: {refused}")
+    say(f"the next start of the node uses {data_dir} again; it had been refused: {refused}")

@@ -20,15 +20,17 @@ from stele.cli.output import say, show_json, show_table
     metavar="HOST:PORT,...",
     help="All first masters (environment: STELE_MASTERS).",
 )
-@click.option("--cluster-id", default="", metavar="HEX32", help="Refuse if they belong to another cluster.")
 @click.option(
-    "--wait", "wait_s", default=30.0, show_default=True, help="Wait so many seconds until all answer."
+    "--cluster-id", default="", metavar="HEX32", help="Fail if the masters belong to another cluster."
+)
+@click.option(
+    "--wait", "wait_s", default=30.0, show_default=True, help="Seconds to wait for all of them to answer."
 )
 def form(masters: str, cluster_id: str, wait_s: float) -> None:
-    """Tell the first masters who the others are, once all have formatted their volumes.
+    """Form a new cluster: introduce its first masters to each other, once all have formatted their volumes.
 
-    Until then none of them votes or serves. Once, for a new cluster: the same again does nothing as long as these masters
-    are there, and is refused once one of them was replaced; a formed cluster needs it no more.
+    Until then none of them votes or serves. A cluster is formed once. To repeat the command does nothing while the same
+    masters exist; it is refused after one of them was replaced.
 
     Example: stele master form --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
     """

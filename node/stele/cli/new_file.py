@@ -1,6 +1,6 @@
-"""Files that commands write: whole under their name, or not there. Knows nothing of rows.
+"""Files that commands write. Knows nothing of rows.
 
-Invariant: under the name stands either what was there before or all that was written; nothing is replaced unasked.
+Invariant: the name holds either its old content or the complete new file. A file is replaced only if the user asks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from stele.model.errors import Rejected
 
 
 def check_new(path: str, *, otherwise: str) -> None:
-    """Before anything is asked of anybody.
+    """Check that no file exists at `path`. Call it before any request is sent.
 
     Raises:
-        Rejected: a file is there; `otherwise` says what to do about that.
+        Rejected: a file exists; `otherwise` says what the user can do.
     """
     if os.path.isfile(path):
-        raise Rejected(f"{path} is there already; {otherwise}")
+        raise Rejected(f"{path} exists already; {otherwise}")
 
 
 @contextmanager
 def new_file(path: str) -> Iterator[BinaryIO]:
-    """A file that gets its name once all of it is written: what ends by an error leaves nothing. Pipes and devices are written as
-    they are.
+    """A file that gets its name only when it is complete; an error leaves nothing. Pipes and devices are written directly.
 
     Raises:
         OSError: it cannot be written.
@@ -37,17 +36,17 @@ def new_file(path: str) -> Iterator[BinaryIO]:
         with open(path, "wb") as special:
             yield special
         return
-    real = Path(os.path.realpath(path))  # a link stays one
-    aside = real.with_name(f".{real.name}.{os.getpid()}.part")
+    real = Path(os.path.realpath(path))  # keeps a symbolic link, and replaces its target
+    partial = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
-        with open(aside, "wb") as file:
+        with open(partial, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, real)
+        os.replace(partial, real)
     except BaseException as exc:
         with suppress(OSError):
-            aside.unlink()
-        if isinstance(exc, OSError) and exc.filename == str(aside):
+            partial.unlink()
+        if isinstance(exc, OSError) and exc.filename == str(partial):
             exc.filename = path  # the name that the caller knows
         raise

@@ -15,11 +15,11 @@ from stele.cli.output import say
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
 def forget(node: str, yes: bool, masters: str) -> None:
-    """Forget a node or master that is gone for good: it is shown no more, and nothing waits for it.
+    """Forget a node or master that is gone for good. It is no longer shown, and nothing waits for it.
 
-    Refused while it is heard, or while a tablet's configuration or a change under way names it: heal first (`stele driver run`,
-    or the operator, which also forgets its own nodes by itself). It cannot be taken back: a node that comes back under this
-    UUID holds nothing.
+    Refused while the node sends heartbeats, or while a tablet's configuration or a change under way names it. Then heal
+    first, with `stele driver run` or the operator. The operator forgets its own nodes by itself. This cannot be undone: a
+    node that returns under this UUID holds nothing.
 
     Example: stele node forget 6f1c0d7e
     """
@@ -28,8 +28,10 @@ def forget(node: str, yes: bool, masters: str) -> None:
 
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"Nobody can be asked whether to forget {node}: say --yes")
-        click.confirm(f"Forget {node}, for good?", abort=True)
+            raise click.UsageError(
+                f"standard input is no terminal, so nobody can confirm to forget {node}; add --yes"
+            )
+        click.confirm(f"Forget {node} for good?", abort=True)
 
     async def work(client: AsyncClient) -> str:
         return await forget_node(client.masters, node)

@@ -1,7 +1,7 @@
-"""Options that several commands share, and how a command gets at the cluster. Imports the client when it is used.
+"""Options that several commands share, and the client for a command. Imports the client only when it is used.
 
-Invariant: a shared option means the same before the command and behind it; the nearest to the command counts, and one
-that the command does not take is refused.
+Invariant: a shared option means the same before and after the command. If it is given twice, the one nearest to the
+command counts. An option that the command does not have is refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Seconds(click.FloatRange):
-    """A number of seconds above 0; nan is in every range, for click."""
+    """A number of seconds above 0. Refuses nan, which click finds in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
         if not math.isfinite(seconds):
-            self.fail(f"{value}: expected a number of seconds above 0, of a year at most", param, ctx)
+            self.fail(f"{value}: expected a finite number of seconds above 0", param, ctx)
         return seconds
 
 
@@ -56,15 +56,15 @@ def early_options() -> list[click.Parameter]:
         early(
             "--masters",
             metavar="HOST:PORT,...",
-            help="Some of the masters; here or behind the command (environment: STELE_MASTERS).",
+            help="Some of the masters; here or after the command (environment: STELE_MASTERS).",
         ),
         early(
             "--timeout",
             "timeout_s",
             type=_SECONDS,
-            help="Give up after so many seconds; as --masters, for commands that list it.",
+            help="Give up after this many seconds; here or after a command that has it.",
         ),
-        early("--json", "as_json", is_flag=True, help="Print JSON; as --masters, for commands that list it."),
+        early("--json", "as_json", is_flag=True, help="Print JSON; here or after a command that has it."),
     ]
 
 
@@ -74,7 +74,7 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
 
 
 def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None:
-    """Raises UsageError if an option was given before a command that does not take it."""
+    """Raises UsageError if an option was given before a command that does not have it."""
     taken = {param.name for param in command.params if isinstance(param, Shared)}
     behind = {option for param in command.params for option in param.opts}
     for param in early_options():
@@ -107,7 +107,7 @@ def timeout_option(command: F, default_s: float = 30.0) -> F:
         type=_SECONDS,
         default=default_s,
         show_default=True,
-        help="Give up after so many seconds.",
+        help="Give up after this many seconds.",
     )(command)
 
 
@@ -130,7 +130,7 @@ def replication_option(default: int | None = 3) -> Callable[[F], F]:
 def with_client(masters: str, work: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 30.0) -> T:
     """Run `work` with a client of the cluster, on an event loop that ends with it.
 
-    A --timeout that was given is also the patience until a first master answers.
+    If the user gave --timeout, it also bounds the wait for the first answer of a master.
     """
     from stele.client import AsyncClient
     from stele.rpc.first_contact import FIRST_CONTACT_S

@@ -1,7 +1,6 @@
-"""What commands print: tables and lines for people, JSON for programs, bytes for files. All of it goes through here.
+"""What commands print: tables and lines for people, JSON for programs, bytes for files.
 
-Invariant: a terminal is given no control character that came from elsewhere: names, rows, errors and reasons are written by
-other processes and other people.
+Invariant: control characters in names, rows, errors and reasons never reach a terminal. Other people wrote those.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ def show_json(value: Any) -> None:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print one line, on standard error with `err`. Parts of it may come from other processes."""
+    """Print one line; with `err`, to standard error. Control characters in it are escaped."""
     click.echo(printable(str(text)), err=err)
 
 
 def raw_output() -> BinaryIO:
-    """Where bytes go that are to leave as they are. A terminal gets what does not print in them as escapes."""
+    """Standard output for raw bytes. On a terminal, unprintable bytes are escaped."""
     return cast(BinaryIO, _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
 
 
 class _Terminal(io.RawIOBase):
-    """Standard output, for bytes of whatever kind."""
+    """A terminal as a sink for arbitrary bytes."""
 
     def writable(self) -> bool:
         return True
@@ -52,8 +51,11 @@ def show_table(
     *,
     all_shown_by: str = "a wider terminal, or a pipe",
 ) -> None:
-    """Print rows under headers, columns aligned. On a terminal they fit its width: long cells are cut, and columns at the end
-    that have no place are named below, with `all_shown_by`, what shows them."""
+    """Print rows under headers in aligned columns.
+
+    On a terminal they fit its width: long cells are cut, and trailing columns that do not fit are left out. A line below
+    names those columns and `all_shown_by`, the way to see them.
+    """
     lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     table = fitted(lines, width)
@@ -69,5 +71,5 @@ def short(identifier: str) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as people read them."""
+    """A number of bytes in MiB or GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -1,6 +1,6 @@
-"""`stele node run`, `stele master run`: command line to NodeOptions, then the process.
+"""`stele node run`, `stele master run`: turns the command line into NodeOptions, then runs the process.
 
-Every option may also be given in the environment, as STELE_ and its name: STELE_DATA_DIR, STELE_NODE_ID, ...
+Every option can also be set in the environment as STELE_ plus its name: STELE_DATA_DIR, STELE_NODE_ID, ...
 Exit codes: PROCESS_EXIT_CODES of errors.py.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stele.cli.errors import PROCESS_EXIT_CODES, listed
+from stele.cli.errors import PROCESS_EXIT_CODES, exit_codes_help
 
 if TYPE_CHECKING:
     from stele.tserver.options import FirstMaster, NodeOptions
@@ -28,8 +28,8 @@ def _option(name: str, **kwargs: Any) -> Callable[[F], F]:
 
 
 def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
-    """What nodes and masters have in common; `port` is where they listen by default, `masters_default` what help says
-    of --masters."""
+    """The options that nodes and masters share. `port`: the default port; `masters_default`: the default in the help of
+    --masters."""
     options = (
         _option(
             "--data-dir",
@@ -43,7 +43,7 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             "--fork-id",
             default="",
             metavar="HEX32",
-            help="Which copy of the cluster's volumes this is: a new one for all of a copy that is started [default: as before].",
+            help="Which copy of the cluster's volumes this is. Give all processes of a new copy one new id [default: as before].",
         ),
         _option(
             "--listen",
@@ -53,33 +53,43 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             help="Where gRPC listens; the other ports are on the same host.",
         ),
         _option(
-            "--advertise", default="", metavar="HOST:PORT", help="Where others dial [default: --listen]."
+            "--advertise",
+            default="",
+            metavar="HOST:PORT",
+            help="The address that others use [default: --listen].",
         ),
         _option(
             "--masters",
             default="",
             metavar="HOST:PORT,...",
-            help=f"All masters; each is told that this one lives, names are resolved anew{masters_default}.",
+            help=f"All masters. The process sends heartbeats to each; names are resolved again for each connection{masters_default}.",
         ),
-        _option("--machine", default="", help="The machine this runs on: one replica of a tablet on each."),
-        _option("--zone", default="", help="The zone of the machine."),
-        _option("--http-port", default=7080, show_default=True, help="Probes, metrics, identity."),
-        _option("--flight-port", default=7052, show_default=True, help="Arrow Flight."),
         _option(
-            "--stream-port", default=7053, show_default=True, help="Streams of nodes and clients, over TCP."
+            "--machine", default="", help="The machine this runs on. A machine holds one replica of a tablet."
+        ),
+        _option("--zone", default="", help="The zone of the machine."),
+        _option(
+            "--http-port", default=7080, show_default=True, help="Port for probes, metrics and identity."
+        ),
+        _option("--flight-port", default=7052, show_default=True, help="Port for Arrow Flight."),
+        _option(
+            "--stream-port",
+            default=7053,
+            show_default=True,
+            help="Port for TCP streams of nodes and clients.",
         ),
         _option(
             "--wal-sync",
             type=click.Choice(("always", "interval", "never")),
             default="always",
             show_default=True,
-            help="When the log is synced. Anything but always may lose acknowledged writes with the power.",
+            help="When the log is synced. Other values than always may lose acknowledged writes in a power loss.",
         ),
         _option(
             "--memory-mib",
             type=click.IntRange(min=64),
             default=None,
-            help="Budget of requests being worked on [default: by the memory limit of this process, 256 at most].",
+            help="Memory for requests in progress [default: from the memory limit of this process, 256 at most].",
         ),
         _option(
             "--log-level",
@@ -93,7 +103,7 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             type=click.Choice(("auto", "json", "text")),
             default="auto",
             show_default=True,
-            help="auto: text on a terminal, else JSON. Colours are for terminals, and none where NO_COLOR is set.",
+            help="auto: text on a terminal, else JSON. Text has colours on a terminal unless NO_COLOR is set.",
         ),
     )
 
@@ -105,10 +115,10 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
     return decorate
 
 
-@click.command(epilog=listed(PROCESS_EXIT_CODES))
+@click.command(epilog=exit_codes_help(PROCESS_EXIT_CODES))
 @_process_options(7050)
 def node_run(**values: Any) -> None:
-    """Run a node until it is told to stop (SIGTERM: hand leaders over, then end).
+    """Run a node until it is told to stop. On SIGTERM it hands over its leaders, then ends.
 
     \b
     Example:
@@ -121,13 +131,13 @@ def node_run(**values: Any) -> None:
     end_process(run_process(node_options(values, "node")))
 
 
-@click.command(epilog=listed(PROCESS_EXIT_CODES))
+@click.command(epilog=exit_codes_help(PROCESS_EXIT_CODES))
 @_process_options(7051, " [default: those of --first-masters]")
 @_option(
     "--first-masters",
     default="",
     metavar="HEX32=HOST:PORT,...",
-    help="Format an empty volume as one of these first masters, once all others say that the cluster has not formed.",
+    help="Format an empty volume as one of these first masters, once all others say that the cluster is not formed.",
 )
 @_option(
     "--join", is_flag=True, help="Format an empty volume as a master that waits for a copy of the catalog."
@@ -151,7 +161,8 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
 
 
 def _prepare(values: dict[str, Any]) -> None:
-    """Before anything heavy is imported: gRPC's fork support costs a check per fork and wakes threads."""
+    """Set up the environment, imports and logging before heavy imports. gRPC's fork support, which costs a check per
+    fork and wakes threads, is switched off."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from stele.model.no_pandas import keep_pandas_out
     from stele.rpc.logging import setup
@@ -168,7 +179,7 @@ def _prepare(values: dict[str, Any]) -> None:
 def node_options(
     values: dict[str, Any], role: str, first_masters: tuple[FirstMaster, ...] = (), **more: Any
 ) -> NodeOptions:
-    """The options of a process, of the command's values. First masters are who is told if no masters are given."""
+    """NodeOptions from the command's values. Without --masters, heartbeats go to the first masters."""
     from stele.model.ids import ClusterId, NodeId
     from stele.rpc.masters import parse_masters
     from stele.tserver.memory import MemoryShares, memory_limit
@@ -193,7 +204,7 @@ def parse_first_masters(text: str) -> tuple[FirstMaster, ...]:
     """The value of --first-masters.
 
     Raises:
-        Rejected: a part that is not HEX32=HOST:PORT.
+        Rejected: a part is not HEX32=HOST:PORT.
     """
     from stele.model.errors import Rejected
     from stele.model.ids import NodeId, is_id

@@ -1,4 +1,4 @@
-"""Progress of rows on a terminal's standard error. Used by commands that write files."""
+"""A progress display on standard error if that is a terminal. Used by commands that read or write files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 class _Rows(ProgressColumn):
-    """How many rows; of how many, where that is known."""
+    """The number of rows so far, and the total if it is known."""
 
     def render(self, task: Task) -> Text:
         total = "" if task.total is None else f"/{int(task.total):,}"
@@ -16,7 +16,7 @@ class _Rows(ProgressColumn):
 
 
 def rows_progress() -> Progress:
-    """A line for each file."""
+    """A progress display with a line for each file."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

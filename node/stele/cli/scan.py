@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 _TABLE_ROWS_MAX = 1_000
 _GROUP_ROWS, _GROUP_BYTES = 128 << 10, 64 << 20
-"""A row group of Parquet: small ones are slow to read, large ones are held in memory."""
+"""Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
 
 
 @click.command()
 @click.argument("name")
 @click.option("--columns", default="", metavar="NAME,...", help="Only these columns.")
 @click.option("--where", default="", metavar="CONDITION", help="Only rows for which this is true.")
-@click.option("--limit", type=click.IntRange(0), default=None, help="At most so many rows.")
+@click.option("--limit", type=click.IntRange(0), default=None, help="At most this many rows.")
 @click.option("--ordered", is_flag=True, help="In key order.")
 @click.option(
     "--snapshot",
     default="",
     metavar="TIME",
-    help="As of this hybrid time, or ISO 8601 time, UTC without a zone; 0 is now [default: now].",
+    help="Read as of this hybrid time or ISO 8601 time (UTC unless it has a zone); 0 is now [default: now].",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(("table", "csv", "json", "arrow", "parquet")),
     default=None,
-    help="[default: by the output's suffix, else table]",
+    help="Output format [default: by the suffix of --output, else table].",
 )
 @click.option(
     "--output",
     "-o",
     type=click.Path(dir_okay=False),
     default=None,
-    help="Write to a file: .csv, .json, .arrow (a stream) or .parquet. It is there once it is whole.",
+    help="Write to a file: .csv, .json, .arrow (a stream) or .parquet. It appears when it is complete.",
 )
-@click.option("--force", is_flag=True, help="Replace the output if it is there.")
+@click.option("--force", is_flag=True, help="Replace the output file if it exists.")
 @click.option("--count", "only_count", is_flag=True, help="Print only how many rows there are.")
 @masters_option
 @timeout_option
@@ -81,15 +81,15 @@ def scan(
 
     form = form or _form_of(output)
     if output and only_count:
-        raise click.UsageError("--count prints a number and takes no --output")
+        raise click.UsageError("--count prints a number and cannot be used with --output")
     if output and form == "table":
         raise click.UsageError(
-            "--output takes .csv, .json, .arrow or .parquet; say --format for another suffix"
+            "--output expects .csv, .json, .arrow or .parquet; for another suffix add --format"
         )
     if form == "parquet" and not output:
-        raise click.UsageError("Parquet goes into a file: give --output")
+        raise click.UsageError("Parquet needs a file; add --output")
     if force and not output:
-        raise click.UsageError("--force goes with --output")
+        raise click.UsageError("--force needs --output")
     if output and not force:
         check_new(output, otherwise="--force replaces it")
     at = _snapshot(snapshot)
@@ -121,7 +121,7 @@ def scan(
 
 
 def _form_of(output: str | None) -> str:
-    """What a file's suffix says."""
+    """The format that a file's suffix names."""
     suffixes = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
     arrow = dict.fromkeys((".arrow", ".arrows", ".ipc"), "arrow")
     return (suffixes | arrow).get(Path(output).suffix, "table") if output else "table"
@@ -134,7 +134,7 @@ async def _head(scanner: Any) -> list[pa.RecordBatch]:
             found.append(batch.slice(0, _TABLE_ROWS_MAX - rows))
             rows += batch.num_rows
             if rows >= _TABLE_ROWS_MAX:
-                say(f"the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
+                say(f"these are the first {_TABLE_ROWS_MAX} rows; --format csv prints all", err=True)
                 break
     return found
 
@@ -160,7 +160,7 @@ def _cell(value: Any) -> str:
 
 
 def _writer(form: str, sink: BinaryIO, schema: pa.Schema) -> Any:
-    """A function that writes a batch, and ends the file when given None."""
+    """A function that writes a batch. Given None it ends the file."""
     from stele.model.rows import python_rows
 
     if form == "json":
@@ -217,7 +217,7 @@ def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
 
 
 def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same, with columns of bytes called text: Arrow would refuse to write bytes that are no UTF-8 into CSV."""
+    """The batch with binary columns relabelled as text, because Arrow refuses to write bytes that are not UTF-8 to CSV."""
     import pyarrow as pa
 
     arrays = [
@@ -230,8 +230,10 @@ def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _times_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same, where columns with dates or times outside of the years 1 to 9999 are text, in which these are numbers
-    with a sign: `table load` knows them by it."""
+    """The batch with dates and times outside the years 1 to 9999 as signed numbers, in columns of text.
+
+    `table load` recognizes them by the sign.
+    """
     import pyarrow as pa
 
     arrays = [_as_text(array) if pa.types.is_temporal(array.type) else array for array in batch.columns]

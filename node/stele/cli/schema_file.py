@@ -1,7 +1,7 @@
-"""Table definitions from files (YAML or JSON: a TabletGroup, only its spec, or what `stele table describe --json` prints) and from
-options. Pure, but for the file.
+"""Table definitions from files or options. A file is a TabletGroup, its spec, or output of `stele table describe --json`.
 
-Invariant: all faults of a definition are told together, and nothing in it is ignored but what a server wrote there.
+Does no I/O except to read the file. Invariants: all faults of a definition are reported together. Only fields that a
+server wrote are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stele.model.split_json import split_key
 
 @dataclass(slots=True)
 class TableDefinition:
-    """What CreateTable wants to know."""
+    """The arguments of CreateTable."""
 
     name: str
     schema: Schema
@@ -34,21 +34,21 @@ class TableDefinition:
 
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-"""As `describe --json` prints them."""
+"""How `describe --json` prints them."""
 _API_VERSION = "stele.dev/v1alpha1"
 _RESOURCE_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 _NOT_OURS = ("clusterRef", "deletionPolicy")
-"""Of a TabletGroup: what the operator reads."""
+"""Fields of a TabletGroup that only the operator reads."""
 _SPEC_KEYS = ("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning")
 _DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady")
-"""What `describe --json` tells of a table beside its definition. A new table has its own."""
+"""Fields of `describe --json` that are not part of the definition. A new table gets its own."""
 
 
 def table_from_file(path: str) -> TableDefinition:
     """The definition in a file.
 
     Raises:
-        Rejected: the file cannot be read, or with every fault of what it says.
+        Rejected: the file cannot be read, or its definition is wrong. The message lists every fault.
     """
     try:
         text = Path(path).read_text()
@@ -57,7 +57,7 @@ def table_from_file(path: str) -> TableDefinition:
             f"{path}: {exc.strerror}; name a YAML or JSON file, or give the columns with --column"
         ) from exc
     except UnicodeDecodeError as exc:
-        raise Rejected(f"{path}: no YAML or JSON: {exc}") from exc
+        raise Rejected(f"{path}: not valid YAML or JSON: {exc}") from exc
     document = parse(path, text)
     if not isinstance(document.value, dict):
         raise Rejected(f"{path}: {_EXPECTED}")
@@ -75,9 +75,9 @@ def table_from_file(path: str) -> TableDefinition:
 def _check_kind(path: str, document: dict[str, Any]) -> None:
     kind = document.get("kind", "TabletGroup")
     if kind == "keyspace":
-        raise Rejected(f"{path}: a key space, not a table; make it with `stele kv create`")
+        raise Rejected(f"{path}: a key space, not a table; create it with `stele kv create`")
     if kind not in ("TabletGroup", "table"):
-        remedy = f"; a {kind} is made with `kubectl apply -f {path}`" if kind == "TabletCluster" else ""
+        remedy = f"; create a {kind} with `kubectl apply -f {path}`" if kind == "TabletCluster" else ""
         raise Rejected(f"{path}: kind {kind}; {_EXPECTED}{remedy}")
     version = document.get("apiVersion", _API_VERSION)
     if version != _API_VERSION:
@@ -85,7 +85,7 @@ def _check_kind(path: str, document: dict[str, Any]) -> None:
 
 
 def _name_of(metadata: Entry) -> str:
-    """The name in a resource's metadata; what else is there is Kubernetes' own."""
+    """The name in a resource's metadata. The other fields there belong to Kubernetes."""
     if not isinstance(metadata.value, dict):
         metadata.fault("expected a mapping, as in a TabletGroup")
         return ""
@@ -120,7 +120,7 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
 
 
 def hash_options(hashes: Sequence[str], known: set[str], faults: list[str]) -> list[dict[str, Any]]:
-    """What each --hash asks for. Puts what is wrong with them into `faults`."""
+    """Parse each --hash; append what is wrong to `faults`."""
     parts = []
     for text in hashes:
         names, _, buckets = text.rpartition(":")
@@ -128,7 +128,7 @@ def hash_options(hashes: Sequence[str], known: set[str], faults: list[str]) -> l
             faults.append(f"--hash {text}: expected NAME,...:BUCKETS, like id:8")
             continue
         if unknown := [one for one in names.split(",") if one not in known]:
-            faults.append(f"--hash {text}: {', '.join(map(repr, unknown))} is no --column")
+            faults.append(f"--hash {text}: no column {', '.join(map(repr, unknown))}")
         if int(buckets) < 2:
             faults.append(f"--hash {text}: {buckets} buckets; expected 2 or more")
         parts.append({"columns": names.split(","), "buckets": int(buckets)})
@@ -142,7 +142,7 @@ def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> Table
             name = given[key].text("a name")
     columns = [_column(entry) for entry in given["columns"].entries("columns")] if "columns" in given else []
     primary = given["primaryKey"].texts("column names") if "primaryKey" in given else []
-    factor = given["replicationFactor"].whole(1) if "replicationFactor" in given else 3
+    factor = given["replicationFactor"].whole_number(1) if "replicationFactor" in given else 3
     spec.document.refuse_faults()
     try:
         schema = Schema.make(columns, primary)
@@ -186,8 +186,8 @@ def _partitioning(entry: Entry, schema: Schema) -> PartitionSchema:
 def _hash(entry: Entry, schema: Schema) -> HashPartition:
     given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
     columns = _named_columns(given["columns"], schema) if "columns" in given else []
-    buckets = given["buckets"].whole(2) if "buckets" in given else 2
-    seed = given["seed"].whole(0) if "seed" in given else 0
+    buckets = given["buckets"].whole_number(2) if "buckets" in given else 2
+    seed = given["seed"].whole_number(0) if "seed" in given else 0
     return HashPartition(tuple(int(column.id) for column in columns), buckets, seed)
 
 

@@ -1,7 +1,7 @@
-"""Where `table load` takes its rows from: files of CSV, Parquet and Arrow, gzip and standard input. Writes nothing but copies of
-what cannot be read twice, which go with the command.
+"""The inputs of `table load`: CSV, Parquet and Arrow files, gzip and standard input.
 
-Invariant: each row that is given out has a place by which it is found again: a line of CSV, a number elsewhere.
+Writes only temporary copies of inputs that cannot be read twice. Invariant: each row has a place by which it can be found
+again: its line in CSV, its number in other formats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from stele.cli.csv_rows import Form, Lines, Span, read_csv, schema_of_csv, spans
+from stele.cli.csv_rows import CsvFormat, Lines, Span, read_csv, schema_of_csv, spans
 from stele.model.errors import Rejected
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ _SUFFIXES = {
     **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
 }
 _ARROW_FILE = b"ARROW1"
-"""An Arrow file begins with it, a stream never."""
+"""The first bytes of an Arrow file. An Arrow stream never begins with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A file to read, or standard input. `name`: what messages call it; `path`: of the file, "" for standard input as it comes."""
+    """A file to read, or standard input. `name`: for messages; `path`: of the file, "" for standard input."""
 
     name: str
     path: str
@@ -47,17 +47,17 @@ class Input:
 
     @staticmethod
     def of(path: str, form: str = "") -> Input:
-        """A file, of `form` or what its suffix says; standard input is CSV unless something else is said.
+        """An input of format `form`, which defaults to the one of the suffix, or to CSV for standard input.
 
         Raises:
-            Rejected: a suffix that is not known.
+            Rejected: the suffix is unknown, or there is no such file.
         """
         if path == STANDARD_INPUT:
             return Input("standard input", "", form or "csv")
         found = form or next((f for suffix, f in _SUFFIXES.items() if path.endswith(suffix)), "")
         if not found:
             raise Rejected(
-                f"{path}: expected .csv, .csv.gz, .parquet, or .arrow (a file or a stream); or say --format"
+                f"{path}: expected .csv, .csv.gz, .parquet, or .arrow (a file or a stream); or give --format"
             )
         if not os.path.isfile(path) and not os.path.exists(path):
             raise Rejected(f"{path}: no such file")
@@ -70,7 +70,7 @@ class Input:
 
     @contextmanager
     def stream(self) -> Iterator[Any]:
-        """What Arrow reads CSV from."""
+        """The CSV text as a path or file for Arrow."""
         if not self.path:
             yield sys.stdin.buffer
         elif self.packed:
@@ -81,7 +81,7 @@ class Input:
 
     @contextmanager
     def plain(self) -> Iterator[str]:
-        """The path of a file that holds its text, of broken gzip what comes before the break; "" where it cannot be read again."""
+        """The path of a file with the plain text, or "" if the input cannot be read again. Broken gzip ends at the break."""
         if not self.packed:
             yield self.path if os.path.isfile(self.path) else ""
             return
@@ -91,11 +91,12 @@ class Input:
 
 @contextmanager
 def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Input]]:
-    """The inputs. `again`: they are read more than once, so standard input is copied to a file first, as it is for formats that are not
-    read from front to back.
+    """The inputs. `again`: they are read more than once.
+
+    Then standard input is copied to a file first. So it is for formats that are not read from front to back.
 
     Raises:
-        Rejected: a suffix that is not known, or standard input twice.
+        Rejected: an unknown suffix, no such file, or standard input twice.
     """
     if paths.count(STANDARD_INPUT) > 1:
         raise Rejected("standard input (-) is named twice")
@@ -111,15 +112,15 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
 @contextmanager
 def _copied(file: BinaryIO | gzip.GzipFile) -> Iterator[str]:
     with tempfile.NamedTemporaryFile(prefix="stele-load-") as copy:
-        with suppress(EOFError, gzip.BadGzipFile, zlib.error):  # whoever reads the rows is told
+        with suppress(EOFError, gzip.BadGzipFile, zlib.error):  # reading the rows reports it
             shutil.copyfileobj(file, copy, 64 << 10)
         copy.flush()
         yield copy.name
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Within: what is wrong with a file is told by its name, in one line."""
+def _naming(name: str) -> Iterator[None]:
+    """Turns Arrow's errors within the block into one line that names the file."""
     import pyarrow as pa
 
     try:
@@ -128,16 +129,16 @@ def _told(name: str) -> Iterator[None]:
         raise Rejected(f"{name}: {(str(exc).splitlines() or [type(exc).__name__])[0]}") from exc
 
 
-def columns_of(source: Input, form: Form) -> pa.Schema:
-    """The Arrow schema of a file; of CSV, what its columns look like.
+def columns_of(source: Input, form: CsvFormat) -> pa.Schema:
+    """The Arrow schema of a file; for CSV, an inferred one.
 
     Raises:
-        Rejected: a file that is not what its suffix says.
+        Rejected: the content is not what the suffix says.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    with _told(source.name):
+    with _naming(source.name):
         if source.form == "csv":
             with source.plain() as path:
                 return schema_of_csv(path, form)
@@ -148,23 +149,23 @@ def columns_of(source: Input, form: Form) -> pa.Schema:
 
 
 def rows_of(source: Input) -> int | None:
-    """How many rows a file has, where it says so.
+    """The number of rows of a file, or None if the format does not record it.
 
     Raises:
-        Rejected: a file that is not what its suffix says.
+        Rejected: the content is not what the suffix says.
     """
     if source.form != "parquet":
         return None
     import pyarrow.parquet as parquet
 
-    with _told(source.name):
+    with _naming(source.name):
         return int(parquet.read_metadata(source.path).num_rows)
 
 
 class Source:
     """The rows of one input for a table."""
 
-    def __init__(self, source: Input, schema: Schema, form: Form) -> None:
+    def __init__(self, source: Input, schema: Schema, form: CsvFormat) -> None:
         self.input = source
         self.lines = Lines()
         self._csv = source.form == "csv"
@@ -173,11 +174,11 @@ class Source:
         self._form = form
 
     def place(self, row: int) -> int:
-        """Where a row stands, by its position among those given out: its line of CSV, its number from 1 elsewhere."""
+        """The place of a row, given its position among those yielded: its CSV line, or its number from 1."""
         return self.lines.line_of(row) if self._csv else row + 1
 
     def spans(self, places: Collection[int]) -> dict[int, Span]:
-        """Where each place of CSV is in the file; elsewhere, and where it cannot be read again, a place is what it is."""
+        """The lines of the file for each place of CSV. For other inputs the place itself."""
         if self._csv:
             with self.input.plain() as path:
                 if path:
@@ -185,7 +186,7 @@ class Source:
         return {place: Span(place, place, 0, 0) for place in places}
 
     def rows(self, places: Collection[int]) -> dict[int, Any]:
-        """What stands at each place: the text of a line of CSV, elsewhere the values by their columns."""
+        """The content at each place: the text of a CSV line, or the values by column."""
         if not self._csv:
             return self._values(places)
         with self.input.plain() as path:
@@ -215,9 +216,9 @@ class Source:
         """Record batches of the input.
 
         Raises:
-            Rejected: a file that is not what its suffix says.
+            Rejected: the content is not what the suffix says.
         """
-        with _told(self.input.name):
+        with _naming(self.input.name):
             if self._csv:
                 with self.input.stream() as stream:
                     yield from read_csv(stream, self.input.name, self._schema, self._form, self.lines)
@@ -244,12 +245,12 @@ def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
     reader, is_file = _arrow_reader(source)
     batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
     for batch in batches:
-        ensure_safe(batch)  # values that are none of their columns are refused by their rows
+        ensure_safe(batch)  # values that do not fit their column are refused row by row, later
         yield batch
 
 
 def _arrow_reader(source: pa.MemoryMappedFile) -> tuple[Any, bool]:
-    """Of an Arrow file or stream: `table scan` writes a stream, other programs files, both under any of the suffixes."""
+    """A reader, and whether it reads a stream. `table scan` writes Arrow streams, other programs write Arrow files."""
     import pyarrow as pa
 
     is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.health import cluster_health, names_of_nodes, show_ailing, tell_unsettled
+from stele.cli.health import cluster_health, names_of_nodes, show_unhealthy, warn_unsettled
 from stele.cli.options import (
     json_option,
     masters_option,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @masters_option
 @json_option
 def list_tables(masters: str, as_json: bool) -> None:
-    """List tables and key spaces. Ready: how many of its tablets have a leader and a majority now.
+    """List tables and key spaces. READY counts the tablets that have a leader and a majority now.
 
     Example: stele table list
     """
@@ -44,7 +44,7 @@ def list_tables(masters: str, as_json: bool) -> None:
     if as_json:
         show_json([_as_json(info, ready[info.table_id]) for info in tables])
         return
-    tell_unsettled(health)
+    warn_unsettled(health)
     show_table(
         ("name", "kind", "state", "tablets", "ready", "replicas", "id"),
         [
@@ -72,7 +72,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     if as_json:
         show_json(_as_json(info, ready))
         return
-    tell_unsettled(health)
+    warn_unsettled(health)
     say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
     if info.schema is not None:
         key = [column.name for column in info.schema.key_columns]
@@ -104,7 +104,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             for tablet in tablets
         ],
     )
-    show_ailing(tablets)
+    show_unhealthy(tablets)
 
 
 @click.command()
@@ -115,7 +115,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 @click.option("--key", default="", metavar="NAME,...", help="Columns of the primary key.")
 @click.option("--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="Hash partitions.")
 @replication_option(default=None)
-@click.option("--name", "named", default="", help="Another name than the file's.")
+@click.option("--name", "named", default="", help="Name of the table [default: the name in the file].")
 @masters_option
 @timeout_option
 def create(
@@ -128,7 +128,7 @@ def create(
     masters: str,
     timeout_s: float,
 ) -> None:
-    """Create a table, from a YAML or JSON file (a TabletGroup will do) or from options.
+    """Create a table from a YAML or JSON file (such as a TabletGroup) or from options.
 
     \b
     Examples:
@@ -141,7 +141,7 @@ def create(
         table = table_from_options(source, columns, key, hashes)
     elif key or hashes:
         raise click.UsageError(
-            "--key and --hash go with --column; in a file they are primaryKey and partitioning"
+            "--key and --hash need --column; a file has primaryKey and partitioning instead"
         )
     else:
         table = table_from_file(source)
@@ -167,20 +167,22 @@ def create(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
 def delete(name: str, yes: bool, masters: str) -> None:
-    """Delete a table or key space, for good.
+    """Delete a table or key space permanently.
 
     Example: stele table delete users --yes
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"Nobody can be asked whether to delete {name}: say --yes")
-        click.confirm(f"Delete {name} and all its rows, for good?", abort=True)
+            raise click.UsageError(
+                f"standard input is no terminal, so nobody can confirm to delete {name}; add --yes"
+            )
+        click.confirm(f"Delete {name} and all its rows permanently?", abort=True)
     with_client(masters, lambda client: client.delete_table(name))
     say(f"deleted {name}")
 
 
 def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any] | dict[str, str]]]:
-    """Names of the columns, and what each range but the first begins with, as JSON has it."""
+    """Names of the range columns, and the JSON of the first key of each range except the first."""
     from stele.model.split_json import split_values
 
     columns = [schema.by_id[i] for i in part.column_ids]
@@ -194,7 +196,7 @@ def _shown_split(split: list[Any] | dict[str, str]) -> str:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    """A column as `table create` reads it."""
+    """A column in the form that `table create` reads."""
     described: dict[str, Any] = {
         "name": column.name,
         "type": column.type,

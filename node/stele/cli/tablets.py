@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.health import cluster_health, names_of_nodes, tell_unsettled
+from stele.cli.health import cluster_health, names_of_nodes, warn_unsettled
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="list")
-@click.option("--table", default="", help="Only of this table.")
+@click.option("--table", default="", help="Only tablets of this table.")
 @masters_option
 @json_option
 def list_tablets(table: str, masters: str, as_json: bool) -> None:
@@ -41,7 +41,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
             ]
         )
         return
-    tell_unsettled(health)
+    warn_unsettled(health)
     names = names_of_nodes(health)
     show_table(
         ("tablet", "table", "state", "leader", "voters", ""),
@@ -64,10 +64,10 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
 @masters_option
 @json_option
 def describe(tablet: str, masters: str, as_json: bool) -> None:
-    """Show the replicas of one tablet; its first digits will do.
+    """Show the replicas of one tablet. The first digits of its id are enough.
 
-    What they have applied and hold is asked of their nodes. `told`: now, or how long ago the masters heard it of a node
-    that gives no answer.
+    The command asks the nodes what they have applied and stored. REPORTED is "now", or the age of the last report to the
+    masters if the node does not answer.
 
     Example: stele tablet describe 9a2e41
     """
@@ -82,7 +82,8 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
         found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet.lower())]
         if len(found) != 1:
             raise Rejected(
-                f"{len(found)} tablets begin with {tablet}; `stele tablet list`", code=Code.NOT_FOUND
+                f"{len(found)} tablets begin with {tablet}; `stele tablet list` shows all",
+                code=Code.NOT_FOUND,
             )
         health = examine(cluster)
         known = {node.node_id: node for node in health.nodes}
@@ -96,16 +97,16 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
 
 
 def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
-    """`view`: by which the masters, and ksck, judge; `now`: with what its nodes have said since."""
+    """Print a tablet. `view`: the masters' view, which ksck judges by; `now`: the view with fresh reports of its nodes."""
     from stele.client.health import member_faults, state_name
     from stele.rpc.proto import common_pb2
 
     known = {node.node_id: node for node in health.nodes}
-    (whole,) = (t for t in health.tablets if t.tablet_id == view.tablet_id.hex())
-    leader = known[whole.leader].label if whole.led else "-"
-    tell_unsettled(health)
+    (tablet,) = (t for t in health.tablets if t.tablet_id == view.tablet_id.hex())
+    leader = known[tablet.leader].label if tablet.led else "-"
+    warn_unsettled(health)
     say(
-        f"tablet {whole.tablet_id} of {view.table_name}: {whole.state}, term {view.term}, leader {leader}, "
+        f"tablet {tablet.tablet_id} of {view.table_name}: {tablet.state}, term {view.term}, leader {leader}, "
         f"configuration {view.committed_config.opid_index}"
     )
     faults = member_faults(view, known)
@@ -127,30 +128,30 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
             row[3:5] = state_name(status), common_pb2.RolePB.Name(status.role)
         if report is not None:
             row[5:8] = _numbers(report)
-        rows.append((*row, faults.get(replica_id, "") if peer is not None else _what_becomes(status)))
-    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", "told", ""), rows)
+        rows.append((*row, faults.get(replica_id, "") if peer is not None else _outside_state(status)))
+    show_table(("replica", "node", "member", "state", "role", "applied", "bytes", "reported", ""), rows)
 
 
 def _numbers(report: master_pb2.ReplicaReportPB) -> tuple[str, str, str]:
     applied, age_s = report.status.last_applied, report.age_ms / 1_000
-    told = f"{age_s:,.1f} s ago" if report.age_ms else "now"
-    return f"{applied.term}.{applied.index}", f"{report.status.bytes_on_disk:,}", told
+    reported = f"{age_s:,.1f} s ago" if report.age_ms else "now"
+    return f"{applied.term}.{applied.index}", f"{report.status.bytes_on_disk:,}", reported
 
 
-def _what_becomes(status: common_pb2.ReplicaStatusPB | None) -> str:
-    """Of a replica that no configuration names: one that is being copied, or was removed."""
+def _outside_state(status: common_pb2.ReplicaStatusPB | None) -> str:
+    """The state of a replica outside the configuration: it is being copied, or was removed."""
     from stele.rpc.proto import common_pb2
 
     if status is None:
         return ""
     if status.HasField("copy"):
-        trouble = f" ({status.copy.error})" if status.copy.error else ""
-        return f"copying, {status.copy.bytes_done:,}/{status.copy.bytes_total:,} bytes{trouble}"
+        error = f" ({status.copy.error})" if status.copy.error else ""
+        return f"copying, {status.copy.bytes_done:,}/{status.copy.bytes_total:,} bytes{error}"
     return "was removed" if status.data_state == common_pb2.TOMBSTONED else status.error
 
 
 def _as_json(message: Message) -> dict[str, Any]:
-    """As protobuf has it, but with bytes as all commands print ids: in hex."""
+    """The message as protobuf's JSON, but with bytes in hex, as all commands print ids."""
     from google.protobuf.json_format import MessageToDict
 
     told: dict[str, Any] = MessageToDict(message)

@@ -1,6 +1,6 @@
 """Tables that fit a terminal. Pure.
 
-Invariant: no line is wider than the width, each column is cut or left out as a whole, and the first column always stays.
+Invariant: no line is wider than the width, a column is cut or left out as a whole, and the first column always stays.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 
 _GAP = 2
 _CUT_TO = 8
-"""A column is cut down to so many cells, or its longest value if that is shorter, before another is left out."""
+"""Columns are cut to this width, or to their longest value if shorter, before a column is left out."""
 _CUT = "…"
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Lines to print, and the headers of columns for which there was no place."""
+    """Lines to print, and the headers of columns that did not fit."""
 
     lines: list[str]
     left_out: list[str]
 
 
 def cells_of(text: str) -> int:
-    """How many cells of a terminal a text takes: two for a wide character, none for one that is put above another."""
+    """The number of terminal cells of a text: two for a wide character, none for a combining one."""
     if text.isascii():
         return len(text)
     return sum(
@@ -33,7 +33,7 @@ def cells_of(text: str) -> int:
 
 
 def fitted(rows: Sequence[Sequence[str]], width: int | None) -> Fitted:
-    """Rows, the first of which are the headers, as lines of at most `width` cells; None: as wide as they are."""
+    """Lines of at most `width` cells (None: no limit) for `rows`, of which the first holds the headers."""
     headers = rows[0]
     natural = [max(cells_of(row[i]) for row in rows) for i in range(len(headers))]
     widths = natural if width is None else _widths(natural, width)
@@ -51,7 +51,7 @@ def _widths(natural: list[int], width: int) -> list[int]:
     widths = natural[:count]
     while (over := _total(widths) - width) > 0:
         widest = max(widths)
-        # The widest are cut first, down to the next wide one.
+        # Cut the widest columns first, down to the next widest.
         those = [i for i, wide in enumerate(widths) if wide == widest]
         next_wide = max((wide for wide in widths if wide < widest), default=1)
         step = max(1, min(widest - next_wide, -(-over // len(those))))
