@@ -140,7 +140,7 @@ async def test_a_peer_that_had_failed_is_told_of_by_its_own_node_before_it_is_re
         if lacking:
             assert told[0].kind == "BeginIntent"
             return
-        assert {p.kind for p in told} == {"Blocked"} and "started again" in told[0].reason
+        assert {p.kind for p in told} == {"Blocked"} and "its node was restarted" in told[0].reason
         assert not cluster.intents
         cluster.nodes[peer.node_id].opening = False
         served.failed_peers = served.reported_failed = ()

@@ -115,4 +115,4 @@ def test_a_replica_of_the_same_number_on_another_node_is_not_the_intents() -> No
     t.replicas[4] = ModelReplica(by_hand, has_data=True)
     t.config = replace(t.config, peers=(*t.config.peers, Peer(by_hand, ReplicaId(4), "")))
     (step,) = plan(cluster.view(), POLICY)
-    assert isinstance(step, CancelCopy) and "another node's replica has the id 4" in step.reason
+    assert isinstance(step, CancelCopy) and "a replica on another node has the id 4" in step.reason

@@ -126,7 +126,7 @@ def test_a_target_has_room_for_the_replica_that_takes_most() -> None:
     assert isinstance(step, BeginIntent) and step.target_node == node_name(5)
     full = tuple(replace(n, disk_free_bytes=min(n.disk_free_bytes, 1 << 30)) for n in nodes)
     (step,) = plan(replace(view, nodes=full), POLICY)
-    assert isinstance(step, Blocked) and step.code == "NoRoom" and "larger volumes" in step.reason
+    assert isinstance(step, Blocked) and step.code == "NoRoom" and "enlarge the volumes" in step.reason
 
 
 def test_a_replica_goes_to_the_zone_that_lost_one() -> None:

@@ -131,7 +131,7 @@ def test_reasons_are_told_in_words() -> None:
                 assert step.reason.startswith(gone)
                 assert step.reason.endswith("was promoted after a copy of 20 bytes and has taken its place")
         cluster.advance()
-    assert all(reasons) and "no fault can be spared" in reasons[0]
+    assert all(reasons) and "the group tolerates no fault now" in reasons[0]
 
 
 def test_whoever_is_removed_is_named_first() -> None:

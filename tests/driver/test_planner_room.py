@@ -57,7 +57,7 @@ def test_what_is_begun_is_counted_on_its_targets_disk() -> None:
     begun = [s for s in steps if isinstance(s, BeginIntent)]
     blocked = [s for s in steps if isinstance(s, Blocked)]
     assert len(begun) == 1 and {s.code for s in blocked} == {"NoRoom"} and len(blocked) == 3
-    assert "larger volumes, or another node, would help" in blocked[0].reason
+    assert "enlarge the volumes or add a node" in blocked[0].reason
     cluster.apply(begun[0])
     assert not any(isinstance(s, BeginIntent) for s in plan(large(cluster.view(), free=60 * GIB), WIDE))
     assert sum(isinstance(s, BeginIntent) for s in plan(large(four_lost().view(), free=200 * GIB), WIDE)) == 4

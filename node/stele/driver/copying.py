@@ -1,6 +1,6 @@
-"""How a copy is to go on: from whom, whether anew, whether elsewhere. Called by planner; pure, plans no step itself.
+"""Decides how a copy continues: from which source, whether to restart it, whether on another target.
 
-Invariant: a target is given up only where another node could take the copy.
+Called by planner; pure, plans no step itself. Invariant: a target is given up only if another node could take the copy.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_dead
 from stele.driver.targets import Load, choose_target, has_room
-from stele.driver.trials import TRIES, Trials, failed, runs
+from stele.driver.trials import TRIES, Trials, failed, receives_bytes
 from stele.driver.view import ClusterView, CopyView, Intent
 from stele.model.ids import NodeId
 
 
 class Copying:
-    """One pass's answers, each in words that a step can give as its reason; empty: no."""
+    """The decisions of one pass. Each answer is a reason in words for a step; "" means no."""
 
     def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
         self._view = view
@@ -23,7 +23,7 @@ class Copying:
         self._load = load
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
-        """Whom to copy from: the leader; another live data voter, that answers it, each second time."""
+        """The node to copy from: the leader; after every second failure another live data voter that answers the leader."""
         first = s.leader() or s.data_voters[0]
         others = [m for m in s.data_voters if m is not first and m.answers]
         times = self._trials.of(s.tablet.tablet_id, replica_id)
@@ -32,32 +32,38 @@ class Copying:
         return first.peer.node_id
 
     def anew(self, s: Situation, replica_id: int, copy: CopyView | None) -> str:
-        """Why a copy is to be begun again, perhaps from another source."""
+        """Why a copy must be restarted, perhaps from another source."""
         if copy is None:
             return ""
         if failed(copy):
-            return f"the copy failed ({copy.error}); again" if copy.error else "the copy failed; again"
-        if not (runs(copy) and copy.source_node) or self.source(s, replica_id) == copy.source_node:
+            return (
+                f"the copy failed ({copy.error}); trying again"
+                if copy.error
+                else "the copy failed; trying again"
+            )
+        if not (receives_bytes(copy) and copy.source_node) or self.source(s, replica_id) == copy.source_node:
             return ""
         if is_dead(self._view.node(copy.source_node), self._policy):
-            return f"the copy's source, node {copy.source_node[:8]}, is silent; from another"
+            return f"the copy's source, node {copy.source_node[:8]}, is silent; trying another source"
         if (s.tablet.tablet_id, replica_id) in self._trials.stalled:
-            return f"nothing comes from node {copy.source_node[:8]}; from another"
+            return f"node {copy.source_node[:8]} sends no data; trying another source"
         return ""
 
     def pace(self, copy: CopyView | None) -> str:
-        """Why a copy that runs is to be ordered once more, from where it comes: it goes at a rate that was the policy's earlier. A
-        policy without bounds leaves those of another driver's copies."""
-        if copy is None or not runs(copy) or self._view.node(copy.source_node) is None:
+        """Why to order a running copy again from the same source: its rate is not the policy's rate.
+
+        A policy without a bound leaves the bounds of another driver's copies.
+        """
+        if copy is None or not receives_bytes(copy) or self._view.node(copy.source_node) is None:
             return ""
         wanted = self._policy.bytes_per_second
         if not wanted or copy.bytes_per_second in (None, wanted):
             return ""
-        return f"the copy may move {wanted:,} bytes/s now"
+        return f"the limit of the copy is now {wanted:,} bytes/s"
 
     def useless_target(self, s: Situation) -> str:
-        """Why the copy can only fail again, or does nothing but fail, where another node could take it."""
-        intent, report = s.intent, s.brought
+        """Why to give up this target: the copy keeps failing or must fail, and another node could take it."""
+        intent, report = s.intent, s.target_report
         if intent is None or report is None:
             return ""
         why = self._never_promoted(s, intent)
@@ -69,7 +75,7 @@ class Copying:
         return why if other is not None and other.node_id not in self._trials.avoid else ""
 
     def _too_full(self, s: Situation, copy: CopyView) -> str:
-        """Room was there when the target was chosen; other copies have come to it since."""
+        """The target had room when it was chosen, but other copies have used it since."""
         if s.target is None or not failed(copy):
             return ""
         if has_room(s.target, self._load.bytes_due[s.target.node_id], self._policy):
@@ -77,17 +83,15 @@ class Copying:
         return f"the copy failed ({copy.error}), and node {s.target.node_id[:8]} has no room for it"
 
     def _never_promoted(self, s: Situation, intent: Intent) -> str:
-        """A witness stays: it votes, and without it no fault could be spared."""
+        """A witness is never given up here: it votes, and without it the group tolerates no fault."""
         late = self._trials.is_late(intent.tablet_id, intent.replica_id)
         if not late or (s.joining is not None and s.joining.peer.votes):
             return ""
-        return (
-            f"its leader has long not promoted replica {intent.replica_id} on node {intent.target_node[:8]}"
-        )
+        return f"the leader has not promoted replica {intent.replica_id} on node {intent.target_node[:8]} for a long time"
 
     def _tried_in_vain(self, intent: Intent, copy: CopyView) -> str:
         times = self._trials.of(intent.tablet_id, intent.replica_id)
-        if times < TRIES or not (failed(copy) or runs(copy)):
+        if times < TRIES or not (failed(copy) or receives_bytes(copy)):
             return ""
         error = f" ({copy.error})" if copy.error else ""
         return f"the copy to node {intent.target_node[:8]} failed or stood still {times} times{error}"

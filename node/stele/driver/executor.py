@@ -1,7 +1,7 @@
-"""Carries plans out, thinly: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
+"""Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim and its renewal, and what went wrong of late; everything else is rebuilt at each pass from the masters'
-view. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
+Owns the claim, its renewal, and recent errors. Everything else is rebuilt at each pass from the masters' view. Safe to
+interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
-"""A pass would rather end than wait for masters: the next one comes soon."""
+"""Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
 _ASK_TIMEOUT_S = 1.0
 _WITNESS_REFUSALS_MAX = 5
-"""After so many refusals in a row a witness's start is no longer in the leader's log: begin anew."""
+"""After this many refusals in a row, the leader's log no longer has the witness's start, so a new intent begins."""
 
 
 class StaleEpoch(Rejected):
-    """Another driver has taken the claim: stop."""
+    """Another driver has taken the claim, so this one must stop."""
 
     default_code = Code.STALE_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step in one pass. `error` is None when it was done, or needed no order."""
+    """The result of a step in one pass. `error` is None if it was done, or needed no order."""
 
     step: Step
     error: SteleError | None = None
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One pass: the view, each step's outcome, and the same as records in words."""
+    """The result of one pass: the view, the outcome of each step, and the same as records for users."""
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
@@ -64,7 +64,7 @@ class Report:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing was to be done."""
+        """Whether there was nothing to do."""
         return not self.outcomes
 
 
@@ -96,11 +96,11 @@ class Executor:
         self._copies = CopyMemory()
 
     async def ensure_claim(self) -> Claim:
-        """Take the claim, or renew it once a third of its time has passed.
+        """Take the claim, or renew it once a third of its lifetime has passed.
 
         Raises:
-            StaleEpoch: another driver holds it after this one did.
-            SteleError: NOT_READY while another driver holds it still; or no master answers.
+            StaleEpoch: another driver took it from this one.
+            SteleError: NOT_READY, another driver still holds it; or no master answers.
         """
         now = self._now_ms()
         if self.claim is not None and now - self._renewed_ms < self._ttl_ms // 3:
@@ -118,7 +118,7 @@ class Executor:
         return self.claim
 
     async def release(self) -> None:
-        """Give the claim back, so that the next driver need not wait. Errors are of no consequence: it expires."""
+        """Release the claim, so that the next driver need not wait. Errors are only logged, because the claim expires."""
         if self.claim is None:
             return
         request = master_pb2.ClaimDriverRequest(holder=self._holder, epoch=self.claim.epoch, release=True)
@@ -126,13 +126,15 @@ class Executor:
         try:
             await self.masters.call("ClaimDriver", request, timeout_s=1.0, rounds=1)
         except SteleError as exc:
-            log.info("driver claim not released, it will expire", error=str(exc))
+            log.info("driver claim was not released; it will expire", error=str(exc))
 
     async def observe(self, policy: Policy) -> ClusterView:
-        """The masters' view, freshened by asking the nodes of those tablets that something happens to, or is to happen to: a
-        replica that is to be made needs room for what there is by now, which nodes do not tell the masters unasked."""
+        """The masters' view, with fresh reports from the nodes of tablets that change or must change.
+
+        Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only when asked.
+        """
         answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
-        # To judge thousands of tablets takes a second. It is pure, and has a thread of its own: this loop may hold a Lease.
+        # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to renew a Lease.
         view = await asyncio.to_thread(view_from_pb, answer)
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
@@ -158,21 +160,21 @@ class Executor:
                 to_node=node_id,
             )
         except SteleError:
-            return node_id, []  # the masters' view of it stands
+            return node_id, []  # the masters' view of this node is used
         return node_id, list(answer.replicas)
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
         """One pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
 
         Raises:
-            StaleEpoch: another driver took over; give up for good.
-            SteleError: no claim or no view could be had; try again later.
+            StaleEpoch: another driver took over; stop for good.
+            SteleError: no claim or no view; try again later.
         """
         claim = await self.ensure_claim()
         if view is None:
             view = await self.observe(policy)
         if view.claim is None or view.claim.epoch != claim.epoch:
-            raise self._stopped(StaleEpoch(f"epoch {claim.epoch} is not the one in force: {view.claim}"))
+            raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         trials = self._copies.look(view, self._now_ms())
         steps = tuple(self._patience(s) for s in await asyncio.to_thread(plan, view, policy, trials))
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
@@ -203,7 +205,7 @@ class Executor:
                 await orders.give(step, view)
             except SteleError as exc:
                 log.info(
-                    "step not done",
+                    "step failed",
                     step=type(step).__name__,
                     tablet=step.tablet_id,
                     cause=step.because,
@@ -225,12 +227,12 @@ class Executor:
             self._refusals.pop(key, None)
 
     def _patience(self, step: Step) -> Step:
-        """A witness that the leader keeps refusing is given up; the next pass begins anew, with a later start."""
+        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass chooses a later start."""
         if not isinstance(step, AddWitness):
             return step
         if self._refusals[(step.tablet_id, step.replica_id)] < _WITNESS_REFUSALS_MAX:
             return step
-        reason = "the leader keeps refusing the witness, its start is too old"
+        reason = "the leader keeps refusing the witness because its start is too old"
         return CancelCopy(
             step.tablet_id, step.cas, reason, step.replica_id, step.target_node, cause=step.cause
         )
@@ -243,14 +245,14 @@ class Executor:
 
 
 def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[bytes]]:
-    """By node, the tablets of which it knows more than the masters, and that matter now."""
+    """By node: the tablets that matter now and of which the node knows more than the masters."""
     wanted: dict[str, list[bytes]] = {}
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     for tablet in view.tablets:
         intent = view.intent(tablet.tablet_id)
         situation = judge(tablet, view, policy, nodes)
         well = situation.needed <= 0 and all(m.live and m.answers for m in situation.members)
-        # Of one that is not heard yet nothing is done before it is.
+        # A tablet with a node that was not heard yet gets no step, so fresh reports are not needed.
         if intent is None and (well or any(m.unheard for m in situation.members)):
             continue
         for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:

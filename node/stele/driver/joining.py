@@ -1,4 +1,4 @@
-"""Steps of a replica that joins: its copy, its turn to copy, its promotion. Called by planner; pure.
+"""Steps of a joining replica: its copy, its turn to copy, its promotion. Called by planner; pure.
 
 Invariant: a witness is told to fetch its rows only when it has a slot.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from stele.driver.copying import Copying
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation
-from stele.driver.slots import Slots, moves, waits_for_turn
+from stele.driver.slots import Slots, fetches_rows, waits_for_turn
 from stele.driver.steps import Blocked, PromoteBack, StartCopy, Step, WaitCopy, WaitPromotion
 from stele.driver.trials import Trials
 from stele.driver.view import CopyView, Intent, ReplicaView
@@ -17,17 +17,17 @@ from stele.model.ids import NodeId, TabletId
 
 
 def at(s: Situation, reason: str) -> tuple[TabletId, int, str]:
-    """What each step begins with."""
+    """The first three fields of each step."""
     return s.tablet.tablet_id, s.tablet.config.opid_index, reason
 
 
 def blocked(s: Situation, code: str, reason: str) -> Blocked:
-    """Nothing may be done about the tablet now."""
+    """The step that says why nothing may be done about the tablet now."""
     return Blocked(*at(s, reason), code)
 
 
 class Joining:
-    """One pass's."""
+    """The joining replicas in one pass."""
 
     def __init__(self, copying: Copying, slots: Slots, policy: Policy, trials: Trials) -> None:
         self._copying = copying
@@ -36,9 +36,9 @@ class Joining:
         self.turn = f"one of the {policy.max_copies} copies that may run at once"
 
     def start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
-        """Have the intent's target begin, or begin again."""
+        """Have the intent's target start, or restart, its copy."""
         source = self._copying.source(s, intent.replica_id)
-        reason = f"new replica {intent.replica_id} is to be made on node {intent.target_node[:8]}"
+        reason = f"node {intent.target_node[:8]} gets the new replica {intent.replica_id}"
         if report is not None and report.copy is not None:
             reason = self._copying.anew(s, intent.replica_id, report.copy) or reason
         return StartCopy(
@@ -48,12 +48,12 @@ class Joining:
             source,
             intent.witness,
             intent.witness_start,
-            # What it is wanted for first, its vote, needs no rows.
-            log_only=intent.witness and not (moves(report) or self._slots.begin()),
+            # Its vote is needed first, and that needs no rows.
+            log_only=intent.witness and not (fetches_rows(report) or self._slots.begin()),
         )
 
     def wait_copy(self, s: Situation, intent: Intent, copy: CopyView | None) -> Step:
-        """What a copy that runs still needs: time, or another rate."""
+        """The step for a running copy: wait, or change its rate."""
         if copy is not None and (pace := self._copying.pace(copy)):
             source, start = NodeId(copy.source_node), intent.witness_start
             return StartCopy(
@@ -64,7 +64,7 @@ class Joining:
         return WaitCopy(*at(s, reason), intent.replica_id, intent.target_node, done, total, intent.witness)
 
     def help_along(self, s: Situation, m: Member) -> Step:
-        """What a live WITNESS, PRE_FOLLOWER or NON_VOTER still waits for."""
+        """The step for a live WITNESS, PRE_FOLLOWER or NON_VOTER that is not a voter with rows yet."""
         peer = m.peer
         if peer.member_type is MemberType.NON_VOTER and not peer.promote:
             reason = f"{m.name} has its data; {s.needed} more voters are needed"
@@ -75,16 +75,16 @@ class Joining:
             if self._trials.is_late(s.tablet.tablet_id, peer.replica_id):
                 why = "it does not keep up with its leader, or too few voters answer"
                 return blocked(
-                    s, "NotPromoted", f"{m.name} has its data, and is no voter after minutes: {why}"
+                    s, "NotPromoted", f"{m.name} has its data but is not a voter after minutes: {why}"
                 )
             reason = f"{m.name} has its data; the leader promotes it once it has caught up"
             return WaitPromotion(*at(s, reason), peer.replica_id, peer.node_id)
         anew = self._copying.anew(s, peer.replica_id, copy)
         if copy is None or anew or waits_for_turn(copy):
-            if not (moves(m.report) or self._slots.take()):
+            if not (fetches_rows(m.report) or self._slots.take()):
                 return blocked(s, "CopyLimit", f"{m.name} logs and votes; its rows wait for {self.turn}")
             origin = self._copying.source(s, peer.replica_id)
-            reason = f"{m.name} lacks its rows: {anew or 'no copy of them runs'}"
+            reason = f"{m.name} lacks its rows: {anew or 'nothing copies them'}"
             return StartCopy(*at(s, reason), peer.replica_id, peer.node_id, origin, True, peer.witness_start)
         if pace := self._copying.pace(copy):
             origin = NodeId(copy.source_node)

@@ -1,6 +1,6 @@
-"""A driver that runs by itself: `stele driver run`. Owns the loop and nothing else.
+"""The loop of `stele driver run`, a driver without an operator.
 
-Invariant: it may be stopped at any moment; what it has begun stands in the catalog.
+Invariant: it may be stopped at any moment, because everything it has begun is recorded in the catalog.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ async def run(
     until_healthy: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
-    """Drive the cluster until cancelled, or (`until_healthy`) until there is nothing to do, nor will be for a node that is
-    silent already, or a replica that its leader does not reach already.
+    """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do.
+
+    A node that is silent already, or a replica that its leader does not reach already, may still cause work, so it waits.
 
     Raises:
         StaleEpoch: another driver has taken the claim.
@@ -58,7 +59,7 @@ async def run(
             except SteleError as exc:
                 if str(exc) != told:
                     told = str(exc)
-                    log.warning("pass not possible", error=told)
+                    log.warning("the driver cannot run a pass; it keeps trying", error=told)
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
             if until_healthy and report.idle and not plan(report.view, soon):

@@ -1,6 +1,6 @@
-"""What becomes of whole nodes: which are silent, which drain, which retire. Called by planner; pure.
+"""Steps for whole nodes: which drain, return or retire. Called by planner; pure.
 
-Invariant: a node retires only when no configuration that is in force, and no intent, names it.
+Invariant: a node retires only when no committed configuration and no intent names it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from stele.model.ids import TabletId
 
 
 def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost nodes drain, and return if they are heard again; nodes that are not needed drain; DRAINING nodes that nothing names
-    retire."""
+    """Lost and unneeded nodes drain. Lost nodes return if they are heard again. DRAINING nodes that nothing names retire."""
     if not policy.retire:
         return
     named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
@@ -34,14 +33,12 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
     at = (TabletId(""), -1)
     match node.state:
         case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
-            # These words: masters of the version before keep no more of `given_up`, and the next one goes by them.
+            # Do not change this text: masters of the version before store no `given_up`, and this version infers it from the text.
             return DrainNode(*at, "declared lost, and silent", node.node_id, True)
         case NodeState.ACTIVE if node.node_id in policy.unneeded and not named:
-            return DrainNode(
-                *at, "not needed: the one that it was made for has returned", node.node_id, False
-            )
+            return DrainNode(*at, "not needed: the node that it replaced has returned", node.node_id, False)
         case NodeState.DRAINING if is_back(node, policy):
-            return ReturnNode(*at, "it is heard again, with its data", node.node_id)
+            return ReturnNode(*at, "it sends heartbeats again, and has its data", node.node_id)
         case NodeState.DRAINING if not named:
             return RetireNode(*at, "no configuration and no intent names it", node.node_id)
     return None
@@ -52,8 +49,7 @@ def _is_current(state: str) -> bool:
 
 
 def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
-    """Dead nodes of a role, and those that a leader does not reach, that a configuration still names and that are not
-    declared lost; sorted."""
+    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and not declared lost; sorted."""
     silent = {
         m.peer.node_id
         for s in situations

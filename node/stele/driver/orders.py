@@ -1,7 +1,7 @@
-"""Carries single steps out over gRPC: each step becomes one order, or a few that are safe to repeat together.
+"""Carries out single steps over gRPC. A step becomes one order, or a few that are safe to repeat together.
 
-Called by executor. Remembers nothing. Invariant: every order carries the claim's epoch and, to a leader, the
-configuration index it was planned on; so an order that arrives late changes nothing.
+Called by executor. Remembers nothing. Invariant: every order carries the claim's epoch. An order to a leader also carries
+the configuration index it was planned on. So a late order changes nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ INTENT_TTL_US = 60_000_000
 
 
 class Orders:
-    """Gives orders in the name of one claim."""
+    """Gives orders under one claim."""
 
     def __init__(self, pool: ChannelPool, masters: Masters, epoch: int, policy: Policy) -> None:
         self._pool = pool
@@ -62,10 +62,10 @@ class Orders:
         self._policy = policy
 
     async def give(self, step: Step, view: ClusterView) -> None:
-        """Carry one step out; waits and blocks need no order.
+        """Carry out one step. Waits and blocks need no order.
 
         Raises:
-            SteleError: what the one who was asked answered; the step stays to be planned again.
+            SteleError: the answer of the master or node; the next pass plans the step again.
         """
         match step:
             case BeginIntent():
@@ -128,21 +128,21 @@ class Orders:
     async def _take_over(self, step: TakeOverIntent, view: ClusterView) -> None:
         intent = view.intent(step.tablet_id)
         if intent is None or intent.replica_id != step.replica_id:
-            raise Retryable(f"tablet {step.tablet_id}: the intent is no longer there", code=Code.CAS_FAILED)
+            raise Retryable(f"tablet {step.tablet_id}: the intent has ended meanwhile", code=Code.CAS_FAILED)
         pb = intent_to_pb(intent)
         pb.expires_us = view.now_us + INTENT_TTL_US
         pb.epoch = self._epoch
         await self._masters.call("BeginIntent", master_pb2.BeginIntentRequest(epoch=self._epoch, intent=pb))
 
     async def _witness_start(self, tablet_id: TabletId, view: ClusterView) -> OpId:
-        """The newest OpId that every live data voter knows to be committed, asked of each now."""
+        """The newest OpId that every live data voter knows to be committed. Asks each of them now."""
         nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
         situation = judge(_tablet(tablet_id, view), view, self._policy, nodes)
         asked = [nodes[m.peer.node_id] for m in situation.data_voters]
         found = await asyncio.gather(*(self._last_committed(tablet_id, n) for n in asked))
         lowest = min(found, key=lambda opid: opid.index, default=OPID_NONE)
         if lowest == OPID_NONE:
-            raise Retryable(f"tablet {tablet_id}: nothing is committed on every live voter yet")
+            raise Retryable(f"tablet {tablet_id}: some live voter knows no committed entry yet")
         return lowest
 
     async def _last_committed(self, tablet_id: TabletId, node: NodeView) -> OpId:
@@ -186,11 +186,11 @@ class Orders:
             step.reason,
             step.replica_id,
             step.target_node,
-            # The copy runs; from another source it would begin anew.
+            # Keep the source of a running copy: with another one it would start again.
             NodeId(copy.source_node) if copy is not None and copy.source_node else leader.node_id,
             True,
             step.witness_start,
-            log_only=True,  # a copy that runs goes on
+            log_only=True,  # a running copy continues
             cause=step.cause,
         )
         start = await self._start_copy(prepared, view)
@@ -229,11 +229,11 @@ class Orders:
         await self._to_node(leader, "LeaderStepDown", request)
 
     async def _cancel(self, step: CancelCopy, view: ClusterView) -> None:
-        """Fence, then end: the leader's own entry is written again, so that no late order finds its index."""
+        """Fence, then end. The fence rewrites the leader's own peer entry, so late orders meet a newer configuration index."""
         tablet = _tablet(step.tablet_id, view)
         leader = tablet.leader
         if leader is None:
-            raise Retryable(f"tablet {step.tablet_id}: no leader to write the fence")
+            raise Retryable(f"tablet {step.tablet_id}: no leader can write the fencing configuration now")
         committed = await self._change(step, view, consensus_pb2.MODIFY_PEER, leader)
         await self._end(step.tablet_id, step.replica_id, committed, tablet.term)
 
@@ -272,7 +272,7 @@ def _tablet(tablet_id: str, view: ClusterView) -> TabletView:
     tablet = view.tablet(tablet_id)
     if tablet is not None:
         return tablet
-    raise Retryable(f"tablet {tablet_id} is not in the view it was planned on", code=Code.NOT_READY)
+    raise Retryable(f"tablet {tablet_id} is not in the present view", code=Code.NOT_READY)
 
 
 def _node(node_id: str, view: ClusterView) -> NodeView:
@@ -285,5 +285,7 @@ def _node(node_id: str, view: ClusterView) -> NodeView:
 def _member(tablet_id: str, replica_id: int, view: ClusterView) -> Peer:
     peer = _tablet(tablet_id, view).config.peer(replica_id)
     if peer is None:
-        raise Retryable(f"tablet {tablet_id}: replica {replica_id} is no member now", code=Code.CAS_FAILED)
+        raise Retryable(
+            f"tablet {tablet_id}: replica {replica_id} is not a member any more", code=Code.CAS_FAILED
+        )
     return peer

@@ -1,8 +1,8 @@
 """Plans membership changes: a view and a policy in, steps out. Pure; called by executor, operator and `stele ksck`.
 
-Invariant: at most one step per tablet, planned from what is true now and never from what was planned before; so any
-prefix of a plan may be carried out, by anyone, and planning again goes on from there. The checks of a tablet stand in
-a tuple: the first that has something to do decides.
+Invariant: at most one step per tablet, planned only from the present view, never from an earlier plan. So anyone may carry
+out any prefix of a plan, and planning again continues from there. The checks of a tablet stand in a tuple; the first that
+returns a step decides.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stele.model.ids import TabletId
 
 
 def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[Step, ...]:
-    """The steps that may be taken now, the most urgent tablets first; empty when all is well.
+    """The steps that may be taken now, most urgent tablets first; empty if all tablets are healthy.
 
     `trials`: how the copies under way have gone so far.
     """
@@ -66,7 +66,7 @@ def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple
 
 
 class _Planner:
-    """One pass. Counts what it has planned itself: copies in flight and replicas per node."""
+    """One pass. It counts the copies and the replicas per node that it has planned itself."""
 
     def __init__(
         self, view: ClusterView, policy: Policy, situations: Sequence[Situation], trials: Trials
@@ -108,13 +108,16 @@ class _Planner:
         return None
 
     def not_heard(self, s: Situation) -> Step | None:
-        """A new leader master neither takes a node for dead that it has not heard, nor for returned. Nor is a replica that had
-        FAILED taken for anything before its node, started again, has told of it."""
+        """Wait for members of unknown state.
+
+        A new leader master must not treat a node as dead or returned before it has heard it. A replica that had FAILED is
+        unknown until its restarted node has reported it.
+        """
         unheard = [m for m in s.members if m.unheard]
         if not unheard:
             return None
         if untold := ", ".join(m.name for m in unheard if m.untold):
-            why = f"{untold} had FAILED; its node was started again and has not told yet how it is"
+            why = f"{untold} had FAILED; its node was restarted and has not reported it yet"
         else:
             names = ", ".join(m.name for m in unheard)
             why = f"the leader master is new and has not heard of {names} yet"
@@ -125,32 +128,34 @@ class _Planner:
             return None
         faults = "; ".join(f"{m.name}: {m.fault}" for m in s.voters if not m.live)
         alive, needed = len(s.live_voters), majority(len(s.voters))
-        return blocked(s, "LostMajority", f"{alive} live voters, {needed} are needed ({faults})")
+        return blocked(s, "LostMajority", f"{alive} live voters, but {needed} are needed ({faults})")
 
     def no_leader(self, s: Situation) -> Step | None:
         if s.leader() is not None:
             return None
-        return blocked(s, "NoLeader", "no live replica has reported that it leads")
+        return blocked(s, "NoLeader", "no live replica reports that it leads")
 
     def take_over(self, s: Situation) -> Step | None:
         intent = s.intent
         if intent is None or intent.epoch == self.epoch:
             return None
-        reason = f"an earlier driver (epoch {intent.epoch}) left it; this one is epoch {self.epoch}"
+        reason = (
+            f"an earlier driver (epoch {intent.epoch}) left this intent; this driver has epoch {self.epoch}"
+        )
         return TakeOverIntent(
             s.tablet.tablet_id, s.tablet.config.opid_index, reason, intent.replica_id, intent.target_node
         )
 
     def finish(self, s: Situation) -> Step | None:
-        """The joining replica is a voter, and the one it replaces is gone or no longer to be replaced."""
+        """The joining replica is a voter, and the replica it replaces is gone or healthy again."""
         joining = s.joining
         if s.intent is None or joining is None or joining.peer.member_type is not MemberType.VOTER:
             return None
         if joining.live and (replaced := self._replaced(s)) is not None:
             if not s.can_remove(replaced):
-                return _end(s, joining, "it is a voter; what it replaces cannot go yet")
+                return _end(s, joining, "it is a voter; the replica that it replaces cannot be removed yet")
             return None
-        return _end(s, joining, "it is a voter, nothing is left to do")
+        return _end(s, joining, "it is a voter, and nothing is left to do")
 
     def promote_back(self, s: Situation) -> Step | None:
         if s.needed <= 0:
@@ -171,11 +176,11 @@ class _Planner:
         return blocked(
             s,
             "TooManyLost",
-            f"{len(silent)} nodes are silent or out of reach ({names}), at most {limit} may be",
+            f"{len(silent)} nodes are silent or out of reach ({names}); healing stops above {limit} (maxLostNodes)",
         )
 
     def drop_target(self, s: Situation) -> Step | None:
-        """The joining replica's node died, drains, or takes no copy, or the replica FAILED: start over with another."""
+        """Give up the target: its node died, drains, or cannot take the copy, or the replica FAILED."""
         intent, joining = s.intent, s.joining
         if intent is None or _is_voter(joining):
             return None
@@ -185,18 +190,18 @@ class _Planner:
                 return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
             of_no_use = joining.unreached or (joining.failed and not joining.peer.votes)
             if of_no_use and not joining.dead:
-                # Removed and added again it would only fail again; as a leftover it is replaced by another.
+                # If it were removed and added again it would fail again. As a leftover it is replaced by another replica.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"it cannot join: {joining.fault}")
         if s.member(intent.replica_id) is not None:
-            return _cancel(s, intent, f"another node's replica has the id {intent.replica_id}")
+            return _cancel(s, intent, f"a replica on another node has the id {intent.replica_id}")
         if s.target_dead:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
         if useless:
             return _cancel(s, intent, useless)
-        report = s.brought
+        report = s.target_report
         gone = (DataState.TOMBSTONED, DataState.DELETED)
         if report is not None and (report.data_state in gone or report.state is ReplicaState.FAILED):
             return _cancel(
@@ -205,7 +210,7 @@ class _Planner:
         return None
 
     def drop_unneeded(self, s: Situation) -> Step | None:
-        """Enough good voters without the joining one (the dead one returned, or fewer are wanted)."""
+        """There are enough good voters without the joining replica: the dead one returned, or fewer are wanted."""
         intent = s.intent
         if intent is None or s.needed > 0 or _is_voter(s.joining):
             return None
@@ -215,18 +220,18 @@ class _Planner:
         return _cancel(s, intent, reason)
 
     def make_room(self, s: Situation) -> Step | None:
-        """A waiting PRE_FOLLOWER that no majority could admit: stop counting a dead voter first."""
+        """A PRE_FOLLOWER waits, but no majority could accept it as voter: demote a dead voter first."""
         waits = any(m.peer.promote and not m.peer.votes and m.live for m in s.members)
         if not waits or s.can_grow():
             return None
         return self._demote(s, "so that the waiting replica can be promoted")
 
     def bring_target(self, s: Situation) -> Step | None:
-        """Prepare the target; then, as a witness at once, or as PRE_FOLLOWER after its copy, add it."""
+        """Prepare the target, then add it: as a witness at once, or as PRE_FOLLOWER after its copy."""
         intent = s.intent
         if intent is None or s.joining is not None:
             return None
-        report = s.brought
+        report = s.target_report
         copy = report.copy if report is not None else None
         if (
             report is None
@@ -239,7 +244,9 @@ class _Planner:
             if report.copy is None:
                 return self.joining.start_copy(s, intent, report)
             return self.joining.wait_copy(s, intent, report.copy)
-        if not s.can_grow() and (step := self._demote(s, "so that the new replica needs no dead one's vote")):
+        if not s.can_grow() and (
+            step := self._demote(s, "so that the new replica can be added without its vote")
+        ):
             return step
         if intent.witness:
             reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
@@ -248,7 +255,7 @@ class _Planner:
         return AddPreFollower(*at(s, reason), intent.replica_id, intent.target_node)
 
     def wait_for_target(self, s: Situation) -> Step | None:
-        """The joining replica is a member, not yet a voter with data."""
+        """The joining replica is a member, but not yet a voter with its rows."""
         joining = s.joining
         if s.intent is None or joining is None or _is_voter(joining):
             return None
@@ -268,7 +275,7 @@ class _Planner:
         )
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Members that do not vote and that no intent speaks of; witnesses that lost their driver go on."""
+        """Members without a vote and without an intent. Witnesses that lost their driver continue."""
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
@@ -280,8 +287,11 @@ class _Planner:
         return None
 
     def remove_excess(self, s: Situation) -> Step | None:
-        """More voters than the replication factor: one goes. While good ones are missing, only one without which there are as
-        many live ones with the rows: on its machine there may then be room for the good one."""
+        """Remove a voter if there are more than the replication factor.
+
+        While good voters are missing, only one goes that leaves as many live voters with the rows. A good one may then find
+        room on its machine.
+        """
         counted = s.voters if s.needed <= 0 else s.data_voters
         if len(counted) <= s.tablet.replication_factor:
             return None
@@ -300,16 +310,17 @@ class _Planner:
             ),
         ):
             if (not m.live or not m.active or s.needed < 0) and s.can_remove(m):
-                extra = f"{len(s.voters)} voters, {s.tablet.replication_factor} are wanted"
+                extra = f"{len(s.voters)} voters, but {s.tablet.replication_factor} are wanted"
                 return self._remove(s, m, f"{extra}; {m.fault}" if m.fault else extra)
         return None
 
     def begin(self, s: Situation) -> Step | None:
-        """A good voter is missing: record the intent to make one."""
+        """A good voter is missing: record the intent to create one."""
         if s.needed <= 0 or s.intent is not None:
             return None
         replaced = _to_replace(s)
-        # No fault can be spared: its vote is wanted before its rows are here (docs/healing.md). Beside one live voter it spares none.
+        # The group tolerates no fault, so the new vote is needed before the rows are copied (docs/healing.md). With only one
+        # live voter a witness would not help.
         witness = s.spare == 0 and len(s.live_voters) >= 2
         target = choose_target(s, self.view, self.policy, self.load)
         if target is None:
@@ -320,7 +331,7 @@ class _Planner:
         what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
         short = f"{len(s.good)} of {s.tablet.replication_factor} healthy voters"
         reason = f"{what or short}; new replica on node {target.node_id[:8]}" + (
-            ", as a witness first: no fault can be spared" if witness else ""
+            ", first as a witness because the group tolerates no fault now" if witness else ""
         )
         leader = s.leader()
         return BeginIntent(
@@ -333,7 +344,7 @@ class _Planner:
         )
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
-        """No node elsewhere. A bad member's own machine may still do, once the configuration no longer names it."""
+        """No other machine has a target. A bad member's machine can serve, once the configuration no longer names the member."""
         for m in s.members:
             if m.live or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None:
                 continue
@@ -353,14 +364,16 @@ class _Planner:
             return blocked(
                 s,
                 "NoRoom",
-                f"{why}; no ACTIVE {role} on a machine of its own has room for it beside the copies under way; larger volumes, "
-                f"or another {role}, would help",
+                f"{why}; no ACTIVE {role} on another machine has room for it beside the copies under way; enlarge the "
+                f"volumes or add a {role}",
             )
-        return blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on a machine of its own")
+        return blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on another machine")
 
     def _replaced(self, s: Situation) -> Member | None:
-        """What must go now that the joining replica votes: members that are no good, the intent's own first. One that only
-        drains stays until there are enough without it, since the tablet may need its vote."""
+        """The member to remove now that the joining replica votes: a bad one, the intent's own first.
+
+        One that only drains stays until there are enough voters without it, since the tablet may need its vote.
+        """
         gone = [m for m in s.members if m is not s.joining and not m.live]
         if s.needed <= 0:
             gone += [m for m in s.members if not (m.peer.votes and m.active) and m not in gone]
@@ -368,13 +381,15 @@ class _Planner:
         return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
 
     def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
-        """The step that takes `m` out, or the leader off it first. `reason`: of `m`, which the step names before it."""
+        """The step that removes `m`, or first moves the leader away from it. The step's reason names `m` before `reason`."""
         if not s.can_remove(m):
-            return blocked(s, "UnsafeToRemove", f"{m.name} cannot go: too few healthy voters would be left")
+            return blocked(
+                s, "UnsafeToRemove", f"{m.name} cannot be removed: too few healthy voters would be left"
+            )
         if m.live and m.peer.node_id == s.tablet.leader_node:
             if all(o is m for o in s.good or s.data_voters):
-                return blocked(s, "NoHeir", f"{m.name} leads and no other voter could")
-            return MoveLeader(*at(s, f"{m.name} leads and must go: {reason}"))
+                return blocked(s, "NoHeir", f"{m.name} leads, and no other voter could lead")
+            return MoveLeader(*at(s, f"{m.name} leads and must be removed: {reason}"))
         return RemovePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
 
     def _demote(self, s: Situation, purpose: str) -> Step | None:
@@ -391,13 +406,13 @@ class _Planner:
 
 
 def _to_replace(s: Situation) -> Member | None:
-    """The member that a new replica stands in for: dead or FAILED voters, then dead others, then draining ones."""
+    """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a draining one."""
     poor = [m for m in s.members if not (m.live and m.active)]
     return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
 
 
 def _serves(s: Situation) -> bool:
-    """Whether a live majority is there; without one no copy of it can go on, nor hold up those of others."""
+    """Whether the tablet has a live majority. Without one its copies stand still, so they take no slot from others."""
     return s.spare >= 0 and bool(s.data_voters)
 
 
@@ -414,7 +429,7 @@ def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
 
 
 def _arrived(joining: Member) -> str:
-    """How a new replica came to vote; small tablets are copied between two looks, so this tells the bytes."""
+    """How a new replica became a voter, with the bytes copied: small copies end between two passes."""
     copy = joining.report.copy if joining.report is not None else None
     size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""
     return f"was promoted{size}"

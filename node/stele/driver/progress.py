@@ -1,6 +1,6 @@
-"""What a driver tells of its work: the words that CR status, events and command line share. Pure.
+"""The progress records of a driver, which CR status, events and command line show. Pure.
 
-Owns the memory of how fast copies go. Invariant: a record says what is true of one step now, and why.
+Owns the memory of how fast copies go. Invariant: a record describes the present state of one step, and its reason.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """Nodes by the names of their pods, which is how users know them; `names` by the first eight digits of their UUIDs."""
+    """Replace the ids of nodes in a text by pod names. `names` are by the first eight digits of a node's UUID."""
     return _NODE.sub(lambda match: names.get(match[1], match[0]), text)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step, of a tablet, of a whole node (`node_id`), or of neither.
+    """One step: of a tablet, of a whole node (`node_id`), or of neither.
 
-    `eta_s` is None while unknown. `error` says why the step was not done this time. `cause`: as `Step.cause`.
+    `eta_s` is None while unknown. `error`: why the step failed this time. `cause`: as `Step.cause`.
     """
 
     tablet_id: str
@@ -41,14 +41,14 @@ class Progress:
 
     @property
     def where(self) -> str:
-        """What it is about, in words."""
+        """The subject of the step, in words."""
         if self.tablet_id:
             return f"tablet {self.tablet_id[:8]} of {self.table_name}"
         return f"node {self.node_id[:8]}" if self.node_id else "all tablets"
 
 
 class Pace:
-    """Remembers each copy's first bytes and when, so that an end can be told."""
+    """Remembers when each copy began and with how many bytes, to estimate its end."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, int], tuple[int, int]] = {}

@@ -1,6 +1,6 @@
-"""One tablet's health, judged once. Called by planner; pure, decides nothing.
+"""The health of one tablet, judged once. Called by planner; pure, decides nothing.
 
-Invariant: a replica is `live` only if its node is heard and the replica itself has not failed; all counts follow.
+Invariant: a replica is `live` only if its node sends heartbeats and the replica has not failed. All counts follow from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stele.model.config import MemberType, Peer
 
 
 def majority(voters: int) -> int:
-    """How many of `voters` make a majority."""
+    """The number of voters in a majority of `voters`."""
     return voters // 2 + 1
 
 
@@ -36,13 +36,13 @@ def is_dead(node: NodeView | None, policy: Policy) -> bool:
 
 
 def is_back(node: NodeView, policy: Policy) -> bool:
-    """Whether a node that was given up for its silence is heard again, by a master that has listened to it."""
+    """Whether a node that was given up as silent sends heartbeats again."""
     heard = node.ever_heard and node.heartbeat_age_ms <= policy.lost_after_ms and not is_dead(node, policy)
     return node.state is NodeState.DRAINING and node.given_up and heard and node.node_id not in policy.lost
 
 
 def in_service(node: NodeView | None, policy: Policy) -> bool:
-    """Whether what the node holds is to stay there: it is ACTIVE, or is about to be again."""
+    """Whether the node's replicas should stay there: it is ACTIVE, or is about to be so again."""
     return node is not None and (node.state is NodeState.ACTIVE or is_back(node, policy))
 
 
@@ -58,14 +58,17 @@ def replica_failed(report: ReplicaView | None) -> bool:
 
 def leader_report(tablet: TabletView) -> ReplicaView | None:
     """The leader's own report, or None."""
-    # By replica: the leader's node may tell of a tombstone of the same tablet, too.
+    # Match the replica id too: the leader's node may also report a tombstone of the same tablet.
     leader = tablet.leader
     return tablet.report(leader.replica_id, leader.node_id) if leader is not None else None
 
 
 def in_doubt(tablet: TabletView) -> frozenset[int]:
-    """Members that FAILED by their leader's word, and may be well: their nodes, started again, have not told of them yet, or
-    that they have not heard a leader yet. So the word may be of what they were before. Demoted ones are given up already."""
+    """Members that the leader reports as FAILED, but that may be healthy now.
+
+    Their restarted nodes have not reported them yet, or they report that they have not heard a leader yet. So the leader's
+    report may be outdated. Demoted members do not count; they are given up already.
+    """
     leader = leader_report(tablet)
     if leader is None or not leader.failed_peers:
         return frozenset()
@@ -79,8 +82,10 @@ def in_doubt(tablet: TabletView) -> frozenset[int]:
 
 
 def failed_replicas(tablet: TabletView) -> frozenset[int]:
-    """Members that cannot serve again: their own nodes say so, or their leader does and they are not in doubt, or it has no
-    log any more for what they lack."""
+    """Members that cannot serve again.
+
+    Their own node says so; or the leader says so and they are not in doubt; or the leader's log lacks entries they need.
+    """
     leader = leader_report(tablet)
     by_leader: frozenset[int] = frozenset()
     if leader is not None:
@@ -93,19 +98,19 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
-    """Members that their leader does not reach, whether or not their nodes are heard, and for how long it has not."""
+    """Members that do not answer their leader, and for how long, whether or not their nodes send heartbeats."""
     leader = leader_report(tablet)
     node = view.node(tablet.leader_node)
     if leader is None or node is None:
         return {}
-    # It tells of each change; since its own node was last heard nobody knows.
+    # The leader reports each change. Nothing is known of the time since its own node was last heard.
     return {n: max(0, ms - node.heartbeat_age_ms) for n, ms in leader.unreached_ms.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer with what is known of it. `in_doubt`: it had FAILED, and its node was started again. `answers`: its leader does
-    not say otherwise; `unreached`: it has said so for long. `active`: its node takes replicas (not DRAINING)."""
+    """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader does not report
+    it as unreached; `unreached`: the leader has reported so for long. `active`: its node takes replicas (not DRAINING)."""
 
     peer: Peer
     node: NodeView | None
@@ -119,25 +124,25 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Neither dead nor alive: the leader master, new in its place, has not heard the node yet, or the node has not told of
-        it since its start."""
+        """Unknown, neither dead nor alive: a new leader master has not heard the node yet, or the node has not reported the
+        replica since its start."""
         if self.dead:
             return False
         return self.untold or (self.node is not None and not self.node.ever_heard)
 
     @property
     def untold(self) -> bool:
-        """In doubt, and not yet silent for so long that nobody waits for it."""
+        """In doubt, and its node is not yet silent for too long."""
         return self.in_doubt and not self.unreached
 
     @property
     def live(self) -> bool:
-        """Heard, not FAILED, and not out of its leader's reach for long."""
+        """Its node sends heartbeats, it is not FAILED, and it is not out of its leader's reach for long."""
         return not (self.dead or self.failed or self.unheard or self.unreached)
 
     @property
     def name(self) -> str:
-        """How reasons name it."""
+        """Its name in reasons."""
         return f"replica {self.peer.replica_id} on node {self.peer.node_id[:8]}"
 
     @property
@@ -148,12 +153,12 @@ class Member:
                 return "its node is unknown to the catalog"
             if self.node.state is NodeState.RETIRED:
                 return "its node is RETIRED"
-            return "its node is silent"  # how long is no part of a reason: each pass would give another
+            return "its node is silent"  # without the duration, so that the reason is the same in each pass
         if self.failed:
             error = self.report.error if self.report is not None else ""
             return f"it has FAILED: {error}" if error else "it has FAILED"
         if self.unreached:
-            return "its leader does not reach it, though its node is heard"
+            return "its leader does not reach it, although its node sends heartbeats"
         return "its node is DRAINING" if not self.active else ""
 
 
@@ -175,17 +180,17 @@ class Situation:
 
     @property
     def live_voters(self) -> tuple[Member, ...]:
-        """Voters that answer."""
+        """VOTERs and WITNESSes that are live."""
         return tuple(m for m in self.voters if m.live)
 
     @property
     def data_voters(self) -> tuple[Member, ...]:
-        """Live VOTERs: they hold the rows."""
+        """Live VOTERs, which hold the rows."""
         return tuple(m for m in self.live_voters if m.peer.member_type is MemberType.VOTER)
 
     @property
     def good(self) -> tuple[Member, ...]:
-        """Live VOTERs on ACTIVE nodes: what the replication factor asks for."""
+        """Live VOTERs on ACTIVE nodes. The replication factor counts these."""
         return tuple(m for m in self.data_voters if m.active)
 
     @property
@@ -195,20 +200,20 @@ class Situation:
 
     @property
     def needed(self) -> int:
-        """How many good voters are missing to the replication factor."""
+        """How many good voters are missing for the replication factor."""
         return self.tablet.replication_factor - len(self.good)
 
     @property
     def joining(self) -> Member | None:
-        """The intent's replica, if the configuration names it. One of its number on another node is somebody else."""
+        """The intent's replica, if the configuration names it. The same id on another node is a different replica."""
         if self.intent is None:
             return None
         member = self.member(self.intent.replica_id)
         return member if member is not None and member.peer.node_id == self.intent.target_node else None
 
     @property
-    def brought(self) -> ReplicaView | None:
-        """What the intent's target says of its replica."""
+    def target_report(self) -> ReplicaView | None:
+        """The target node's report of the intent's replica."""
         if self.intent is None:
             return None
         return self.tablet.report(self.intent.replica_id, self.intent.target_node)
@@ -237,7 +242,7 @@ class Situation:
         return None
 
     def can_remove(self, member: Member) -> bool:
-        """Whether what is left is a live majority, and those that hold the rows are one by themselves."""
+        """Whether the remaining live voters are a majority, also if only those that hold the rows count."""
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)
         left = [m for m in self.voters if m is not member]
@@ -246,21 +251,21 @@ class Situation:
         return bool(left) and len(live) >= majority(len(left)) and len(data) >= majority(len(left))
 
     def can_demote(self, member: Member) -> bool:
-        """Whether the voters left are a live majority, at least one of which holds the rows."""
+        """Whether the remaining live voters are a majority, and at least one of them holds the rows."""
         left = [m for m in self.voters if m is not member]
         live = [m for m in left if m.live and m.answers]
         data = [m for m in live if m.peer.member_type is MemberType.VOTER]
         return bool(data) and len(live) >= majority(len(left))
 
     def can_grow(self) -> bool:
-        """Whether one more voter, not counted as reachable itself, would be accepted (single voters excepted)."""
+        """Whether raft would accept one more voter, which itself does not count as reachable. True for a single voter."""
         return len(self.voters) == 1 or len(self.live_voters) >= majority(len(self.voters) + 1)
 
 
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
     failed, doubtful = failed_replicas(tablet), in_doubt(tablet)
-    # Nobody answers for one that is gone from its node, which may be well.
+    # A failed replica does not answer either, but its node may be healthy.
     unreached = {n: ms for n, ms in unreached_ms(tablet, view).items() if n not in failed}
     patience_ms = max(policy.unreached_after_ms, policy.dead_after_ms)
     members = []

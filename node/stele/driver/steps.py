@@ -1,6 +1,6 @@
-"""Steps: what a driver can do, each safe to repeat. Made by planner, carried out by executor; no behaviour here.
+"""The steps that a driver can take. Each is safe to repeat. Made by planner, carried out by executor; no behaviour here.
 
-Invariant: a step names the configuration index it was planned on, and its reason in words a user can read.
+Invariant: a step has the configuration index it was planned on, and a reason that users can read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Step:
     """Base. `cas` is the `opid_index` of the committed configuration it was planned on."""
 
     title: ClassVar[str] = ""
-    """The one word that status, events and command line show."""
+    """The word that status, events and command line show."""
 
     tablet_id: TabletId
     cas: int
@@ -32,7 +32,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class BeginIntent(Step):
-    """Record in the catalog what is about to begin; the master assigns the replica_id."""
+    """Record in the catalog that a new replica is about to be made; the master assigns its replica_id."""
 
     title = "Beginning"
     kind: str
@@ -53,8 +53,8 @@ class TakeOverIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class StartCopy(Step):
-    """Prepare the target: tell it to fetch the tablet, as a witness first if `witness`. `log_only`: the witness fetches its rows
-    when its turn comes."""
+    """Tell the target to fetch the tablet, first as a witness if `witness`. `log_only`: the witness fetches its rows later,
+    when it has a slot."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -67,7 +67,7 @@ class StartCopy(Step):
 
 @dataclass(frozen=True, slots=True)
 class DemotePeer(Step):
-    """A dead or FAILED voter becomes a NON_VOTER, so that a majority no longer counts it."""
+    """Make a dead or FAILED voter a NON_VOTER, so that it no longer counts for majorities."""
 
     title = "Demoting"
     replica_id: ReplicaId
@@ -76,7 +76,7 @@ class DemotePeer(Step):
 
 @dataclass(frozen=True, slots=True)
 class AddWitness(Step):
-    """The prepared target joins as WITNESS: it logs and votes at once."""
+    """Add the prepared target as WITNESS, which logs and votes at once."""
 
     title = "AddingWitness"
     replica_id: ReplicaId
@@ -86,7 +86,7 @@ class AddWitness(Step):
 
 @dataclass(frozen=True, slots=True)
 class AddPreFollower(Step):
-    """The copied target joins as PRE_FOLLOWER; the leader makes it a voter once it has caught up."""
+    """Add the target, after its copy, as PRE_FOLLOWER. The leader makes it a voter once it has caught up."""
 
     title = "AddingPreFollower"
     replica_id: ReplicaId
@@ -95,7 +95,7 @@ class AddPreFollower(Step):
 
 @dataclass(frozen=True, slots=True)
 class PromoteBack(Step):
-    """A demoted replica that came back becomes a PRE_FOLLOWER; the leader makes it a voter again."""
+    """Make a demoted replica that returned a PRE_FOLLOWER. The leader makes it a voter once it has caught up."""
 
     title = "PromotingBack"
     replica_id: ReplicaId
@@ -113,15 +113,17 @@ class RemovePeer(Step):
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader(Step):
-    """Have the leader hand over to whoever is most advanced, because its own replica must go. It alone knows who that is: while
-    one that lags is waited for, nothing is written."""
+    """Have the leader transfer leadership, because its own replica must be removed.
+
+    The leader chooses the most advanced voter. While a transfer waits for one that lags, no writes are possible.
+    """
 
     title = "MovingLeader"
 
 
 @dataclass(frozen=True, slots=True)
 class EndIntent(Step):
-    """The intent's replica is a voter and nothing is left to do: end it with the committed configuration."""
+    """End the intent with the committed configuration: its replica is a voter and nothing is left to do."""
 
     title = "Ending"
     replica_id: ReplicaId
@@ -129,7 +131,7 @@ class EndIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class CancelCopy(Step):
-    """Give the intent up: write a configuration without its replica (which fences late orders), then end it."""
+    """Give up the intent: write a configuration without its replica, which fences late orders, then end it."""
 
     title = "Cancelling"
     replica_id: ReplicaId
@@ -138,7 +140,7 @@ class CancelCopy(Step):
 
 @dataclass(frozen=True, slots=True)
 class WaitCopy(Step):
-    """Nothing to do until more bytes have arrived."""
+    """Wait until more bytes have arrived."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -150,7 +152,7 @@ class WaitCopy(Step):
 
 @dataclass(frozen=True, slots=True)
 class WaitPromotion(Step):
-    """Nothing to do until the leader has promoted the replica."""
+    """Wait until the leader has promoted the replica."""
 
     title = "Promoting"
     replica_id: ReplicaId
@@ -159,7 +161,7 @@ class WaitPromotion(Step):
 
 @dataclass(frozen=True, slots=True)
 class Blocked(Step):
-    """Something is wrong with the tablet and nothing may be done now. `code` is one word for conditions."""
+    """The tablet is not healthy, but nothing may be done now. `code`: one word for conditions."""
 
     title = "Blocked"
     code: str
@@ -167,8 +169,10 @@ class Blocked(Step):
 
 @dataclass(frozen=True, slots=True)
 class DrainNode(Step):
-    """A node leaves ACTIVE, so that nothing new is placed on it. `given_up`: for its silence, so that it returns if it is heard;
-    else for good. `tablet_id` is empty."""
+    """Make a node DRAINING, so that nothing new is placed on it. `tablet_id` is empty.
+
+    `given_up`: it is silent, and returns to service with its next heartbeat. Otherwise it drains for good.
+    """
 
     title = "Draining"
     node_id: NodeId
@@ -177,7 +181,7 @@ class DrainNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class ReturnNode(Step):
-    """A node that was given up for its silence is heard again: it is ACTIVE again, and keeps what it has."""
+    """Make a node ACTIVE again that was given up as silent and sends heartbeats again. It keeps its replicas."""
 
     title = "Returning"
     node_id: NodeId
@@ -185,7 +189,7 @@ class ReturnNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class RetireNode(Step):
-    """No configuration and no intent names a DRAINING node: it becomes RETIRED, which is final."""
+    """Make a DRAINING node that no configuration and no intent names RETIRED, which is final."""
 
     title = "Retiring"
     node_id: NodeId
@@ -198,7 +202,7 @@ WAITS = (WaitCopy, WaitPromotion, Blocked)
 
 
 def next_title(step: Step) -> str:
-    """What follows when `step` is done, as status shows it; empty when nothing does."""
+    """The title of the step after `step`, for status; "" if none follows."""
     match step:
         case BeginIntent() | TakeOverIntent():
             return StartCopy.title

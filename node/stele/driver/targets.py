@@ -1,6 +1,6 @@
-"""Where a new replica goes. Called by planner; pure.
+"""Chooses the node for a new replica. Called by planner; pure.
 
-Invariant: never a machine that a member of the tablet is on, never a node that is not ACTIVE, formed and heard.
+Invariant: it never chooses a machine with a member of the tablet, nor a node that is not ACTIVE, formed and alive.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from stele.model.config import Peer
 
 
 class Load:
-    """Replicas per node, those planned in this pass counted too. One per plan; the planner's only mutable state.
+    """Replicas per node, including those planned in this pass. One per plan; the planner's only mutable state.
 
-    `avoid`: nodes to take only where there is no other. `out_of_reach`: those of which some leader does not reach a replica,
-    never to be taken. `bytes_due`: what is still to come to a node, of the copies that were begun or are planned.
+    `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader does not reach;
+    never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a node.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Load:
         self.bytes_due[node_id] += bytes_needed
 
     def of(self, node_id: str) -> int:
-        """Replicas on the node, planned ones counted."""
+        """Replicas on the node, including planned ones."""
         return self._replicas[node_id]
 
 
 def tablet_bytes(tablet: TabletView) -> int:
-    """What a new replica of it needs, at the least."""
+    """The fewest bytes that a new replica of the tablet needs."""
     return max((r.bytes_on_disk for r in tablet.replicas), default=0)
 
 
 def _bytes_due(tablet: TabletView, intent: Intent) -> int:
-    """What has not arrived of a copy. What has is no longer free."""
+    """The bytes of a copy that have not arrived. Those that have are no longer free on the disk."""
     report = tablet.report(intent.replica_id, intent.target_node)
     if report is not None and report.has_data and report.data_state is DataState.READY:
         return 0
@@ -76,7 +76,8 @@ def _usable(node: NodeView, role: str, policy: Policy) -> bool:
 
 
 def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
-    """Whether the node's disk takes so many bytes more; one that states nothing of its disk does, unless it refuses writes."""
+    """Whether the node's disk has room for this many more bytes. If the node does not report its disk, only a node that
+    refuses writes has no room."""
     states_disk = node.disk_free_bytes or node.disk_used_bytes
     return not node.disk_low and (
         not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
@@ -94,9 +95,9 @@ def choose_target(
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    Other machine than any peer's; one that is not to be avoided; then the zone with the fewest peers, the fewest replicas, the most free bytes, the
-    smallest id. `without` leaves one peer out of the count, for when it is removed first. `any_room`: also one whose disk has no room
-    for it beside what is still to come.
+    It is on another machine than each peer. Among these: not one to avoid, then the zone with the fewest peers, the fewest
+    replicas, the most free bytes, the smallest id. `without`: ignore this peer, because it is removed first. `any_room`:
+    accept a node whose disk has no room beside the copies under way.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]

@@ -1,8 +1,7 @@
-"""Copies that do not come about: what a driver remembers of them between its passes. Called by executor; the planner
-goes by what it says.
+"""A driver's memory of failed copies between its passes. Fed by executor, read by planner.
 
-Owns how often each copy failed or stood still, and which targets were of no use. Invariant: nothing here is needed to
-be safe. A new driver begins with an empty memory, and loses only time.
+Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety needs nothing of it. A new
+driver begins with an empty memory and loses only time.
 """
 
 from __future__ import annotations
@@ -15,49 +14,49 @@ from stele.driver.view import ClusterView, CopyView, DataState, Intent, TabletVi
 from stele.model.config import MemberType
 
 TRIES = 3
-"""A copy that failed or stood still so often, without getting further in between, is tried elsewhere."""
+"""A copy that failed or stalled this often without progress in between is tried on another node."""
 STALL_MS = 120_000
-"""A copy to which nothing came for so long stands still; one whose source gives nothing fails by itself before that."""
+"""A copy that received nothing for this long is stalled. If its source sends nothing, it fails by itself earlier."""
 PROMOTE_MS = 300_000
-"""So long a new replica that has its rows may wait for its promotion. One that keeps up is promoted within seconds."""
+"""The longest time that a new replica with its rows may wait for its promotion. Normally it takes seconds."""
 _APART_MS = 10_000
-"""What fails again sooner counts once: a node that restarts fails several times in a second."""
+"""Failures closer together count once: a restarting node fails several times in a second."""
 _AVOID_MS = 600_000
 
 Key = tuple[str, int]
-"""Of a copy: tablet and replica."""
+"""A copy, by tablet and replica id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """`failures` of the copies under way; `stalled`: those found standing still now; `avoid`: nodes to which copies did
-    not come of late, or whose new replicas their leaders did not reach."""
+    """`failures`: of the copies under way. `stalled`: copies that stand still now. `avoid`: nodes on which copies failed
+    lately, or whose new replicas their leaders did not reach."""
 
     failures: Mapping[Key, int] = field(default_factory=dict)
     stalled: frozenset[Key] = frozenset()
     avoid: frozenset[str] = frozenset()
     late: frozenset[Key] = frozenset()
-    """New replicas that have had their rows for PROMOTE_MS, and are no voters."""
+    """New replicas that have had their rows for PROMOTE_MS and are not voters yet."""
 
     def of(self, tablet_id: str, replica_id: int) -> int:
-        """How often this copy has failed or stood still."""
+        """How often this copy has failed or stalled."""
         return self.failures.get((tablet_id, replica_id), 0)
 
     def is_late(self, tablet_id: str, replica_id: int) -> bool:
-        """Whether this replica's promotion takes too long."""
+        """Whether the promotion of this replica takes too long."""
         return (tablet_id, replica_id) in self.late
 
 
 NO_TRIALS = Trials()
 
 
-def runs(copy: CopyView) -> bool:
-    """Whether bytes are still to come; a copy that is being installed waits for the replica's log at times."""
+def receives_bytes(copy: CopyView) -> bool:
+    """Whether the copy still receives bytes. Not while it is installed, which at times waits for the replica's log."""
     return copy.state in ("Starting", "Fetching")
 
 
 def failed(copy: CopyView) -> bool:
-    """Whether it ended without a replica."""
+    """Whether the copy ended without a replica."""
     return copy.state == "Failed"
 
 
@@ -72,7 +71,7 @@ def _waits_for_promotion(tablet: TabletView | None, intent: Intent) -> bool:
 
 @dataclass(slots=True)
 class _Course:
-    """Of one copy."""
+    """The history of one copy."""
 
     bytes_done: int
     furthest: int
@@ -82,15 +81,15 @@ class _Course:
 
 
 class CopyMemory:
-    """One driver's. `look` once a pass."""
+    """The memory of one driver. Call `look` once a pass."""
 
     def __init__(self) -> None:
         self._courses: dict[Key, _Course] = {}
-        self._arrived_ms: dict[Key, int] = {}  # since when they have their rows, and are no voters
-        self._avoid: dict[str, int] = {}  # node, until when
+        self._arrived_ms: dict[Key, int] = {}  # when each got its rows, for those that are not voters yet
+        self._avoid: dict[str, int] = {}  # node to the time until which it is avoided
 
     def look(self, view: ClusterView, now_ms: int) -> Trials:
-        """Take note of how the copies are; what to go by in this pass."""
+        """Record the state of the copies. Returns the trials for this pass."""
         tablets = {t.tablet_id: t for t in view.tablets}
         late = self._late(view, now_ms)
         before, self._courses = self._courses, {}
@@ -111,7 +110,7 @@ class CopyMemory:
             elif key in before:
                 self._courses[key] = before[key]
             if tablet is not None and intent.replica_id in unreached_ms(tablet, view):
-                # Once the replica is removed nothing tells that its node, which is heard, is of no use to the others.
+                # After the replica is removed, nothing else shows that leaders do not reach this node.
                 self._avoid[intent.target_node] = now_ms + _AVOID_MS
             if key in late:
                 self._avoid[intent.target_node] = now_ms + _AVOID_MS
@@ -120,7 +119,7 @@ class CopyMemory:
         return Trials(failures, frozenset(stalled), frozenset(self._avoid), late)
 
     def _late(self, view: ClusterView, now_ms: int) -> frozenset[Key]:
-        """Whose promotion takes too long. Removed for that, a replica is late for as long as its intent stands."""
+        """The replicas whose promotion takes too long. One that was removed for it stays in until its intent ends."""
         before, self._arrived_ms = self._arrived_ms, {}
         for intent in view.intents:
             key = (intent.tablet_id, int(intent.replica_id))
@@ -132,15 +131,15 @@ class CopyMemory:
         return frozenset(k for k, since_ms in self._arrived_ms.items() if now_ms - since_ms >= PROMOTE_MS)
 
     def _judge(self, course: _Course, copy: CopyView, now_ms: int) -> bool:
-        """Count its failures; whether it is found standing still."""
-        if copy.bytes_done != course.bytes_done or not runs(copy):
+        """Count the failures of a copy. Returns whether it is stalled now."""
+        if copy.bytes_done != course.bytes_done or not receives_bytes(copy):
             course.bytes_done, course.moved_ms = copy.bytes_done, now_ms
         if copy.bytes_done > course.furthest:
             course.furthest, course.failures = copy.bytes_done, 0
         if failed(copy) and now_ms - course.counted_ms >= _APART_MS:
             course.counted_ms = course.moved_ms = now_ms
             course.failures += 1
-        if runs(copy) and now_ms - course.moved_ms >= STALL_MS:
+        if receives_bytes(copy) and now_ms - course.moved_ms >= STALL_MS:
             course.counted_ms = course.moved_ms = now_ms
             course.failures += 1
             return True

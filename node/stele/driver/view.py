@@ -1,6 +1,6 @@
-"""What a driver sees of a cluster: immutable values. Called by planner and executor; reads no clock, opens nothing.
+"""A driver's view of a cluster, as immutable values. Used by planner and executor; reads no clock, opens nothing.
 
-Invariant: a view is one moment as the leader master saw it, freshened at most with newer reports of single replicas.
+Invariant: a view is one moment as the leader master saw it, at most with newer reports of single replicas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 
 LEADERLESS_MS = 30_000
-"""A member that is being opened, or finds no leader, for longer is not counted on."""
+"""A member that is being opened, or knows no leader, for longer than this does not count as live."""
 
 
 class NodeState(IntEnum):
@@ -47,10 +47,13 @@ class DataState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node or a master. `heartbeat_age_ms` counts from when the leader master last heard it, or began to lead. `formed`: the catalog
-    knows that its volume is formatted, and will not have another formatted under its id.
-    `disk_low`: it said that it refuses writes for want of space. `clock_ahead_us`: of what most clocks say, by its own last
-    word; 0 where it did not tell. `given_up`: it is DRAINING for its silence alone."""
+    """A node or a master.
+
+    `heartbeat_age_ms`: since the leader master last heard it, or began to lead. `formed`: the catalog knows that its volume
+    is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it refuses writes because space
+    runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its own last report; 0 if unknown. `given_up`:
+    it is DRAINING only because it was silent.
+    """
 
     node_id: NodeId
     role: str
@@ -71,14 +74,14 @@ class NodeView:
 
     @property
     def host(self) -> str:
-        """The machine, or the node itself where none was stated: what two replicas must not share."""
+        """The machine, or the node's id if the machine is unknown. Two replicas must not share it."""
         return self.machine or self.node_id
 
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """How far a tablet copy is. `state`: Waiting (a witness, for its turn), Starting, Fetching, Verifying, Installing, Done,
-    Failed."""
+    """The progress of a tablet copy. `state`: Waiting (a witness waits for its turn), Starting, Fetching, Verifying,
+    Installing, Done, Failed."""
 
     state: str
     bytes_done: int = 0
@@ -86,7 +89,7 @@ class CopyView:
     source_node: str = ""
     error: str = ""
     bytes_per_second: int | None = None
-    """What it may move, 0: unbounded. None: its node does not say, and cannot change it."""
+    """The copy's limit; 0: unlimited. None: its node does not report it and cannot change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +107,26 @@ class ReplicaView:
     error: str = ""
     age_ms: int = 0
     failed_peers: tuple[ReplicaId, ...] = ()
-    """Leader only: peers that said that they are FAILED when it last heard them."""
+    """Leader only: peers that reported themselves FAILED in their last answer."""
     lacking_peers: tuple[ReplicaId, ...] = ()
-    """Leader only: peers that its log can no longer bring up to date."""
+    """Leader only: peers that need log entries that the leader no longer has."""
     unreached_ms: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
-    """Leader only: for how long those peers have not answered it that it says do not."""
+    """Leader only: peers that do not answer it, and for how long."""
 
     @property
     def waits(self) -> bool:
-        """Whether it is being opened, or knows of no leader."""
+        """Whether it is being opened, or knows no leader."""
         return self.state in (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
 
     @property
     def leaderless(self) -> bool:
-        """Whether it has said so for long."""
+        """Whether `waits` has been true for longer than LEADERLESS_MS."""
         return self.waits and self.age_ms > LEADERLESS_MS
 
 
 @dataclass(frozen=True, slots=True)
 class TabletView:
-    """A tablet: its committed configuration, who leads, and what its replicas say."""
+    """A tablet: its committed configuration, its leader, and the reports of its replicas."""
 
     tablet_id: TabletId
     table_id: TableId
@@ -137,7 +140,7 @@ class TabletView:
 
     @property
     def node_role(self) -> str:
-        """Which nodes may hold it: the catalog's tablet lives on masters, all others on nodes."""
+        """The role of nodes that may hold it: "master" for the catalog's tablet, "node" for all others."""
         return "master" if self.tablet_id == CATALOG_TABLET_ID else "node"
 
     def report(self, replica_id: int, node_id: str) -> ReplicaView | None:
@@ -155,7 +158,7 @@ class TabletView:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a driver has begun and recorded in the catalog before it acted."""
+    """A change that a driver recorded in the catalog before it began to act."""
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -174,7 +177,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who is the driver. `expires_us` is for people, by the wall clock of a master; 0: it was given back."""
+    """The driver claim. `expires_us`: for display only, by the wall clock of a master; 0: it was released."""
 
     holder: str
     epoch: int
@@ -183,7 +186,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster at one moment. `settled`: the leader master has heard all it can expect to hear."""
+    """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to hear."""
 
     nodes: tuple[NodeView, ...]
     tablets: tuple[TabletView, ...]
@@ -197,7 +200,7 @@ class ClusterView:
     _nodes: Mapping[str, NodeView] = field(init=False, repr=False, compare=False)
     _tablets: Mapping[str, TabletView] = field(init=False, repr=False, compare=False)
     _intents: Mapping[str, Intent] = field(init=False, repr=False, compare=False)
-    """By id: each tablet asks for its nodes and its intent, so a search would cost as much as all of them."""
+    """An index by tablet, because the planner looks up an intent for each tablet."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_nodes", {n.node_id: n for n in self.nodes})

@@ -1,6 +1,6 @@
-"""Messages to views: what the masters and nodes answer, as the planner's values. Called by executor and operator.
+"""Converts answers of masters and nodes to the planner's values. Called by executor and operator.
 
-Opens nothing. Invariant: numbers this program does not know become UNKNOWN, never a guess that something is healthy.
+Opens nothing. Invariant: enum numbers that this program does not know become UNKNOWN, never a healthy state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
 
 
 def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
-    """Who is the driver."""
+    """The driver claim."""
     return Claim(pb.holder, pb.epoch, pb.expires_us)
 
 
@@ -86,7 +86,7 @@ def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
 
 
 def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 0) -> ReplicaView:
-    """A replica as its own node sees it."""
+    """A replica as its own node reports it."""
     return ReplicaView(
         node_id=NodeId(node_id),
         replica_id=ReplicaId(pb.replica_id),
@@ -110,7 +110,7 @@ def _copy_from_pb(pb: common_pb2.CopyProgressPB) -> CopyView:
 
 
 def intent_from_pb(pb: master_pb2.IntentPB) -> Intent:
-    """An intent. A witness_start that is set says that the new replica starts as a witness."""
+    """An intent. If witness_start is set, the new replica starts as a witness."""
     return Intent(
         tablet_id=TabletId(id_from_pb(pb.tablet_id)),
         replica_id=ReplicaId(pb.replica_id),
@@ -145,9 +145,9 @@ def intent_to_pb(intent: Intent) -> master_pb2.IntentPB:
 
 
 def freshen(view: ClusterView, answers: dict[str, list[common_pb2.ReplicaStatusPB]]) -> ClusterView:
-    """The view with newer reports, straight from nodes (`answers` by node id), put in.
+    """The view, updated with reports directly from nodes (`answers` by node id).
 
-    A replica that says it leads in the newest term also tells the committed configuration.
+    A replica that leads in the newest term also provides the committed configuration.
     """
     fresh: dict[str, list[tuple[str, common_pb2.ReplicaStatusPB]]] = {}
     for node_id, statuses in answers.items():
