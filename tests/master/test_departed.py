@@ -69,7 +69,7 @@ async def test_a_node_that_is_heard_or_named_is_not_forgotten_and_stays_as_it_wa
         free = [n for n in w.nodes if row.config.peer_on(n) is None]
         await silent(w, "")
         error = await refused(w.leader.SetNodeState(forget(free[0]), None))
-        assert error.code is Code.UNSAFE_CHANGE and "is heard" in str(error)
+        assert error.code is Code.UNSAFE_CHANGE and "sends heartbeats" in str(error)
         member = row.config.peers[0].node_id
         await silent(w, member)
         error = await refused(w.leader.SetNodeState(forget(member), None))

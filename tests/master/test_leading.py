@@ -85,7 +85,7 @@ async def test_a_leadership_begins_behind_a_barrier_and_ends_with_its_term(tmp_p
         log.cut_off = (w.group.term + 1, MASTERS[1])
         with structlog.testing.capture_logs() as told:
             log.tell()
-            await until(lambda: alone.lead is not None or any("could not begin" in t["event"] for t in told))
+            await until(lambda: alone.lead is not None or any("cannot lead yet" in t["event"] for t in told))
         assert alone.lead is None
 
 
@@ -259,7 +259,9 @@ async def test_passes_that_are_refused_again_and_again_are_told_of(tmp_path: Pat
         )
 
         def passes(logged: Sequence[Mapping[str, Any]]) -> list[int]:
-            told = [line for line in logged if line["event"] == "background pass is refused again and again"]
+            told = [
+                line for line in logged if line["event"] == "background passes keep failing with CAS_FAILED"
+            ]
             assert all("tablet/dddd" in line["error"] and line["log_level"] == "warning" for line in told)
             return [line["passes"] for line in told]
 

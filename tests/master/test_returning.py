@@ -44,7 +44,7 @@ async def test_a_driver_takes_back_what_it_gave_up_and_nothing_else(tmp_path: Pa
         await order(w, pb.DRAINING, epoch, given_up=True)  # late: it is drained already, and is to stay so
         assert not await returns(w)
         error = await refused(order(w, pb.ACTIVE, epoch))
-        assert error.code is Code.INVALID_ARGUMENT and "wanted DRAINING" in str(error)
+        assert error.code is Code.INVALID_ARGUMENT and "somebody asked to drain" in str(error)
         await order(w, pb.ACTIVE, 0)
 
         await order(w, pb.DRAINING, epoch, given_up=True)

@@ -242,7 +242,7 @@ LATER_ROW = KeyOperation(KeyOp.INSERT, NODE_PREFIX + b"f" * 32, bytes([VERSION +
 async def test_a_row_of_a_later_version_is_told_as_such_where_it_is_applied(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)
-        with pytest.raises(SteleError, match=r"upgrade it") as refused:
+        with pytest.raises(SteleError, match=r"upgrade this program") as refused:
             commit(w, [LATER_ROW])
         assert of_later_program(refused.value)
 

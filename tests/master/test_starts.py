@@ -107,7 +107,7 @@ async def test_nodes_that_never_come_are_registered_to_a_bound(
 
         await register()
         await register()
-        assert "never came" in str(await refused(register()))
+        assert "have never started" in str(await refused(register()))
 
 
 async def test_a_later_start_waits_for_the_end_of_one_that_still_answers(tmp_path: Path) -> None:
@@ -152,14 +152,14 @@ async def test_what_a_start_tells_of_its_log_counts_once_its_process_confirms_it
         for _ in range(3):
             await heartbeat(w.leader, forged)
             await until(lambda: not w.masters[MASTERS[0]].starts._proving)
-        assert life.told is None
+        assert life.last_start is None
         node.incarnation = 7
         async with process(node) as (address, status):
             true = beat_of(node, address, incarnation=7, start=70, synced=900)
             await heartbeat(w.leader, true)
             await until(lambda: life.proven)
             await heartbeat(w.leader, true)
-            assert life.told == (7, 70, 900)
+            assert life.last_start == (7, 70, 900)
             asked = status.asked
             await heartbeat(w.leader, true)
             assert status.asked == asked, "once for each start"

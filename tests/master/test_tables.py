@@ -43,10 +43,10 @@ async def test_create_is_idempotent_by_table_id(tmp_path: Path) -> None:
         other = await refused(w.leader.CreateTable(create_request("u", table_id="d" * 32), None))
         assert other.code is Code.ALREADY_PRESENT
         again = await refused(w.leader.CreateTable(create_request("t"), None))
-        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "table 't' is present already"
+        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "table 't' exists already"
         await w.leader.CreateTable(pb.CreateTableRequest(name="k", kind="keyspace"), None)
         again = await refused(w.leader.CreateTable(create_request("k"), None))
-        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "key space 'k' is present already"
+        assert again.code is Code.ALREADY_PRESENT and again.args[0] == "key space 'k' exists already"
 
 
 async def test_a_create_that_is_tried_again_after_the_table_was_deleted_is_not_told_that_it_was_never_done(
@@ -159,7 +159,7 @@ async def test_tables_are_made_in_half_of_the_catalog_and_deleted_in_all_of_it(t
         assert space is not None
         space.bytes_max = 2 * space.held_bytes
         error = await refused(w.leader.CreateTable(create_request("t"), None))
-        assert error.code is Code.TOO_LARGE and "the catalog would hold" in str(error)
+        assert error.code is Code.TOO_LARGE and "the catalog would grow to" in str(error)
         assert [t.name for t in w.catalog.tables.values()] == ["first"]
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)
         assert {t.state for t in w.catalog.tables.values()} == {"REMOVED"}

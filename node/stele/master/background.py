@@ -1,7 +1,7 @@
-"""The leader's background: makes the catalog follow the reports, and the nodes follow the catalog.
+"""The leader's background task: updates the catalog from reports, and orders nodes to match the catalog.
 
-Level-triggered: each look compares a tablet's row with the newest reports and takes what is due; nothing is remembered
-between looks but when an order was last sent. Invariant: a row changes only under its lock, from what is in memory then.
+Level-triggered: each pass compares a tablet's row with the newest reports and does what is due. Between passes it
+remembers only when each order was last sent. Invariant: a row changes only under its lock, based on its value then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stele.master.nodes import record_registrations
 from stele.master.orders import Orders
 from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
-from stele.master.records import TABLET_STATES, TabletRecord, mark_of
+from stele.master.records import TABLET_STATES, TabletRecord, deleted_row
 from stele.master.replica_ids import raised
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
@@ -31,16 +31,18 @@ from stele.rpc.proto import common_pb2
 log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
-"""Looked at in one turn of the event loop, which takes some 4 ms, and changed in one batch, at most."""
+"""Most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
 REPLACED_QUARTERS = 3
-"""Of the catalog, for new tablets in the place of such as nobody made: those come again and again where nodes do not answer. The
-last quarter is for what becomes of tablets and nodes that there are, which ends by itself."""
+"""Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced again and again.
+
+The last quarter is for changes of existing tablets and nodes, which are bounded.
+"""
 REFUSED_TOLD = 8
-"""Passes refused in a row, until it is told."""
+"""Passes refused in a row before a warning is logged."""
 
 
 class Background:
-    """Runs while its leadership does."""
+    """Runs for as long as its leadership lasts."""
 
     def __init__(self, lead: Leadership, orders: Orders) -> None:
         self._lead = lead
@@ -50,10 +52,10 @@ class Background:
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
         self._full = False
-        """Whether it was told that the catalog is full, and is still so."""
+        """Whether "the catalog is full" was logged and still holds."""
 
     async def run(self) -> None:
-        """Look at what changed, and now and then at everything, until the leadership ends."""
+        """Examine changed tablets, and now and then all tablets, until the leadership ends."""
         lead = self._lead
         while not lead.ended:
             with contextlib.suppress(TimeoutError):
@@ -66,21 +68,25 @@ class Background:
                 await self.look()
                 self._refused = 0
             except SteleError as exc:
-                self._tell_unfinished(exc)
+                self._log_unfinished(exc)
                 await asyncio.sleep(0.05)
 
-    def _tell_unfinished(self, error: SteleError) -> None:
-        """A row that changed meanwhile is nothing to tell. If it does pass after pass, memory and key space differ: told at
-        the 8th, the 16th, the 32nd in a row."""
+    def _log_unfinished(self, error: SteleError) -> None:
+        """Log why a pass failed. A row that changed meanwhile is normal, and not logged.
+
+        If rows changed in pass after pass, memory and key space differ. That is logged at the 8th, 16th, 32nd, ... time.
+        """
         if error.code is not Code.CAS_FAILED:
-            log.info("background pass not finished", error=str(error))
+            log.info("background pass not finished; the next pass tries again", error=str(error))
             return
         self._refused += 1
         if self._refused >= REFUSED_TOLD and self._refused & (self._refused - 1) == 0:
-            log.warning("background pass is refused again and again", passes=self._refused, error=str(error))
+            log.warning(
+                "background passes keep failing with CAS_FAILED", passes=self._refused, error=str(error)
+            )
 
     async def look(self) -> None:
-        """One pass. What it could not finish stays due."""
+        """Run one pass. Work that it could not finish stays due."""
         lead = self._lead
         now = lead.now_ms()
         lead.liveness.awake(now)
@@ -90,7 +96,7 @@ class Background:
         if sweep:
             self._swept_ms = now
             self._orders.forget_old()
-            # Of those that are gone for good only what nodes still have is of interest.
+            # A deleted tablet needs attention only while a node still reports a replica of it.
             lead.dirty.update((t, None) for t in (*lead.catalog.current, *lead.liveness.reported()))
             for state in TABLET_STATES:
                 metrics.master_tablets.labels(state).set(lead.catalog.states[state])
@@ -104,18 +110,19 @@ class Background:
             except SteleError:
                 lead.dirty.update((t, None) for t in chosen)
                 raise
-            await asyncio.sleep(0)  # a look that finds nothing due has waited for nothing
+            await asyncio.sleep(0)  # if nothing was due, no await has yet given other tasks a turn
         if sweep:
             await self._forgetting.step()
-            self._tell_full()
+            self._log_full()
 
-    def _tell_full(self) -> None:
-        """Once, until a sweep has left nothing undone."""
+    def _log_full(self) -> None:
+        """Log that the catalog is full; again only after a pass that had room for everything."""
         space = self._lead.log.key_space
         if self._lead.full and not self._full and space is not None:
             log.error(
-                "the catalog is full: rows of nodes and tablets are not written. Delete tables, and forget nodes that are gone for good: "
-                "rows of deleted tables go an hour later, once each node that is not RETIRED was heard",
+                "the catalog is full, so changes of nodes and tablets are not recorded. Delete tables and forget nodes that "
+                "are gone for good. Rows of deleted tables leave the catalog after an hour, when all nodes that are not "
+                "RETIRED have reported",
                 bytes=space.held_bytes,
                 bytes_max=space.bytes_max,
             )
@@ -147,10 +154,10 @@ class Background:
                 await lead.commit(batch)
             for row, changed in due:
                 if lead.catalog.tablets.get(row.tablet_id) == changed:
-                    _tell(row, changed)
+                    _log_change(row, changed)
 
     def _changed(self, row: TabletRecord) -> TabletRecord:
-        """The row as the newest reports would have it."""
+        """The row, updated from the newest reports."""
         lead = self._lead
         if row.state not in ("CREATING", "RUNNING"):
             return row
@@ -202,7 +209,7 @@ class Background:
     # --- new tablets ---
 
     async def _place(self, tablet_ids: list[str]) -> None:
-        """PREPARING → CREATING: choose peers, one batch. The rows of the chosen nodes must not have changed."""
+        """PREPARING → CREATING: choose peers, in one batch. It fails if the row of a chosen node has changed."""
         lead = self._lead
         async with lead.locks.hold(tablets=tablet_ids):
             placement = Placement(lead.candidates())
@@ -245,7 +252,7 @@ class Background:
         return self._lead.wall_us() - row.since_us > self._lead.options.create_timeout_ms * 1000
 
     async def _replace(self, tablet_id: str) -> None:
-        """A tablet that nobody leads in time is REPLACED by a new one, in one batch."""
+        """Replace a tablet that got no leader in time by a new one, in one batch."""
         lead = self._lead
         table_id = lead.catalog.tablets[tablet_id].table_id
         async with lead.locks.hold(tables=(f"id/{table_id}",), tablets=(tablet_id,)):
@@ -256,16 +263,16 @@ class Background:
             fresh = TabletRecord(
                 TabletId(new_id()), row.table_id, row.ordinal, "PREPARING", row.partition, now_us
             )
-            batch = [swap(row, mark_of(row, "REPLACED", now_us)), insert(fresh)]
+            batch = [swap(row, deleted_row(row, "REPLACED", now_us)), insert(fresh)]
             if not lead.has_room(batch, REPLACED_QUARTERS):
                 lead.full = True
                 return
-            log.warning("tablet not created in time, replaced", tablet=tablet_id, by=fresh.tablet_id)
+            log.warning("tablet had no leader in time and was replaced", tablet=tablet_id, by=fresh.tablet_id)
             await lead.commit(batch)
         lead.look_at(fresh.tablet_id)
 
 
-def _tell(row: TabletRecord, changed: TabletRecord) -> None:
+def _log_change(row: TabletRecord, changed: TabletRecord) -> None:
     if changed.state != row.state:
         log.info("tablet", tablet=row.tablet_id, state=changed.state, leader=changed.leader)
     if changed.config != row.config:

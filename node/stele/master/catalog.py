@@ -1,7 +1,7 @@
-"""The catalog in memory: what the catalog tablet's key space says, decoded and indexed. Leader and followers have one.
+"""The catalog in memory: the rows of the catalog tablet, decoded and indexed. Leader and followers have one.
 
-Changed only by `applied`, which following.py calls for each row and each committed change. Invariant: the memory is a
-function of the key space's content; deleted tables and tablets stay until their rows are dropped (forgetting.py), only
+Only `applied` changes it; following.py calls that for each row and each committed change. Invariant: the memory is a
+function of the key space's content. Deleted tables and tablets stay until their rows are dropped (forgetting.py), but
 the maps by name leave them out.
 """
 
@@ -30,11 +30,11 @@ from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId
 
 CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
-"""States of tablets that hold, or will hold, a part of a table."""
+"""States of tablets that hold, or are going to hold, a part of a table."""
 
 
 class Catalog:
-    """All rows by id. Readers must not change what they are given; records are immutable."""
+    """All rows by id. Records are immutable, and readers must not change the maps."""
 
     def __init__(self, rows: Iterable[tuple[bytes, bytes]] = (), opid: OpId = OPID_NONE) -> None:
         self.cluster: ClusterRecord | None = None
@@ -46,9 +46,9 @@ class Catalog:
         self.current: dict[str, None] = {}
         """Tablets in one of CURRENT_TABLETS."""
         self.gone: dict[str, None] = {}
-        """All others, whose rows stay until no replica of them can turn up; they may be many more."""
+        """All other tablets. Their rows stay until no replica of them can appear. They may outnumber `current`."""
         self.states: Counter[str] = Counter()
-        """How many tablets are in each state."""
+        """The number of tablets in each state."""
         self.nodes: dict[str, NodeRecord] = {}
         self.intents: dict[str, IntentRecord] = {}
         self.opid = opid
@@ -61,11 +61,11 @@ class Catalog:
         self._listeners.append(listener)
 
     def no_more_changes(self, listener: Callable[[bytes], None]) -> None:
-        """Call it no longer."""
+        """Remove a listener of `on_change`."""
         self._listeners.remove(listener)
 
     def applied(self, key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
-        """A committed change of one row; `new` None: deleted. Tablets of a batch come before their table."""
+        """Apply a committed change of one row; `new` None: deleted. In a batch, tablets come before their table."""
         del old
         self.opid = opid
         if key.startswith(TABLET_PREFIX):
@@ -124,11 +124,11 @@ class Catalog:
 
     @property
     def live_tables(self) -> list[TableRecord]:
-        """The tables that are not removed, by id."""
+        """All tables that are not removed, ordered by id."""
         return sorted(self.table_by_name.values(), key=lambda t: t.table_id)
 
     def table(self, table_id: str, name: str = "") -> TableRecord:
-        """The table with this id, or with this name and not removed.
+        """The table with this id, or the table with this name that is not removed.
 
         Raises:
             Rejected: NOT_FOUND.
@@ -136,34 +136,34 @@ class Catalog:
         found = self.tables.get(table_id) if table_id else self.table_by_name.get(name)
         if found is None:
             what = f"id {table_id}" if table_id else f"name {name!r}"
-            raise Rejected(f"no table has the {what}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no table with the {what}", code=Code.NOT_FOUND)
         return found
 
     def tablet(self, tablet_id: str) -> TabletRecord:
         """The tablet with this id. Raises `Rejected` NOT_FOUND."""
         found = self.tablets.get(tablet_id)
         if found is None:
-            raise Rejected(f"no tablet has the id {tablet_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no tablet with the id {tablet_id}", code=Code.NOT_FOUND)
         return found
 
     def tablets_of_table(self, table_id: str) -> list[TabletRecord]:
-        """All tablets of a table that were ever made, by ordinal."""
+        """All tablets of a table, deleted and replaced ones too, by ordinal."""
         found = (self.tablets[t] for t in self.tablets_of.get(table_id, ()))
         return sorted(found, key=lambda t: (t.ordinal, t.since_us, t.tablet_id))
 
     def current_tablets(self, table_id: str) -> list[TabletRecord]:
-        """The tablets that hold the table's parts now, by ordinal."""
+        """The tablets of a table in one of CURRENT_TABLETS, by ordinal."""
         return [t for t in self.tablets_of_table(table_id) if t.state in CURRENT_TABLETS]
 
     def replication_factor(self, tablet: TabletRecord) -> int:
-        """How many voters the tablet should have."""
+        """The number of voters that the tablet should have."""
         if tablet.tablet_id == CATALOG_TABLET_ID:
             return self.cluster.masters if self.cluster is not None else len(tablet.config.peers)
         table = self.tables.get(tablet.table_id)
         return table.replication_factor if table is not None else len(tablet.config.peers)
 
-    def who_names(self, node_id: str) -> list[str]:
-        """What keeps a node from being RETIRED, in words: configurations and intents that name it."""
+    def references_to(self, node_id: str) -> list[str]:
+        """The configurations and intents that name a node, in words. While there are any it cannot be RETIRED."""
         found = [
             f"the configuration of tablet {t.tablet_id[:8]}"
             for t in map(self.tablets.__getitem__, self.current)

@@ -1,6 +1,6 @@
 """Answers built from catalog and liveness: the cluster view, table and tablet locations. Pure reads; called by service.py.
 
-Invariant: a view is taken in one step of the event loop, so it is one moment.
+Invariant: a view is built in one step of the event loop, so it shows one moment.
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 CATALOG_NAME = "(catalog)"
 VIEW_BYTES_MAX = 12 << 20
-"""What tables may take of a view, by `view_bytes`: it is one message, of 16 MiB at most. The rest is for the nodes, and for
-what is told of tablets that are being changed or have failed. Some 7,000 tablets of three replicas."""
+"""Most bytes of a view for tables, counted by `view_bytes`: some 7,000 tablets of three replicas.
+
+A view is one message of at most 16 MiB. The rest of it is for nodes and for details of tablets that change or failed.
+"""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What answers are built from. `catalog_config` and `leader` are the catalog tablet's own, from its log."""
+    """The sources of an answer. `catalog_config` and `leader` are those of the catalog tablet itself, from its log."""
 
     catalog: Catalog
     liveness: Liveness
@@ -58,26 +60,26 @@ class Scene:
         return row.config
 
     def leader_of(self, row: TabletRecord) -> tuple[int, str]:
-        """(term, node) of a tablet's leader; the master's own choice until one is reported."""
+        """(term, node) of a tablet's leader; until a replica reports one, the leader that the master suggested."""
         if row.tablet_id == CATALOG_TABLET_ID:
             return self.term, self.leader
         term, leader = self.liveness.leader_of(row.tablet_id)
         return (term, leader) if leader else (row.term, row.leader)
 
     def leads(self, row: TabletRecord, leader: str, term: int) -> bool:
-        """Whether the presumed leader's own node does not say otherwise; a hint may be old, a view must be true."""
+        """Whether the leader that is assumed leads, as far as its own node reports. A hint may be old; a view may not."""
         if row.tablet_id == CATALOG_TABLET_ID:
             return bool(leader)
         own = [r.status for r in self.liveness.reports_of(row.tablet_id) if r.node_id == leader]
         return all(s.role == common_pb2.LEADER or s.term < term for s in own)
 
     def is_alive(self, node_id: str) -> bool:
-        """Whether the node was heard lately."""
+        """Whether the node sent a heartbeat lately."""
         return self.liveness.age_ms(node_id, self.now_ms) <= self.options.alive_ms
 
 
 def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResponse:
-    """All that a driver, the operator and `stele ksck` need."""
+    """The whole state of the cluster, for a driver, the operator and `stele ksck`."""
     catalog = scene.catalog
     counts: dict[str, int] = {}
     current = [catalog.tablets[t] for t in catalog.current]
@@ -99,8 +101,10 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
 
 
 def view_bytes(table: TableRecord, tablets: int) -> int:
-    """What a table with so many tablets takes of a view, at most, while nothing is wrong with it. Addresses of up to 48
-    characters are in each configuration: the catalog's, and the one that each replica reports."""
+    """The most bytes that a healthy table with this many tablets takes in a view.
+
+    Each configuration holds addresses, of up to 48 characters: the catalog's one, and the one that each replica reports.
+    """
     name, peers = len(table.name.encode()), table.replication_factor
     config = 24 + 80 * peers
     replica = 170 + config
@@ -185,16 +189,19 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         leader_node=id_to_pb(leader if scene.leads(row, leader, term) else ""),
         replication_factor=scene.catalog.replication_factor(row),
         replicas=[
-            *(_report(scene, r) for r in reports if _is_told(scene, row, config, r)),
+            *(_report(scene, r) for r in reports if _is_shown(scene, row, config, r)),
             *_missing(scene, row, config),
         ],
         next_replica_id=row.next_replica_id,
     )
 
 
-def _is_told(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
-    """A tombstone says something only of a member, or of one that is to become one. Else it stays for as long as its tablet
-    lives and nobody asks about it: views of a cluster that moves its replicas about would grow for ever."""
+def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
+    """Whether a view includes this report. It omits tombstones, unless the replica is a member or is to become one.
+
+    A tombstone stays for as long as its tablet exists. If views had all of them, each move of a replica would make
+    later views larger.
+    """
     if report.status.data_state != common_pb2.TOMBSTONED:
         return True
     intent = scene.catalog.intents.get(row.tablet_id)
@@ -209,10 +216,10 @@ def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
 
 
 def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
-    """Members whose live nodes have long reported everything they hold, and not them: states unset, with a reason.
+    """Members that their live nodes lack, by full reports that are old enough. Their states are unset; `error` says why.
 
-    A first replica that is not made yet counts as one once it had as much time as the whole tablet had: its node may have
-    no room for it, and the driver finds it another.
+    A first replica that was never created counts after the time that the whole tablet had to get a leader. Its node may
+    have no room, and the driver then finds it another node.
     """
     if row.state != "RUNNING":
         return
@@ -234,7 +241,7 @@ def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable
 
 
 def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
-    """A table with its schema and how many of its tablets run."""
+    """A table with its schema and the number of its RUNNING tablets."""
     tablets = scene.catalog.current_tablets(table.table_id)
     running = sum(t.state == "RUNNING" for t in tablets)
     made = table.state == "REMOVED" or running == len(tablets)
@@ -255,9 +262,9 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
 
 
 def tablet_locations(scene: Scene, row: TabletRecord) -> master_pb2.TabletLocationsPB:
-    """Where a tablet's replicas are, who leads, and where their rows can be fetched.
+    """Where a tablet's replicas are, which one leads, and where their rows can be fetched.
 
-    Nobody is told before the catalog says that it runs: until then it may be REPLACED, with all that it acknowledged.
+    Empty until the catalog says that the tablet is RUNNING. Until then it may be REPLACED, and clients would lose writes.
     """
     _, leader = scene.leader_of(row)
     peers = scene.config(row).peers if row.state != "CREATING" else ()
@@ -289,7 +296,7 @@ def _location(scene: Scene, peer: Peer, leader: str) -> master_pb2.ReplicaLocati
 
 
 def masters_of(scene: Scene) -> list[master_pb2.MasterInfoPB]:
-    """The masters: members of the catalog's committed configuration, at their newest addresses."""
+    """The masters (members of the catalog's committed configuration), with their newest addresses."""
     found = []
     for peer in scene.catalog_config.peers:
         row = scene.catalog.nodes.get(peer.node_id)

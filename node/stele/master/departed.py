@@ -1,9 +1,10 @@
-"""A node that is gone for good is forgotten, as an administrator says. Called by service.py on the leader.
+"""Forgets a node that is gone for good, when an administrator asks for it. Called by service.py on the leader.
 
-A forgotten node is RETIRED: its row stays, since ids are never used again, but nothing waits for it and it is not shown any more.
+A forgotten node is RETIRED. Its row stays, because ids are never used again, but nothing waits for the node and no view
+shows it.
 
-Invariant: a node is forgotten only while nobody hears it and no configuration or intent names it. From the moment of that
-check it is given nothing new. A leader that dies halfway leaves a node that returns to service once it is heard.
+Invariant: a node is forgotten only while it is silent and no configuration or intent names it. From that check on it gets
+no new replicas. If the leader dies halfway, the node returns to service with its next heartbeat.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from stele.model.ids import NodeId
 
 
 async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
-    """Make a node RETIRED that is silent and that nothing names. Of one that is RETIRED already: nothing.
+    """Retire a node that is silent and that nothing names. Does nothing if it is RETIRED already.
 
     Raises:
-        Rejected: NOT_FOUND; UNSAFE_CHANGE, it is heard, or something names it.
+        Rejected: NOT_FOUND; UNSAFE_CHANGE, it sends heartbeats, or something names it.
         Retryable: NOT_READY, this master has not listened for long enough to call a node silent.
     """
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
@@ -30,8 +31,8 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
         if node.state == "RETIRED":
             return
         _check(lead, node)
-        # A DRAINING node gets no intents, so what is found now stays so. If this leader dies here, the node stays DRAINING: it
-        # returns once it is heard, as nobody asked for a drain, unless somebody had.
+        # A DRAINING node gets no intents, so the checks below stay true. If this leader dies here, the node stays DRAINING. It
+        # then returns to service with its next heartbeat, unless somebody had asked for a drain before.
         returns = node.state == "ACTIVE" or node.returns
         draining = replace(node, state="DRAINING", reason=reason, given_up=returns)
         await lead.commit([swap(node, draining)])
@@ -48,19 +49,19 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
 def _node(lead: Leadership, node_id: str) -> NodeRecord:
     node = lead.catalog.nodes.get(NodeId(node_id))
     if node is None:
-        raise Rejected(f"no node has the id {node_id}", code=Code.NOT_FOUND)
+        raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
     return node
 
 
 def _check(lead: Leadership, node: NodeRecord) -> None:
     if lead.is_alive(node):
         raise Rejected(
-            f"node {node.name or node.node_id} is heard; a node that lives is drained, not forgotten",
+            f"node {node.name or node.node_id} sends heartbeats, so it is not gone; drain it instead",
             code=Code.UNSAFE_CHANGE,
         )
     if lead.now_ms() - lead.liveness.began_ms <= lead.options.alive_ms:
         raise Retryable(
-            "this master began to listen a moment ago and cannot say who is silent; try again",
+            "this master has not listened long enough to know which nodes are silent; try again",
             code=Code.NOT_READY,
         )
     check_unnamed(lead, node.node_id)

@@ -1,10 +1,10 @@
-"""What a driver asks of the catalog: its claim, intents, node states. Called by service.py on the leader.
+"""The driver's requests to the catalog: claim, intents, node states. Called by service.py on the leader.
 
-The caller has made sure of the leadership (Master.confirmed_lead): what is refused, or found to be done, may need no batch.
+The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch that would.
 
-Invariant: an order that names an epoch changes something only if that one is in force where the batch stands in the log. Intents always
-name one; a node's state does, but for an administrator's order (epoch 0); to make a node known takes none, as that gives it nothing to
-do. An intent ends only in the batch that records a committed configuration which decides it.
+Invariants: an order with an epoch takes effect only if that epoch is in force at the batch's place in the log. Intents
+always have an epoch; node states have one unless an administrator orders them (epoch 0). RegisterNode has none, since it
+gives the node no work. An intent ends only in the batch that records a committed configuration that decides it.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _CLAIM = "driver claim"
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
-    """Take the claim anew (epoch 0), renew it, or release it.
+    """Take the claim (epoch 0), renew it, or release it.
 
-    The same holder may take it anew at once: it is the same driver after a restart, and the higher epoch fences it. Another
-    one may once this leader has not seen it renewed for its time, or for the caller's where another leader granted it. No wall
-    clock decides: that of an earlier leader may have been hours ahead.
+    The present holder may take it again at once: that is the same driver after a restart, and the new, higher epoch fences
+    its earlier self. Another driver must wait until the claim was not renewed for its lifetime. If an earlier leader granted
+    the claim, the caller's lifetime counts. Wall clocks do not decide: an earlier leader's may have been hours ahead.
 
     Raises:
         Retryable: NOT_READY while another holder's claim runs.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:
-        raise Rejected("claim: the holder has no name")
+        raise Rejected("driver claim: the request names no holder")
     async with lead.locks.hold(tables=(_CLAIM,)):
         claim, now_ms = lead.catalog.claim, lead.now_ms()
-        expires_us = lead.wall_us() + request.ttl_ms * 1000  # for people
+        expires_us = lead.wall_us() + request.ttl_ms * 1000  # only for display
         if request.epoch:
             if request.epoch != claim.epoch:
                 raise _stale(request.epoch, claim)
@@ -51,9 +51,9 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
             ttl_ms = request.ttl_ms if lead.claim_ttl_ms is None else lead.claim_ttl_ms
             runs = claim.expires_us != 0 and now_ms - lead.claim_seen_ms < ttl_ms
             if claim.holder != request.holder and runs:
-                # For how long is no part of it: who asks again and again would be told something new each time.
+                # The message leaves out the remaining time, so that a caller that repeats the request gets the same text.
                 raise Retryable(
-                    f"{claim.holder} drives (epoch {claim.epoch}), its claim has not run out",
+                    f"{claim.holder} holds the driver claim (epoch {claim.epoch}), and it has not expired",
                     code=Code.NOT_READY,
                 )
             renewed = replace(claim, holder=request.holder, epoch=claim.epoch + 1, expires_us=expires_us)
@@ -69,8 +69,10 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
 
 
 async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
-    """Commit what a driver orders under its locks. The claim may have been proposed anew and not be applied yet: then the batch
-    comes to nothing, and if that was its own driver, who has but renewed it, is proposed again.
+    """Commit a driver's order under its locks.
+
+    A newer claim may be proposed but not applied yet. Then the batch has no effect. If it was only a renewal by the same
+    driver, the batch is proposed again.
 
     Raises:
         Rejected: STALE_EPOCH. Else as `Leadership.commit`.
@@ -87,17 +89,17 @@ async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -
 
 def _stale(epoch: int, claim: ClaimRecord) -> Rejected:
     return Rejected(
-        f"driver epoch {epoch} is not the one in force ({claim.epoch}, {claim.holder or 'nobody'}); claim anew",
+        f"driver epoch {epoch} is stale; epoch {claim.epoch} ({claim.holder or 'nobody'}) is in force: claim again",
         code=Code.STALE_EPOCH,
     )
 
 
 async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest) -> IntentRecord:
-    """Record an intent and assign its replica_id; or take over one that is there (replica_id given).
+    """Record an intent and assign its replica_id, or take over an existing one (replica_id given).
 
     Raises:
         Rejected: STALE_EPOCH; NOT_FOUND; CHANGE_IN_PROGRESS, the tablet has an intent; INVALID_ARGUMENT, the target
-            cannot take it.
+            cannot hold the replica.
         Retryable: CAS_FAILED, the target's row changed meanwhile; NOT_READY, the target is not `formed` yet.
     """
     asked = request.intent
@@ -127,7 +129,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
                 f"tablet {tablet_id} has no intent for replica {asked.replica_id}", code=Code.NOT_FOUND
             )
         if tablet.state != "RUNNING":
-            raise Rejected(f"tablet {tablet_id} is {tablet.state}; only RUNNING ones take intents")
+            raise Rejected(f"tablet {tablet_id} is {tablet.state}; an intent needs a RUNNING tablet")
         target = _target(lead, asked, tablet_id)
         replica_id = free_id(tablet, newest, lead.liveness.reports_of(tablet_id))
         intent = IntentRecord(
@@ -155,12 +157,12 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
     target = lead.catalog.nodes.get(node_id)
     role = "master" if tablet_id == CATALOG_TABLET_ID else "node"
     if target is None or target.role != role:
-        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is no {role} that the catalog knows")
+        raise Rejected(f"intent on tablet {tablet_id}: the catalog has no {role} with the id {node_id}")
     if target.state != "ACTIVE":
         raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is {target.state}, expected ACTIVE")
     if not target.formed:
         raise Retryable(
-            f"intent on tablet {tablet_id}: that target {node_id} has a volume is not on record yet; try again",
+            f"intent on tablet {tablet_id}: target {node_id} has not registered its volume yet; try again",
             code=Code.NOT_READY,
         )
     if _newest_config(lead, tablet_id).peer_on(node_id) is not None:
@@ -169,14 +171,14 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
 
 
 def _newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
-    """The committed configuration: the catalog's own from its log, others from their rows."""
+    """The tablet's committed configuration: the catalog tablet's from its log, another tablet's from its row."""
     if tablet_id == CATALOG_TABLET_ID:
         return lead.log.committed_config
     return lead.catalog.tablet(tablet_id).config
 
 
 async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> None:
-    """End an intent together with the committed configuration that decides it. An ended one is no error.
+    """End an intent and record the committed configuration that decides it. Does nothing if the intent has ended.
 
     Raises:
         Rejected: STALE_EPOCH; CAS_FAILED if no committed configuration names the replica and none was written since
@@ -211,10 +213,10 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
 
 
 async def register_node(lead: Leadership, request: master_pb2.RegisterNodeRequest) -> bool:
-    """Make a node's UUID known; returns whether it was ever seen with a formatted volume.
+    """Register a node's UUID. Returns whether the node was ever seen with a formatted volume.
 
     Raises:
-        Rejected: an unknown role, or another than before; too many nodes on record that never came.
+        Rejected: an unknown role, or another one than before; too many registered nodes that never started.
     """
     node_id = NodeId(id_from_pb(request.node_id))
     role = request.role or "node"
@@ -224,14 +226,16 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
         present = lead.catalog.nodes.get(node_id)
         if present is not None:
             if present.role != role:
-                raise Rejected(f"node {node_id} is a {present.role}, not a {role}; ids are never used again")
+                raise Rejected(
+                    f"node {node_id} is a {present.role}, not a {role}; give the new {role} an unused id"
+                )
             if request.name and present.name != request.name:
                 await lead.commit([swap(present, replace(present, name=request.name))])
             return present.formed
         unformed = sum(not n.formed and n.state != "RETIRED" for n in lead.catalog.nodes.values())
         if unformed >= bounds.NODES_UNFORMED_MAX:
             raise Rejected(
-                f"register node {node_id}: {unformed} nodes are on record that never came; retire those that never will"
+                f"register node {node_id}: {unformed} registered nodes have never started; retire those that never will"
             )
         await lead.commit([insert(NodeRecord(node_id, role, "ACTIVE", name=request.name))])
         return False
@@ -245,12 +249,13 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. To its present state: nothing, but that a node which was given up for
-    its silence is now wanted drained.
+    """Move a node between ACTIVE, DRAINING and RETIRED. Its present state changes nothing, with one exception.
+
+    A node that is DRAINING because a driver gave it up stays DRAINING after it returns, once somebody orders DRAINING.
 
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
-            INVALID_ARGUMENT, a driver may not take back what somebody else wants.
+            INVALID_ARGUMENT, a driver would undo what somebody else asked for.
         Retryable: NOT_READY, a driver retires a node that has returned meanwhile.
     """
     node_id = id_from_pb(request.node_id)
@@ -263,7 +268,7 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
             check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
-            raise Rejected(f"no node has the id {node_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
         given_up = state == "DRAINING" and request.given_up
         if node.state == state and (given_up or not node.returns):
             return
@@ -281,26 +286,26 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
 
 
 def _check_wanted(lead: Leadership, node: NodeRecord, state: str) -> None:
-    """Refuse a driver's order that goes by an older view: an administrator drained the node since, or it was heard again."""
+    """Refuse a driver's order from an outdated view: an administrator drained the node since, or the node returned."""
     if state == "ACTIVE" and not node.returns:
         raise Rejected(
-            f"node {node.node_id} is wanted DRAINING ({node.reason}); a driver does not take that back"
+            f"somebody asked to drain node {node.node_id} ({node.reason}); a driver may not undo that"
         )
     if state == "RETIRED" and node.returns and lead.is_alive(node):
         raise Retryable(
-            f"node {node.node_id} was given up for its silence and is heard again; look again",
+            f"node {node.node_id} was given up as silent but sends heartbeats again; fetch the cluster view again",
             code=Code.NOT_READY,
         )
 
 
 def check_unnamed(lead: Leadership, node_id: str) -> None:
     """Raise UNSAFE_CHANGE if a configuration, or an intent, names the node."""
-    names = lead.catalog.who_names(node_id)
+    names = lead.catalog.references_to(node_id)
     if lead.log.committed_config.peer_on(node_id) is not None:
         names.append("the configuration of the catalog")
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise Rejected(
-            f"node {node_id} cannot retire: {', '.join(names[:3])}{more} names it; move its replicas away first",
+            f"node {node_id} cannot retire because {', '.join(names[:3])}{more} names it; move its replicas away first",
             code=Code.UNSAFE_CHANGE,
         )

@@ -1,19 +1,19 @@
-"""Rows of tablets and tables that are gone for good leave the catalog. Called by background.py on the leader.
+"""Drops the rows of deleted tablets and tables from the catalog. Called by background.py on the leader.
 
-A row decides about replicas that are reported: those of a DELETED or REPLACED tablet are deleted, those of a tablet that no
-row names are left alone for ever, since a catalog that is wrong, or was restored from an older copy, knows nothing of
-tablets that are well. So a row is the mark that lets a late replica be deleted, and stays as long as one may turn up. It
-is dropped when all of this is so:
+The row of a DELETED or REPLACED tablet is the permission to delete late replicas of it. A replica whose tablet has no
+row is kept for ever: the catalog may be wrong or restored from an older copy, and the tablet healthy. So a row must stay
+as long as a replica may appear. It is dropped when all of this holds:
 
-1. its tablet has been gone for `forget_after_ms`: orders to make a replica have ended, and nobody tries a create again;
-2. every node that was ever formed and is not RETIRED answers now and has given this leader a full report, and no report
-   of any node names a replica of it. A node that is silent holds all rows back until it answers or is given up (RETIRED);
-3. no intent and no order about it is under way.
+1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client repeats
+   its create request.
+2. Every formed node that is not RETIRED is alive and has sent this leader a full report, and no report names a replica
+   of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
+3. No intent and no order about the tablet is under way.
 
-A RETIRED node that comes back with such a replica keeps it. A table's row goes with its last tablet's; its name was free
-before. Rows of nodes stay: ids are never used again, and a RETIRED node that is heard must not be taken for a new one.
+A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last tablet; its name
+was free before. Rows of nodes stay: ids are never used again, and a RETIRED node that returns must not look new.
 
-Invariant: a row is dropped only under its lock, and only while no node that may hold a replica of its tablet is unheard.
+Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its tablet report.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stele.model.kvop import KeyOperation
 log = structlog.get_logger("stele.master")
 
 DROPPED_AT_ONCE = 64
-"""Tablets in one step, and in one batch."""
+"""Most tablets in one step and one batch."""
 LOOKED_AT_ONCE = 1_024
 
 
 class Forgetting:
-    """One leadership's."""
+    """The task of one leadership."""
 
     def __init__(self, lead: Leadership, orders: Orders) -> None:
         self._lead = lead
@@ -43,7 +43,7 @@ class Forgetting:
         self._next: deque[str] = deque()
 
     async def step(self) -> None:
-        """Look at some of the tablets that are gone, and drop what is due of them in one batch."""
+        """Examine some of the deleted tablets, and drop the rows that are due in one batch."""
         if not self._all_heard():
             return
         if not self._next:
@@ -96,5 +96,5 @@ class Forgetting:
             if batch:
                 await lead.commit(batch)
                 log.info(
-                    "rows of tablets that are gone dropped", tablets=len(rows), tables=len(batch) - len(rows)
+                    "dropped the rows of deleted tablets", tablets=len(rows), tables=len(batch) - len(rows)
                 )

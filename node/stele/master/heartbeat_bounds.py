@@ -1,10 +1,10 @@
-"""What a heartbeat tells, within bounds: texts are cut, what nobody can read is left out. Called by service.py.
+"""Bounds the content of a heartbeat: cuts long texts, drops what cannot be parsed. Called by service.py.
 
-A heartbeat is never refused for that: its node would count as lost, with all its replicas. Every view of the cluster holds
-what is kept of it, in one message of 16 MiB, and driver, operator and ksck read all of it.
+A heartbeat is never refused for its content, because its node would then count as lost, with all its replicas. What is
+kept goes into every cluster view, which is one message of at most 16 MiB.
 
-Invariant: on return no text of the registration, and no status, is larger than its bound; identifiers are some, and
-configurations can be read and have numbers that a leader may give.
+Invariant: on return each text of the registration and each status is within its bound, identifiers are valid, and
+configurations can be parsed and have plausible numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REGISTRATION = (
 
 
 def bound_heartbeat(request: master_pb2.TSHeartbeatRequest) -> int:
-    """Cut what is too long; how many statuses were left out, as the rest is too large or no status of any replica."""
+    """Bound a heartbeat in place. Returns how many statuses were dropped, as too large or invalid."""
     if request.HasField("registration"):
         bound_registration(request.registration)
     beyond = 0
@@ -70,7 +70,7 @@ def bound_registration(registration: master_pb2.NodeRegistrationPB) -> None:
 
 
 def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
-    """Cut the texts of a replica's status; a configuration that nobody can read, as of a later program, is none."""
+    """Cut the texts of a replica's status, and drop configurations that cannot be parsed, as from a later version."""
     if status.HasField("committed_config") and not _sound(status.committed_config):
         status.ClearField("committed_config")
     if status.HasField("pending_config") and not _sound(status.pending_config):

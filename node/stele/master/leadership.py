@@ -1,7 +1,7 @@
-"""What only the leader master has: locks, running operations, and the way a batch is committed.
+"""The state that only the leader master has: locks, running operations, and how a batch is committed.
 
-Made when a master has begun to lead and knows everything acknowledged before; dropped whole when it leads no more.
-Invariant: an operation, once begun, runs to its known end whoever stops waiting for it; its locks go with it.
+Made when a master leads and knows everything acknowledged before; discarded when it stops leading. Invariant: an operation
+runs until its outcome is known, also if its caller stops waiting. Only then are its locks released.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Times in ms. `alive_ms`: silence after which a node gets no new replicas (it keeps those it has).
-    `disk_free_bytes_min`: with less a node gets them only if no other can; below 256 MiB it refuses them.
+    """Times in ms. `alive_ms`: after so much silence a node gets no new replicas; it keeps those it has.
+    `disk_free_bytes_min`: a node with less gets replicas only if no other can; below 256 MiB it refuses them.
     """
 
     heartbeat_interval_ms: int = 1_000
@@ -42,10 +42,10 @@ class MasterOptions:
     create_timeout_ms: int = 30_000
     order_retry_ms: int = 1_000
     missing_after_ms: int = 5_000
-    """How long a full report must have lacked a replica before it counts as gone."""
+    """How long full reports must lack a replica before it counts as gone."""
     sweep_ms: int = 1_000
     forget_after_ms: int = 3_600_000
-    """How long the row of a tablet that is gone stays at the least (forgetting.py)."""
+    """The shortest time for which the row of a deleted tablet stays (forgetting.py)."""
     tablets_per_node_max: int = 2_000
     create_bytes_max: int = 8 << 20
     locations_ttl_ms: int = 60_000
@@ -54,7 +54,7 @@ class MasterOptions:
 
 @dataclass(slots=True)
 class Leadership:
-    """One term of leading."""
+    """One term as leader."""
 
     term: int
     log: CatalogLog
@@ -67,25 +67,25 @@ class Leadership:
     removals: Removals = field(default_factory=Removals)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     dirty: dict[str, None] = field(default_factory=dict)
-    """Tablets to look at again, oldest first."""
+    """Tablets that the background must examine, oldest first."""
     ended: bool = False
     claim_seen_ms: int = field(init=False)
-    """When this leader last granted the driver's claim; that of an earlier leader counts from here on."""
+    """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted at the start."""
     claim_ttl_ms: int | None = None
-    """How long it then lasts; None: an earlier leader granted it, and only that one knew."""
+    """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its lifetime."""
     full: bool = False
-    """Whether, in this pass of the background, something was left undone since the catalog has no room for it."""
+    """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
 
     def __post_init__(self) -> None:
         self.claim_seen_ms = self.now_ms()
 
     async def do(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Run an operation to its end; cancelling the caller ends only the waiting."""
+        """Run an operation to its end. If the caller is cancelled, only the waiting ends."""
         return await self._running.run(operation)
 
     async def commit(self, operations: Sequence[KeyOperation]) -> None:
-        """Replicate one batch; on return it is in memory. Call it under the locks of what it changes.
+        """Replicate one batch; on return it is in memory. The caller holds the locks of the rows that it changes.
 
         Raises:
             As `CatalogLog.propose`.
@@ -99,10 +99,10 @@ class Leadership:
         metrics.master_batches.labels(Code.OK.name).inc()
 
     def has_room(self, operations: Sequence[KeyOperation], quarters: int = 4) -> bool:
-        """Whether the catalog, or so many quarters of it, would hold this batch too. What makes it no larger it always takes."""
+        """Whether `quarters` quarters of the catalog have room for this batch. A batch that adds no bytes always fits."""
         space = self.log.key_space
         if space is None:
-            return True  # who proposes is told
+            return True  # the proposal itself reports the error
         try:
             growth = space.check_operations(operations)
         except Rejected:
@@ -110,7 +110,7 @@ class Leadership:
         return not growth or space.held_bytes + growth <= space.bytes_max * quarters // 4
 
     def fitting(self, changes: Sequence[KeyOperation]) -> list[KeyOperation]:
-        """Those of these changes, each of a row of its own, that the catalog has room for: all, unless it is full."""
+        """The changes for which the catalog has room: all, unless it is full. Each change must be of a different row."""
         found = list(changes)
         if not self.has_room(found):
             found = []
@@ -121,45 +121,48 @@ class Leadership:
         return found
 
     def check(self) -> None:
-        """Raise NOT_LEADER unless this term of leading still goes on."""
+        """Raise NOT_LEADER unless this master still leads in this term."""
         if self.ended or not self.log.is_leader or self.log.term != self.term:
-            raise NotLeader("this master leads no more", leader_hint=self.log.leader_node)
+            raise NotLeader("this master is no longer the leader", leader_hint=self.log.leader_node)
 
     def look_at(self, tablet_id: str) -> None:
-        """Have the background look at a tablet soon."""
+        """Have the background examine a tablet soon."""
         self.dirty[tablet_id] = None
         self.wake.set()
 
     @property
     def order_opid(self) -> OpId:
-        """What orders to nodes carry: nodes refuse those of an older leader or state."""
+        """The OpId in orders to nodes. Nodes refuse orders from an older leader or state."""
         return OpId(self.term, self.catalog.opid.index)
 
     @property
     def settled(self) -> bool:
-        """Whether all who can be heard have had time to be: a heartbeat interval and a half, or all expected."""
+        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or until all expected were heard."""
         if self.now_ms() - self.liveness.began_ms >= self.options.heartbeat_interval_ms * 3 // 2:
             return True
         expected = [n.node_id for n in self.catalog.nodes.values() if n.formed and n.state != "RETIRED"]
         return bool(expected) and self.liveness.all_full(expected)
 
     def check_settled(self) -> None:
-        """Raise NOT_READY until `settled`: never "too few nodes" while they are still being heard."""
+        """Raise NOT_READY until `settled`, so that no caller is told "too few nodes" too early."""
         if not self.settled:
             raise Retryable(
-                "this master began to lead a moment ago and has not heard from all nodes; try again",
+                "this master became leader a moment ago and has not heard from all nodes; try again",
                 code=Code.NOT_READY,
             )
 
     def is_alive(self, node: NodeRecord) -> bool:
-        """Whether the node may be given work now."""
+        """Whether the node sent a heartbeat within `alive_ms`, so that it may get work."""
         if not self.liveness.ever_heard(node.node_id):
             return False
         return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
 
     def candidates(self) -> list[Candidate]:
-        """Live ACTIVE nodes, with the replicas that configurations give them. Of a node whose row is not `formed` yet a lost volume
-        would be made anew under the same id, without what it has voted for."""
+        """Live ACTIVE nodes that are `formed`, with the number of replicas that configurations give them.
+
+        A node that is not `formed` is left out: if its volume were lost, it would be formatted again under the same id,
+        without its votes.
+        """
         counts: dict[str, int] = {}
         for tablet_id in self.catalog.current:
             for peer in self.catalog.tablets[tablet_id].config.peers:
@@ -176,7 +179,7 @@ class Leadership:
         return few or self.liveness.disk_low(node.node_id)
 
     def active_machines(self) -> set[str]:
-        """Machines of ACTIVE nodes, silent ones too."""
+        """The machines of all ACTIVE nodes, silent ones included."""
         return {
             n.machine or n.node_id
             for n in self.catalog.nodes.values()
@@ -184,6 +187,6 @@ class Leadership:
         }
 
     def end(self) -> None:
-        """Lead no more: nothing new begins. What runs ends with the error that its proposal gets."""
+        """Stop leading: no operation begins any more. A running one ends with the error of its proposal."""
         self.ended = True
         self.wake.set()

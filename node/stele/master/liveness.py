@@ -1,8 +1,8 @@
-"""What one master alone remembers of the nodes: when it last heard each, and their replicas' newest reports.
+"""One master's memory of the nodes: the last heartbeat of each, and the newest reports of their replicas.
 
-Fed by heartbeats; lost at restart, and rebuilt from full reports that the leader asks for. Reads no clock itself.
+Fed by heartbeats. Lost at a restart, then rebuilt from full reports, which the leader asks for. Reads no clock itself.
 
-Invariant: an incremental report is merged only into a full one of the same incarnation; a silent node keeps its last.
+Invariant: an incremental report is merged only into a full one of the same incarnation. A silent node's last report stays.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 STALL_MS = 3_000
-"""A master that was not awake for so long heard nobody meanwhile: silence counts anew."""
+"""A master that stood still for so long heard nobody meanwhile, so it starts to count silence again."""
 
 RECORD_MS = 60_000
-"""The catalog lags by so much behind what nodes tell of their logs: it counts where all masters started anew."""
+"""How often a node's durable log position is written to the catalog. It matters only if all masters restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The newest status of a replica, and when (ms) this master got it."""
+    """The newest status of a replica, and the time (ms) at which this master received it."""
 
     node_id: str
     status: common_pb2.ReplicaStatusPB
     at_ms: int
 
 
-class Told(NamedTuple):
-    """What tells a node's newest start from one on an older copy of its volume: the number and the random name of that
-    start, and the newest place in its log that it said is durable."""
+class LastStart(NamedTuple):
+    """A node's newest start: its incarnation, its random name, and its highest reported durable log position.
+
+    It distinguishes that start from one on an older copy of the node's volume.
+    """
 
     incarnation: int
     start: int
@@ -48,12 +50,13 @@ class Told(NamedTuple):
 
 @dataclass(slots=True)
 class NodeLife:
-    """One node as this master hears it. `heard`: since it began to listen as what it is now. `full`: a full report of this
-    incarnation is in `reports`.
+    """One node as this master hears it. `heard`: it was heard since this master took its present role. `full`: a full
+    report of this incarnation is in `reports`.
 
-    `wall_base_us`: its wall clock less this master's monotonic one; `wall_ahead_us`: of what it knows most clocks to say.
-    `told`: by its newest vetted start; `registered`: the same for the catalog, when it registered and each RECORD_MS.
-    `proven`: a process at the start's address has confirmed it (starts.py); what others tell in its name judges nobody.
+    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead
+    of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog, from registration
+    and each RECORD_MS. `proven`: a process at the start's address has confirmed it (starts.py). Claims of an unproven
+    start are not used to judge other starts.
     """
 
     node_id: str
@@ -71,66 +74,65 @@ class NodeLife:
     wall_ahead_us: int | None = None
     start: int = 0
     proven: bool = False
-    told: Told | None = None
-    registered: Told | None = None
+    last_start: LastStart | None = None
+    registered: LastStart | None = None
     registered_ms: int = 0
     reports: dict[tuple[str, int], Report] = field(default_factory=dict)
 
 
-def refuse_older(request: master_pb2.TSHeartbeatRequest, told: Told) -> None:
-    """Refuse a node that lost what it `told` before: on an older copy of its volume it has forgotten votes and
-    acknowledged rows.
+def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> None:
+    """Refuse a node on an older copy of its volume, which lacks votes and acknowledged rows.
 
     Raises:
-        Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had its number, or its log
-            ends too early.
+        Rejected: STALE_INCARNATION, there was a later start; VOLUME_OLD, another start had the same incarnation, or the
+            log ends too early.
     """
-    if request.start == told.start:
-        return
-    if request.taken_back:  # what its log lost was accepted; only a later start of the same volume ends it
-        _refuse_earlier(request, told.incarnation + 1)
+    if request.start == last.start:
         return
     if (
-        request.vetted
-    ):  # by its log it would be old too; but it may use the very volume that has a later start by now
-        _refuse_earlier(request, told.incarnation)
+        request.taken_back
+    ):  # somebody accepted the loss (`stele local take-back`); only a later start overrides it
+        _refuse_earlier(request, last.incarnation + 1)
+        return
+    if request.vetted:
+        # Its log may also look too short. But it may be an earlier process on the volume that the later start uses.
+        _refuse_earlier(request, last.incarnation)
     node_id = id_from_pb(request.node_id)
-    if request.incarnation == told.incarnation:
+    if request.incarnation == last.incarnation:
         raise Rejected(
             f"another start of node {node_id} was incarnation {request.incarnation}", code=Code.VOLUME_OLD
         )
-    if 0 < request.log_found < told.log_synced:
+    if 0 < request.log_found < last.log_synced:
         raise Rejected(
-            f"the log of node {node_id} ends at {_place(request.log_found)}, it had told {_place(told.log_synced)}",
+            f"the log of node {node_id} ends at {_place(request.log_found)}, but it had reached {_place(last.log_synced)}",
             code=Code.VOLUME_OLD,
         )
-    _refuse_earlier(request, told.incarnation)
+    _refuse_earlier(request, last.incarnation)
 
 
 def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) -> None:
     if request.incarnation < incarnation:
         raise Rejected(
-            f"node {id_from_pb(request.node_id)} speaks as incarnation {request.incarnation}, expected {incarnation} or more: a "
+            f"node {id_from_pb(request.node_id)} has incarnation {request.incarnation}, expected {incarnation} or more: a "
             "later start of it is running, or this one runs on an older copy of its volume",
             code=Code.STALE_INCARNATION,
         )
 
 
 def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
-    """Only vetted and proven starts count: neither an older copy that one master cannot judge yet, nor who speaks in another's
-    name, must become what judges others."""
+    """Record a vetted and proven start. Others must not judge later starts: they may be an older copy, or forged."""
     synced = request.log_synced
-    if life.told is not None and life.told.start == request.start:
-        synced = max(synced, life.told.log_synced)  # a heartbeat may come late
-    life.told = Told(request.incarnation, request.start, synced)
+    if life.last_start is not None and life.last_start.start == request.start:
+        synced = max(synced, life.last_start.log_synced)  # a heartbeat may come late
+    life.last_start = LastStart(request.incarnation, request.start, synced)
     again = life.registered is not None and life.registered.start == request.start
-    # All nodes' minutes begin together, so that one batch of the catalog has them all.
+    # The periods of all nodes begin at the same time, so that one batch of the catalog holds them all.
     if (
         not again
         or request.HasField("registration")
         or now_ms // RECORD_MS != life.registered_ms // RECORD_MS
     ):
-        life.registered, life.registered_ms = life.told, now_ms
+        life.registered, life.registered_ms = life.last_start, now_ms
 
 
 def _place(place: int) -> str:
@@ -138,21 +140,23 @@ def _place(place: int) -> str:
 
 
 class Liveness:
-    """All nodes heard by this master. `began_ms` is when it began to listen as what it is now (leader or follower). `adopted`:
-    its volume was copied, and the addresses in its catalog may be those of the original's nodes."""
+    """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower. `adopted`: its volume
+    is a copy, so the addresses in its catalog may be those of the original cluster's nodes."""
 
     def __init__(self, now_ms: int, *, adopted: bool = False) -> None:
         self.began_ms = now_ms
         self._adopted = adopted
         self.clock_id = secrets.randbits(64) or 1
-        """Of the monotonic clock that nodes compare theirs with."""
+        """Identifies this master's monotonic clock, which nodes compare with theirs."""
         self._awake_ms = now_ms
         self.nodes: dict[str, NodeLife] = {}
         self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
 
     def awake(self, now_ms: int) -> None:
-        """Called at least once a second while the process runs. After a stall (a process stopped, a machine suspended)
-        the nodes' silence was this master's own, so nobody is silent until a new one has passed."""
+        """Note that this process runs; called at least once a second.
+
+        After a stall (process stopped, machine suspended) this master was deaf, so it starts to count silence again.
+        """
         if now_ms - self._awake_ms > STALL_MS:
             self._begin(now_ms)
         self._awake_ms = now_ms
@@ -163,7 +167,7 @@ class Liveness:
             life.heard = False
 
     def begin_leading(self, now_ms: int) -> None:
-        """Forget all reports (they may have been cleared by another leader's answer); silence counts from now."""
+        """Forget all reports, because nodes may have cleared changes that another leader acknowledged. Silence counts from now."""
         self._begin(now_ms)
         self._awake_ms = now_ms
         self._by_tablet.clear()
@@ -175,21 +179,23 @@ class Liveness:
     def heard(
         self, request: master_pb2.TSHeartbeatRequest, now_ms: int, *, on_record: bool = False
     ) -> NodeLife:
-        """Take note that a node is alive. Of those that are not `on_record` a bounded number is heard.
+        """Record that a node is alive. The number of nodes that are not `on_record` is bounded.
 
         Raises:
-            Rejected: as refuse_older; then it counts as silent.
-            Retryable: THROTTLED, too many nodes are heard.
+            Rejected: as refuse_older; then the node counts as silent.
+            Retryable: THROTTLED, there are too many unregistered nodes.
         """
         self.awake(now_ms)
         node_id = id_from_pb(request.node_id)
         known = self.nodes.get(node_id)
         if known is not None:
-            if known.told is not None:
-                refuse_older(request, known.told)
+            if known.last_start is not None:
+                refuse_older(request, known.last_start)
             _refuse_earlier(request, known.incarnation)
         elif not on_record and len(self.nodes) >= bounds.NODES_HEARD_MAX:
-            raise Retryable(f"{len(self.nodes)} nodes are heard already, no more", code=Code.THROTTLED)
+            raise Retryable(
+                f"this master hears {len(self.nodes)} nodes already, the most it can", code=Code.THROTTLED
+            )
         life = known or self.nodes.setdefault(node_id, NodeLife(node_id))
         if (request.incarnation, request.start) != (life.incarnation, life.start):
             self._forget_reports(life)
@@ -207,19 +213,24 @@ class Liveness:
         return life
 
     def forget_strangers(self, known: Container[str]) -> None:
-        """Forget the nodes that the catalog does not know. They were heard before this master led."""
+        """Forget nodes that are not in the catalog; they were heard before this master led."""
         for node_id in [n for n in self.nodes if n not in known]:
             self._forget_reports(self.nodes[node_id])
             del self.nodes[node_id]
 
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
-        """Merge a heartbeat's report; the ids of the tablets it spoke of. An incremental one without its full one,
-        or one that comes late, changes nothing; then `full` is false, and a full one is to be asked for."""
+        """Merge a heartbeat's report. Returns the ids of the tablets in it.
+
+        An incremental report without a full one before it, or a late one, changes nothing. Then `full` becomes false, and
+        the answer must ask for a full report.
+        """
         life = self.nodes[id_from_pb(request.node_id)]
         if not request.has_report:
             return []
         if request.sequence <= life.sequence:
-            life.full = False  # its answer clears what only a newer, full report can make up for
+            life.full = (
+                False  # the answer makes the node forget these changes, so only a new full report has them
+            )
             return []
         touched: dict[str, None] = {}
         if not request.incremental:
@@ -236,7 +247,7 @@ class Liveness:
             self._by_tablet.setdefault(key[0], {})[(life.node_id, key[1])] = report
             touched[key[0]] = None
         for raw in request.removed_tablets:
-            # One replica of it is gone; another may be on the same node. The full report asked for now tells.
+            # One replica of it is gone, but the node may hold another. The full report that is asked for now shows it.
             life.full = False
             touched[id_from_pb(raw)] = None
         return list(touched)
@@ -256,7 +267,7 @@ class Liveness:
     # --- questions ---
 
     def age_ms(self, node_id: str, now_ms: int) -> int:
-        """How long ago the node was heard, at most since this master began: older silence may have been its own."""
+        """How long ago the node was heard, at most since this master began; before that it may not have listened."""
         life = self.nodes.get(node_id)
         heard = life.heard_ms if life is not None else 0
         return max(0, now_ms - max(heard, self.began_ms))
@@ -267,9 +278,11 @@ class Liveness:
         return life is not None and life.heard
 
     def wall_agreed(self, node_id: str, base_us: int, now_ms: int, alive_ms: int) -> int | None:
-        """What most wall clocks say, less this master's monotonic one: of the nodes and masters heard within `alive_ms`, and
-        of this master, `node_id`, whose own is at `base_us`. None: they are at odds, or too few were heard, or it has not
-        listened long enough to have heard all."""
+        """The time that most wall clocks agree on, minus this master's monotonic clock.
+
+        Counts the nodes and masters heard within `alive_ms`, and this master (`node_id`, its own clock at `base_us`). None:
+        they disagree, too few were heard, or this master has not listened long enough to hear all.
+        """
         if now_ms - self.began_ms < alive_ms:
             return None
         bases = {
@@ -286,19 +299,19 @@ class Liveness:
         return [found[key] for key in sorted(found)]
 
     def disk_free(self, node_id: str) -> int | None:
-        """The free bytes of the node's disk; None if it stated nothing of it."""
+        """The free bytes on the node's disk; None if the node did not report them."""
         life = self.nodes.get(node_id)
         if life is None or not (life.disk_free_bytes or life.disk_used_bytes):
             return None
         return life.disk_free_bytes
 
     def disk_low(self, node_id: str) -> bool:
-        """Whether the node said that it refuses writes for want of space: of bytes, or of inodes."""
+        """Whether the node reports that it refuses writes, because bytes or inodes run out."""
         life = self.nodes.get(node_id)
         return life is not None and life.disk_low
 
     def reported(self) -> Iterable[str]:
-        """The tablets of which there are reports."""
+        """The tablets that have reports."""
         return self._by_tablet
 
     def report(self, tablet_id: str, node_id: str, replica_id: int) -> Report | None:
@@ -317,8 +330,10 @@ class Liveness:
         return best
 
     def located(self, node: NodeRecord) -> NodeRecord:
-        """The row of a node with the addresses at which it may be dialled: of an adopted catalog those of nodes that have
-        registered since this master began alone."""
+        """The row of a node with its addresses.
+
+        In an adopted catalog the addresses are removed unless the node registered with this master since it began.
+        """
         if not self._adopted:
             return node
         life = self.nodes.get(node.node_id)
@@ -328,11 +343,11 @@ class Liveness:
         return replace(node, address=told.address, flight_address=told.flight_address)
 
     def peer_address(self, peer: Peer) -> str:
-        """Where a configuration says that a peer is, for one whose row says nothing."""
+        """The address of a peer in its configuration, for a node whose row has none."""
         return "" if self._adopted else peer.address
 
     def addresses(self) -> tuple[list[master_pb2.NodeAddressPB], int]:
-        """Where each node that registered since this master leads is, and a digest of the list."""
+        """The address of each node that registered since this master leads, and a digest of the list."""
         found = [
             master_pb2.NodeAddressPB(
                 node_id=id_to_pb(node_id), address=life.registration.address, incarnation=life.incarnation

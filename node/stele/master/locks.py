@@ -1,7 +1,7 @@
 """Locks of tables and tablets, for the leader's operations. Each leadership has its own.
 
-Order: tables before tablets, one kind by ascending name. Invariant: a lock is let go only when what was proposed under
-it is applied, or known never to be.
+Order: tables before tablets, each kind in ascending order of names. Invariant: a lock is released only when the proposal
+under it is applied, or known never to be applied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 
 class Locks:
-    """Made as needed, dropped when nobody holds or wants them."""
+    """Locks that are created on demand, and dropped when nobody holds or awaits them."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
@@ -20,7 +20,7 @@ class Locks:
 
     @asynccontextmanager
     async def hold(self, tables: Iterable[str] = (), tablets: Iterable[str] = ()) -> AsyncIterator[None]:
-        """Hold these, taken in the one order that all keep to."""
+        """Hold these locks. All callers acquire them in the same order, so no deadlock can occur."""
         names = [("1 table", t) for t in sorted(set(tables))] + [
             ("2 tablet", t) for t in sorted(set(tablets))
         ]

@@ -1,7 +1,7 @@
-"""A master's brain: follows the catalog, begins and ends to lead, keeps liveness. Its limbs are service.py and server.py.
+"""The core of a master: follows the catalog, starts and stops leading, keeps liveness. service.py and server.py use it.
 
-Invariant: a new leader answers nothing from memory before a read barrier has passed, and its memory is all of the key
-space that the barrier has passed on.
+Invariant: a new leader answers nothing from memory before a read barrier has passed and the memory holds the whole key
+space as of that barrier.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def wall_us() -> int:
 
 
 def monotonic_ms() -> int:
-    """Milliseconds that only rise."""
+    """Milliseconds of the monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -86,14 +86,16 @@ class Master:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to follow the catalog tablet's role."""
+        """Start to follow the role of the catalog tablet's replica."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
         self.log.on_role_change(self._changed.set)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Only rows of a later program, or an error of our own, end the task before `stop`: the process must not go on
-        without its master."""
+        """End the process if the task ended before `stop`: it must not run without its master.
+
+        The causes are rows of a later version, and bugs.
+        """
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             log.error("master failed", exc_info=error)
@@ -101,7 +103,7 @@ class Master:
                 self._on_failure(error)
 
     async def stop(self) -> None:
-        """Lead no more and stop."""
+        """Stop leading, and stop the task."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -123,13 +125,16 @@ class Master:
             except SteleError as exc:
                 if of_later_program(exc):
                     raise
-                log.info("could not begin to lead" if leads else "could not read the catalog", error=str(exc))
+                log.info(
+                    "cannot lead yet; trying again" if leads else "cannot read the catalog yet; trying again",
+                    error=str(exc),
+                )
                 await asyncio.sleep(_BARRIER_RETRY_S)
                 if leads:
                     self._changed.set()
 
     async def _lead_once(self) -> None:
-        """From the election to the end of the term."""
+        """Lead for one term, from the election to its end."""
         term = self.log.term
         await self.log.read_barrier()
         catalog = self.catalog
@@ -162,7 +167,7 @@ class Master:
             lead.end()
             catalog.no_more_changes(look)
             metrics.master_leads.set(0)
-            log.info("leads no more", term=term)
+            log.info("this master is no longer the leader", term=term)
             if background is not None:
                 background.cancel()
                 await asyncio.gather(background, return_exceptions=True)
@@ -172,12 +177,12 @@ class Master:
         return self.log.is_leader and self.log.term == term and self._follows()
 
     def _follows(self) -> bool:
-        """Whether there is a key space, and the memory follows it."""
+        """Whether there is a key space and the memory follows it."""
         following = self._following
-        return following is not None and following.whole and following.key_space is self.log.key_space
+        return following is not None and following.complete and following.key_space is self.log.key_space
 
     async def _load(self) -> None:
-        """Have the memory follow the key space that there is now. At once if it does."""
+        """Make the memory follow the present key space. Returns at once if it does already."""
         while not self._follows() and (key_space := self.log.key_space) is not None:
             if self._following is None or self._following.key_space is not key_space:
                 if self._following is not None:
@@ -189,8 +194,7 @@ class Master:
 
     @property
     def catalog(self) -> Catalog:
-        """The catalog as this master knows it, leader or not. Raises NOT_READY while there are no rows, or they are being
-        read."""
+        """The catalog as this master knows it, leader or not. Raises NOT_READY until it has read all rows."""
         if self._following is None or not self._follows():
             self._changed.set()
             raise Retryable("this master does not hold the catalog yet; ask another", code=Code.NOT_READY)
@@ -200,21 +204,22 @@ class Master:
         """The leadership in force.
 
         Raises:
-            NotLeader: another master leads (with a hint, where known).
-            Retryable: NOT_READY while this one begins to lead.
+            NotLeader: another master leads (with a hint if known).
+            Retryable: NOT_READY, this master was elected and still loads the catalog.
         """
         if self.lead is not None and not self.lead.ended:
             self.lead.check()
             return self.lead
         if self.log.is_leader:
             raise Retryable(
-                "this master begins to lead and loads the catalog; try again", code=Code.NOT_READY
+                "this master was just elected and still loads the catalog; try again", code=Code.NOT_READY
             )
-        raise NotLeader(f"master {self.node_id} does not lead", leader_hint=self.log.leader_node)
+        raise NotLeader(f"master {self.node_id} is not the leader", leader_hint=self.log.leader_node)
 
     async def confirmed_lead(self) -> Leadership:
-        """The leadership in force, with everything acknowledged before the call in memory (ReadIndex): for answers and
-        refusals that nothing is proposed for. A master that was replaced, and does not know it yet, has old news.
+        """The leadership in force, confirmed by a read barrier (ReadIndex). Everything acknowledged before is in memory.
+
+        Needed for answers that propose nothing: a leader that was replaced and does not know it would answer from old rows.
 
         Raises:
             As `require_lead`, and NO_QUORUM or TIMED_OUT.
@@ -225,7 +230,7 @@ class Master:
         return lead
 
     def tell_clocks(self, answer: master_pb2.TSHeartbeatResponse) -> None:
-        """Put into an answer what the clocks say that this master hears, its own among them."""
+        """Add to an answer the time that most clocks agree on: those of nodes that this master hears, and its own."""
         clock_us, wall = monotonic_us(), self.wall_us()
         answer.clock_id, answer.clock_us, answer.wall_us = self.liveness.clock_id, clock_us, wall
         agreed_us = self.liveness.wall_agreed(
@@ -235,7 +240,7 @@ class Master:
             answer.wall_agreed_us = clock_us + agreed_us
 
     def scene(self) -> Scene:
-        """What answers are built from, now."""
+        """The sources of an answer, as of now."""
         self.liveness.awake(self.now_ms())
         lead = self.lead
         return Scene(

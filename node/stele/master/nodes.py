@@ -1,7 +1,7 @@
-"""Node rows follow what nodes say of themselves. Called by background.py and service.py on the leader.
+"""Updates node rows from the registrations in heartbeats. Called by background.py and service.py on the leader.
 
-Invariant: RegisterNode alone makes a row, so that a heartbeat in any name leaves nothing; a node's first heartbeat makes
-it `formed`, for ever.
+Invariant: only RegisterNode creates a row, so a heartbeat under an unknown id leaves nothing. A node's first heartbeat makes
+it `formed` for ever.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def _record(lead: Leadership, node_ids: list[str]) -> None:
 
 
 def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
-    """The row that a node's registration asks for, None if it is there already."""
+    """The row that a node's registration needs, or None if the row is up to date."""
     told = life.registration
     present = lead.catalog.nodes.get(NodeId(life.node_id))
     if told is None or present is None or present.state == "RETIRED":

@@ -1,8 +1,8 @@
-"""Orders to nodes: create a replica, tombstone it, delete it. Sent again until a report shows that it was done.
+"""Orders to nodes: create a replica, tombstone it, delete it. Repeated until a report shows that the order was done.
 
-Called by background.py. Remembers only which orders are under way, and when each of late was last sent. Orders wait for a node
-that is slow in a queue of its own, one for each replica at most. Invariant: a replica is taken away only if its
-tablet is gone for good, or a newer committed configuration omits it and no intent names it; unknown ones are kept.
+Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node has its own
+queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet is deleted, or if a
+newer committed configuration omits it and no intent names it. Replicas of unknown tablets are kept.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ log = structlog.get_logger("stele.master")
 
 ORDERS_AT_ONCE = 32
 ORDERS_PER_NODE = 4
-"""Fewer than all, so that a node that does not answer leaves some to the others."""
+"""Most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take all of them."""
 ORDER_TIMEOUT_S = 10.0
 WHICHEVER_REPLICA = 0
-"""The replica_id of an order about whatever replica of the tablet a node has, if any."""
+"""The replica_id in an order that means any replica of the tablet on the node."""
 
 Fate = Literal["keep", "tombstone", "delete"]
 
@@ -48,7 +48,7 @@ class Order(NamedTuple):
 
 
 def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
-    """What is to become of a reported replica; the invariant above, as code."""
+    """What to do with a reported replica; this is the module's invariant."""
     status = report.status
     if row is None:
         return "keep"
@@ -66,15 +66,15 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
         return "keep"
     if _being_added(lead, row, report):
         return "keep"
-    # What it has pending says nothing: the row's configuration is committed and omits it, ids are never used again, and one
-    # that is being added has an intent until a committed configuration names it, or a fence keeps it out.
+    # Its pending configuration does not matter. The row's configuration is committed and omits it, and ids are never used
+    # again. A replica that is being added has an intent until a committed configuration names it or fences it off.
     if status.replica_id >= row.next_replica_id or status.committed_config.opid_index > row.config.opid_index:
-        return "keep"  # it knows more than the catalog does
+        return "keep"  # it knows a newer configuration than the catalog
     return "tombstone"
 
 
 def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
-    """Whether the tablet's leader has proposed a configuration with this replica: an administrator's change has no intent."""
+    """Whether the leader has proposed a configuration with this replica. An administrator's change has no intent."""
     _, leader = lead.liveness.leader_of(row.tablet_id)
     return any(
         (peer.replica_id, id_from_pb(peer.node_id)) == (report.status.replica_id, report.node_id)
@@ -85,7 +85,7 @@ def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
 
 
 class Orders:
-    """Gives a leadership's orders."""
+    """The orders of one leadership."""
 
     def __init__(self, lead: Leadership, pool: ChannelPool) -> None:
         self._lead = lead
@@ -104,19 +104,19 @@ class Orders:
         return len(self._sent_ms)
 
     def forget_old(self) -> None:
-        """Of orders that ended long enough ago to be given again nothing is remembered."""
+        """Forget orders that ended so long ago that they may be sent again."""
         before = self._lead.now_ms() - self._lead.options.order_retry_ms
         for key in [key for key, sent_ms in self._sent_ms.items() if sent_ms <= before]:
             del self._sent_ms[key]
 
     def consider(self, row: TabletRecord) -> None:
-        """Send what is due for one tablet."""
+        """Send the orders that are due for one tablet."""
         for order in self._due(row):
             self._send(row, order)
 
     def _due(self, row: TabletRecord) -> Iterator[Order]:
         if row.state in ("CREATING", "RUNNING") and row.config.opid_index == -1:
-            # Later a first replica would start from a configuration that was never its first: the driver copies it.
+            # Only the first configuration can start a replica empty. Later ones need a copy, which the driver makes.
             for peer in row.config.peers:
                 if peer.replica_id in row.uncreated:
                     yield Order("create", peer.node_id, peer.replica_id)
@@ -144,7 +144,7 @@ class Orders:
         task.add_done_callback(self._running.discard)
 
     def _address_of(self, node_id: str) -> str:
-        """Where a node is that may be given orders; empty: it may not."""
+        """The address of a node that may get orders; "" if it may not."""
         node = self._lead.catalog.nodes.get(node_id)
         if node is None or not self._lead.is_alive(node):
             return ""
@@ -153,7 +153,7 @@ class Orders:
     async def _wait_and_call(self, key: tuple[str, str, int], order: Order) -> None:
         try:
             async with self._gates[order.node_id], self._gate:
-                # Much may have changed while it waited.
+                # The row may have changed while the order waited.
                 row = self._lead.catalog.tablets.get(key[0])
                 address = self._address_of(order.node_id)
                 if address and row is not None and not self._lead.ended and order in self._due(row):
@@ -176,7 +176,13 @@ class Orders:
             )
         except SteleError as exc:
             metrics.master_orders.labels(method, exc.code.name).inc()
-            log.info("order not done", order=method, tablet=row.tablet_id, node=order.node_id, error=str(exc))
+            log.info(
+                "order failed; it is sent again",
+                order=method,
+                tablet=row.tablet_id,
+                node=order.node_id,
+                error=str(exc),
+            )
         else:
             metrics.master_orders.labels(method, Code.OK.name).inc()
             if order.what == "delete" and order.replica_id == WHICHEVER_REPLICA:
@@ -220,7 +226,7 @@ class Orders:
         )
 
     async def close(self) -> None:
-        """Stop sending; what is under way is cut off."""
+        """Stop sending orders, and cancel those under way."""
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

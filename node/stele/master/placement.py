@@ -1,4 +1,4 @@
-"""Where the replicas of a new tablet go. Pure; called by background.py.
+"""Chooses the nodes for the replicas of a new tablet. Pure; called by background.py.
 
 Invariant: never two replicas of a tablet on one machine.
 """
@@ -15,8 +15,8 @@ from stele.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ACTIVE node that is formed. `machine` is never empty: the node's own id where none was stated. `full`: its disk has hardly
-    room for another replica."""
+    """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`: its disk has
+    little room for another replica."""
 
     node_id: NodeId
     machine: str
@@ -26,7 +26,7 @@ class Candidate:
 
 
 class Placement:
-    """Chooses for several tablets in a row, counting what it has chosen. Ties go to the smaller id."""
+    """Chooses for several tablets in a row, and counts its choices. Ties go to the smaller id."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = sorted(candidates, key=lambda c: c.node_id)
@@ -35,14 +35,14 @@ class Placement:
 
     @property
     def machines(self) -> int:
-        """How many machines there are: the largest possible replication factor."""
+        """The number of machines, which is the largest possible replication factor."""
         return len({c.machine for c in self._candidates})
 
     def choose(self, replication_factor: int) -> list[NodeId]:
         """Nodes for one tablet, the suggested leader first.
 
-        Each further replica goes to the zone that has the fewest of this tablet, then to the node with the fewest
-        replicas; to a full one only where all others are taken. Of the chosen, the one suggested least often leads.
+        Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node with the fewest
+        replicas. A full node is used only if no other is left. The suggested leader is the one suggested least often before.
 
         Raises:
             Retryable: NOT_READY if there are too few machines now.
@@ -54,7 +54,7 @@ class Placement:
             free = [c for c in self._candidates if c.machine not in taken]
             if not free:
                 raise Retryable(
-                    f"{self.machines} machines with a live ACTIVE node, {replication_factor} are needed",
+                    f"{self.machines} machines have a live ACTIVE node, but {replication_factor} are needed",
                     code=Code.NOT_READY,
                 )
             chosen.append(
@@ -68,22 +68,24 @@ class Placement:
 
 
 def check_replication_factor(replication_factor: int, live: int, active: int) -> None:
-    """Refuse what no placement could satisfy. `live`, `active`: machines with live ACTIVE nodes, with any ACTIVE nodes.
+    """Refuse a replication factor that no placement can satisfy.
+
+    `live`: machines with live ACTIVE nodes; `active`: machines with any ACTIVE nodes.
 
     Raises:
-        Rejected: INVALID_ARGUMENT for an even one, or one larger than the machines with nodes.
-        Retryable: NOT_READY if there are enough machines, and too few of them answer now.
+        Rejected: INVALID_ARGUMENT, it is even, or larger than the number of machines with nodes.
+        Retryable: NOT_READY, there are enough machines but too few of them answer now.
     """
     if replication_factor < 1 or replication_factor % 2 == 0:
         raise Rejected(f"replication factor {replication_factor}: expected an odd number, 1 or more")
     if replication_factor > active:
         raise Rejected(
-            f"replication factor {replication_factor}: there are ACTIVE nodes on {active} machines, and no two "
-            "replicas share one; add nodes or ask for less"
+            f"replication factor {replication_factor}: only {active} machines have ACTIVE nodes, and each replica needs "
+            "its own; add nodes or choose a smaller factor"
         )
     if replication_factor > live:
         raise Retryable(
-            f"replication factor {replication_factor}: of {active} machines with ACTIVE nodes {live} answer, and no two "
-            "replicas share one; try again when more do",
+            f"replication factor {replication_factor}: only {live} of {active} machines with ACTIVE nodes answer, and each "
+            "replica needs its own; try again when more answer",
             code=Code.NOT_READY,
         )

@@ -1,5 +1,6 @@
-"""The masters' port to the catalog tablet, and the batch that goes through it. Implemented by replica_log.py (a raft
-replica) and by the tests' in-memory one; one contract suite runs on both.
+"""The masters' port to the catalog tablet, and the operations of its batches.
+
+Implemented by replica_log.py (a raft replica) and by an in-memory log of the tests. One contract suite runs on both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class CatalogLog(Protocol):
 
     @property
     def key_space(self) -> KeySpace | None:
-        """The applied state; another object after a copy was installed; None while there are no rows."""
+        """The applied state; None while there are no rows. A new object after a copy was installed."""
 
     @property
     def is_leader(self) -> bool:
@@ -30,11 +31,11 @@ class CatalogLog(Protocol):
 
     @property
     def leader_node(self) -> str:
-        """The node that leads, as far as known; empty if none."""
+        """The node that leads, as far as known; "" if none."""
 
     @property
     def staleness_ms(self) -> int | None:
-        """How old what is applied here is at the most, by when the leader's last word came; None: not known."""
+        """An upper bound of the age of the applied state, from the leader's last message; None: not known."""
 
     @property
     def committed_config(self) -> Configuration:
@@ -44,10 +45,10 @@ class CatalogLog(Protocol):
         """Replicate one batch; on return it is committed and applied here.
 
         Raises:
-            Rejected: ALREADY_PRESENT or CAS_FAILED; it was applied as nothing. TOO_LARGE: the catalog has no room for it, and
-                it was never proposed.
-            Retryable: NOT_LEADER, NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL: it was never proposed.
-                UNKNOWN_OUTCOME: it may or may not come to be; this replica leads no more.
+            Rejected: ALREADY_PRESENT or CAS_FAILED; it was applied without effect. TOO_LARGE: the catalog has no room for
+                it, and it was not proposed.
+            Retryable: NOT_LEADER, NO_QUORUM, NOT_READY, THROTTLED, DISK_FULL: it was not proposed.
+                UNKNOWN_OUTCOME: it may still be committed; this replica no longer leads.
         """
 
     async def read_barrier(self) -> None:
@@ -62,7 +63,7 @@ class CatalogLog(Protocol):
 
 
 def put(record: Any) -> KeyOperation:
-    """Write a record's row, whatever was there."""
+    """Write a record's row, whether it exists or not."""
     return KeyOperation(KeyOp.REPLACE, key_of(record), encode(record))
 
 
@@ -72,7 +73,7 @@ def insert(record: Any) -> KeyOperation:
 
 
 def swap(old: Any, new: Any) -> KeyOperation:
-    """Write `new`'s row if it still holds `old`; else the batch fails with CAS_FAILED."""
+    """Replace the row by `new` if it still holds `old`; else the batch fails with CAS_FAILED."""
     return KeyOperation(KeyOp.CAS, key_of(new), encode(new), expected=stored(old))
 
 

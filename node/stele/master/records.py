@@ -1,11 +1,11 @@
-"""Rows of the catalog and their bytes. Used by catalog and by everything that proposes; opens nothing.
+"""Rows of the catalog and their encoding. Used by catalog and by everything that proposes; opens nothing.
 
-A row is a version byte and compact JSON with fields in declaration order. A new field goes to the end and has a default,
-which rows without it mean; an older program takes no notice of it, and writes it back as it was. So a row may be shorter or
-longer than what this program writes: who compares rows compares with the bytes that were read (`Row.stored`). Any other change
-(what a field means, its type, a new state) raises VERSION, and older programs end at such a row.
+A row is a version byte and compact JSON, with fields in declaration order. A new field goes to the end and has a default,
+which also applies to rows without it. An older program ignores a new field and writes it back unchanged. So a row may be
+shorter or longer than what this program writes; compare rows by the bytes that were read (`Row.stored`). Any other change
+(meaning or type of a field, a new state) must raise VERSION. Older programs then end at such a row.
 
-Invariant: an unknown version is refused, an unknown field kept; neither is ever dropped.
+Invariant: an unknown version is refused, and an unknown field is kept.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from stele.model.partition import Partition
 VERSION = 1
 
 NO_CONFIGURATION = Configuration(-1, ())
-"""Of a tablet whose peers are not chosen yet."""
+"""The configuration of a tablet whose peers are not chosen yet."""
 
 TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
 
 GIVEN_UP_BEFORE = "declared lost, and silent"
-"""The reason of drivers. Rows of the version before have no `given_up`, and tell by it why a node is DRAINING."""
+"""The reason that drivers gave in the version before. Its rows have no `given_up`, so this text tells why a node drains."""
 
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
@@ -42,17 +42,16 @@ CLUSTER_KEY = b"cluster"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What every record has beside its fields. `surplus`: values of a later program, after those that this one knows."""
+    """Common part of all records. `surplus`: values of fields that only a later program knows."""
 
     surplus: tuple[Any, ...] = field(default=(), compare=False, repr=False, kw_only=True)
     stored: bytes | None = field(default=None, init=False, compare=False, repr=False)
-    """The row that this record was read from: the key space's own bytes, no copy. None for one that was made, also by
-    `replace`."""
+    """The bytes that this record was decoded from (not a copy). None if it was not decoded, also after `replace`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Row):
-    """One per cluster. `cluster_version` is written and judged by nobody yet."""
+    """The cluster; there is one. `cluster_version` is written, but nothing reads it yet."""
 
     cluster_id: str
     cluster_version: int
@@ -61,7 +60,7 @@ class ClusterRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class TableRecord(Row):
-    """A table. `state`: RUNNING, ALTERING, REMOVED. Removed ones stay until their tablets' rows are dropped."""
+    """A table. `state`: RUNNING, ALTERING, REMOVED. A removed one stays until the rows of its tablets are dropped."""
 
     table_id: TableId
     name: str
@@ -77,8 +76,9 @@ class TableRecord(Row):
 class TabletRecord(Row):
     """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet reported.
 
-    `leader` is the master's choice until one is reported; `since_us` is when `state` began. `holders`: of a DELETED tablet, the
-    nodes that may have had a replica then; empty if unknown. `harmless`: as many of them alone cannot commit anything.
+    `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED tablet,
+    `holders`: the nodes that may have had a replica when it was deleted, empty if unknown; `harmless`: this many of them
+    are too few to commit anything.
     """
 
     tablet_id: TabletId
@@ -97,9 +97,11 @@ class TabletRecord(Row):
     harmless: int = 0
 
 
-def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
-    """What stays on record of a tablet that is gone: by it late replicas are deleted (forgetting.py), and for a long time
-    there may be many. Its configuration and its range of keys are not needed any more, and are two thirds of a row."""
+def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
+    """The row that stays of a deleted or replaced tablet, so that late replicas are deleted (forgetting.py).
+
+    There may be many of them for long, so it drops the configuration and the key range, two thirds of a row.
+    """
     nobody = Configuration(row.config.opid_index, ())
     return dataclasses.replace(
         row, state=state, since_us=now_us, config=nobody, partition=Partition(), leader=""
@@ -108,11 +110,11 @@ def mark_of(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord(Row):
-    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: seen with a formatted volume, ever.
+    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: it was once seen with a formatted volume.
 
-    `given_up`: why it is DRAINING. True: a driver gave it up for its silence. False: somebody wants it drained.
+    `given_up`: why it is DRAINING. True: a driver gave it up because it was silent. False: somebody asked for it.
 
-    `incarnation`, `start`, `log_synced`: as it registered last; a start on an older copy of its volume is refused
+    `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy of its volume
     (liveness.refuse_older).
     """
 
@@ -135,13 +137,13 @@ class NodeRecord(Row):
 
     @property
     def returns(self) -> bool:
-        """Whether it is DRAINING for its silence alone, so that it returns to service once it is heard."""
+        """Whether it is DRAINING only because it was silent, so that it returns to service with its next heartbeat."""
         return self.state == "DRAINING" and (self.given_up or self.reason == GIVEN_UP_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord(Row):
-    """What a driver has begun on a tablet; one per tablet. `config_index` is that of the configuration then."""
+    """A change that a driver has begun on a tablet; at most one per tablet. `config_index`: that of the configuration then."""
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -160,8 +162,10 @@ class IntentRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class ClaimRecord(Row):
-    """Who drives. Stays when it has expired, so that epochs only rise. `expires_us`: 0 if it was given back; else by the
-    clock of the leader that granted it, and not to be judged by another."""
+    """The driver claim. It stays after it expires, so that epochs only rise.
+
+    `expires_us`: 0 if it was released; else by the clock of the leader that granted it, which other leaders must not judge.
+    """
 
     holder: str = ""
     epoch: int = 0
@@ -198,7 +202,7 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     )
     for kind in (ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
 }
-"""Name of each value of a row, and what makes it of JSON."""
+"""Decoders from JSON, by the name of the field."""
 
 
 def key_of(record: Any) -> bytes:
@@ -217,11 +221,11 @@ def key_of(record: Any) -> bytes:
         case IntentRecord():
             return INTENT_PREFIX + record.tablet_id.encode()
         case _:
-            raise TypeError(f"{type(record).__name__} is no catalog record")
+            raise TypeError(f"{type(record).__name__} is not a catalog record")
 
 
 def encode(record: Any) -> bytes:
-    """The bytes of a record's row, values of a later program at their end."""
+    """The bytes of a record's row. Values from a later program come last."""
     values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
     values += record.surplus
     return bytes([VERSION]) + json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode()
@@ -233,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 
 def stored(record: Any) -> bytes:
-    """The bytes of the row that a record stands for, as they are in the key space."""
+    """The bytes of a record's row as they are in the key space."""
     return record.stored if record.stored is not None else encode(record)
 
 
@@ -241,12 +245,12 @@ def decode(kind: type[R], data: bytes) -> R:
     """The record of a row.
 
     Raises:
-        Rejected: UNSUPPORTED_VERSION for a version, or values, that only a later program knows.
-        Corrupt: for bytes that are no row.
+        Rejected: UNSUPPORTED_VERSION, a version or value that only a later program knows.
+        Corrupt: the bytes are not a row.
     """
     version = data[0] if data else 0
     if version > VERSION:
-        raise _later(kind, f"version {version}, this program reads {VERSION}")
+        raise _later(kind, f"version {version}, but this program reads version {VERSION}")
     try:
         if version != VERSION:
             raise ValueError(f"version {version}")
@@ -261,9 +265,11 @@ def decode(kind: type[R], data: bytes) -> R:
         record = kind(**known, surplus=tuple(values[len(fields) :]))
     except (ValueError, TypeError) as exc:
         raise _later(kind, f"values that this program does not know ({exc})") from exc
-    object.__setattr__(record, "stored", data)  # frozen for everybody else
+    object.__setattr__(record, "stored", data)  # the class is frozen
     return record
 
 
 def _later(kind: type[Any], why: str) -> Rejected:
-    return Rejected(f"catalog row {kind.__name__}: {why}; upgrade it", code=Code.UNSUPPORTED_VERSION)
+    return Rejected(
+        f"catalog row {kind.__name__}: {why}; upgrade this program", code=Code.UNSUPPORTED_VERSION
+    )

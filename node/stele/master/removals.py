@@ -1,11 +1,10 @@
-"""Which nodes may still acknowledge rows of tablets that were deleted. One per leadership; tables.py begins them, orders.py
-ends them, service.py waits for them.
+"""Which nodes may still acknowledge writes to deleted tablets. One object per leadership.
 
-A tablet's rows can be acknowledged only while a majority of its voters have their replicas. A node that has carried out
-DeleteTablet has none, and its fences refuse older orders that would make one. So a tablet is over once fewer nodes are left than any
-majority of it needs. Nodes left out: those that nobody named as a member.
+tables.py begins a removal, orders.py ends it, and service.py waits for it. A write needs a majority of the voters. A node
+that has executed DeleteTablet has no replica, and its fence refuses older orders to create one. So a tablet takes no
+more writes once too few nodes for a majority are left. Only nodes that were named as members count.
 
-Invariant: a node counts as done only by its own answer to an order of this leadership.
+Invariant: a node counts as done only after its own answer to an order of this leadership.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from stele.master.catalog import Catalog
 from stele.master.liveness import Liveness
-from stele.master.records import TabletRecord, mark_of
+from stele.master.records import TabletRecord, deleted_row
 from stele.model.config import MemberType
 from stele.rpc.proto import common_pb2
 
@@ -24,9 +23,9 @@ from stele.rpc.proto import common_pb2
 @dataclass(slots=True)
 class _Left:
     nodes: set[str]
-    """Those that may have a replica."""
+    """Nodes that may have a replica."""
     harmless: int
-    """So many of them cannot commit anything."""
+    """This many of them are too few to commit anything."""
 
 
 @dataclass(slots=True)
@@ -37,15 +36,17 @@ class Removals:
     _left: dict[str, _Left] = field(default_factory=dict)
 
     def begin(self, catalog: Catalog, marks: Iterable[TabletRecord]) -> None:
-        """Tablets are deleted. `marks`: their rows, which name the nodes that may have had a replica."""
+        """Begin the removal of deleted tablets. `marks`: their rows, which name the nodes that may have a replica."""
         for tablet_id in [t for t in self._left if t not in catalog.tablets]:
             del self._left[tablet_id]
         for row in marks:
             self._left[row.tablet_id] = _Left(set(row.holders), row.harmless)
 
     def begin_again(self, catalog: Catalog, table_id: str) -> None:
-        """A table that an earlier leader removed. The nodes that its rows name are asked once more; every node is asked about a
-        row that names none, as masters of the version before wrote it."""
+        """Begin again for a table that an earlier leader removed. The nodes that its rows name are asked once more.
+
+        Rows from the version before name no nodes; for those every node is asked.
+        """
         everybody: set[str] = {
             n.node_id
             for n in catalog.nodes.values()
@@ -62,14 +63,14 @@ class Removals:
         return left.nodes if left is not None else set()
 
     def done(self, tablet_id: str, node_id: str) -> None:
-        """A node has no replica of this tablet, and makes none."""
+        """Record that a node has no replica of this tablet and cannot create one."""
         left = self._left.get(tablet_id)
         if left is not None:
             left.nodes.discard(node_id)
             self.changed.set()
 
     def unfinished(self, catalog: Catalog, table_id: str) -> dict[str, set[str]]:
-        """Tablets of a removed table of which enough nodes are left to acknowledge rows, and those nodes."""
+        """The tablets of a removed table that could still acknowledge writes, with the nodes that are left."""
         lefts = ((tablet_id, self._left.get(tablet_id)) for tablet_id in catalog.tablets_of.get(table_id, {}))
         return {
             tablet_id: left.nodes
@@ -79,18 +80,18 @@ class Removals:
 
 
 def deleted(catalog: Catalog, liveness: Liveness, row: TabletRecord, now_us: int) -> TabletRecord:
-    """The row of a tablet that is deleted now. A later leader reads in it whom to ask."""
+    """The row of a tablet that is deleted now. It tells a later leader which nodes to ask."""
     voters = sum(p.member_type is not MemberType.NON_VOTER for p in row.config.peers)
     return replace(
-        mark_of(row, "DELETED", now_us),
+        deleted_row(row, "DELETED", now_us),
         holders=tuple(sorted(_holders(catalog, liveness, row))),
-        # A change under way may have taken one voter out, which the catalog does not know yet.
+        # A change under way may already have removed one voter that the catalog still counts.
         harmless=max(0, voters - 1) // 2,
     )
 
 
 def _holders(catalog: Catalog, liveness: Liveness, row: TabletRecord) -> set[str]:
-    """Nodes that may have a replica of a tablet: by its row, by what is being added, and by what they report."""
+    """Nodes that may have a replica of a tablet, by its row, its intent, and the nodes' reports."""
     nodes: set[str] = {peer.node_id for peer in row.config.peers}
     intent = catalog.intents.get(row.tablet_id)
     if intent is not None:

@@ -1,9 +1,9 @@
-"""Which replica id of a tablet is free. Called by driving and background; pure.
+"""Chooses unused replica ids. Called by driving and background; pure.
 
-An id names one replica for ever. The catalog gives ids, but it is not the only hand: an administrator may copy a replica
-and add it without an intent. So a new id is above every id that the catalog, a configuration or a report names.
+An id names one replica for ever. The catalog assigns ids, but an administrator may also add a replica without an intent.
+So a new id is above every id that the catalog, a configuration or a report names.
 
-Invariant: an id that is given was never named by anything that this master knows of.
+Invariant: a new id was never named by anything that this master knows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from stele.master.records import TabletRecord
 from stele.model.config import Configuration
 
 ID_STEP_MAX = 1 << 20
-"""An id further ahead is a mistake or a lie. It is ignored: the counter must not run out."""
+"""Ids further ahead than this are wrong or forged. They are ignored, so that the counter does not run out."""
 
 
 def raised(row: TabletRecord, config: Configuration) -> int:
-    """The row's counter, above all ids that a committed configuration names."""
+    """The row's counter, raised above all ids in a committed configuration."""
     return _above(row.next_replica_id, (p.replica_id for p in config.peers))
 
 
 def free_id(row: TabletRecord, config: Configuration, reports: Iterable[Report]) -> int:
-    """An id for a new replica: above `config` (committed) and whatever nodes report. Their tombstones and copies count, and so do
-    the configurations that they know, committed or pending."""
+    """An id for a new replica, above all ids in `config` (committed) and in the nodes' reports.
+
+    Reports include tombstones, copies, and configurations both committed and pending.
+    """
     return _above(raised(row, config), _reported(reports))
 
 

@@ -1,6 +1,6 @@
-"""The catalog port on a raft replica. Used by server.py; owns nothing but the way payloads are wrapped.
+"""The catalog port on a raft replica. Used by server.py. It only wraps payloads.
 
-Invariant: a proposal's future belongs to the replica, so that whoever stops waiting does not stop the proposal.
+Invariant: a proposal's future belongs to the replica, so a caller that stops waiting does not stop the proposal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stele.tablet.keyspace import KeySpace
 
 
 class ReplicaCatalogLog:
-    """See CatalogLog. `find` gives the replica that stands for the catalog tablet now, or None while there is none."""
+    """See CatalogLog. `find` returns the present replica of the catalog tablet, or None."""
 
     def __init__(self, find: Callable[[], Replica | None]) -> None:
         self._find = find
@@ -25,16 +25,16 @@ class ReplicaCatalogLog:
         self._watched: Replica | None = None
 
     def watch(self) -> None:
-        """Follow the present replica's roles; called again whenever another may have taken its place."""
+        """Follow the roles of the present replica. Call it again when another replica may have replaced it."""
         replica = self._find()
         if replica is not None and replica is not self._watched:
             self._watched = replica
-            replica.add_role_listener(lambda role, term, leader: self._tell())
+            replica.add_role_listener(lambda role, term, leader: self._notify())
         elif replica is None and self._watched is not None:
             self._watched = None
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()
 

@@ -1,7 +1,7 @@
-"""A master as a process: a node (stele.tserver) with a master as its extension.
+"""The process of a master: a node (stele.tserver) with a master as its extension.
 
-The node's gRPC server also answers MasterService. Invariant: the master follows whichever replica stands for the catalog
-tablet on this node, also one that a copy brings later.
+The node's gRPC server also answers MasterService. Invariant: the master follows the present replica of the catalog tablet
+on this node, also one that a later copy installs.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class MasterExtension:
     def why_unready(self) -> str:
         """Why this master does not know the catalog, or who leads it."""
         if self._catalog_log.key_space is None:
-            return "no copy of the catalog has arrived yet"
+            return "this master waits for a copy of the catalog"
         if not self._catalog_log.leader_node:
-            return "the catalog has no leader that this master knows"
+            return "this master knows no leader of the catalog"
         if self._catalog_log.is_leader and self.master.lead is None:
-            return "this master begins to lead and loads the catalog"
+            return "this master was just elected and still loads the catalog"
         return ""
 
     async def stop(self) -> None:
@@ -73,16 +73,16 @@ class MasterExtension:
 
 
 def with_master(options: NodeOptions, master_options: MasterOptions | None = None) -> MakeExtension:
-    """What makes the master of a node that is started with `options`."""
+    """A function that makes the master of a node with these options."""
     chosen = master_options or MasterOptions(heartbeat_interval_ms=int(options.heartbeat_s * 1000))
     return lambda ports: MasterExtension(ports, chosen)
 
 
 async def start_master(options: NodeOptions, master_options: MasterOptions | None = None) -> Node:
-    """As `start_node`, with a master in it."""
+    """Start a node that contains a master."""
     return await start_node(options, with_master(options, master_options))
 
 
 def run(options: NodeOptions, master_options: MasterOptions | None = None) -> int:
-    """`stele master run`: until told to stop, or until it cannot go on; the exit code."""
+    """`stele master run`: runs until told to stop, or until it cannot go on. Returns the exit code."""
     return run_process(options, with_master(options, master_options))

@@ -1,7 +1,7 @@
-"""MasterService over gRPC. Parses, asks the right part of the master, answers; decides nothing itself.
+"""MasterService over gRPC. Parses requests, calls the right part of the master, answers; decides nothing itself.
 
-Raises SteleErrors; the server's guard turns them into statuses. Invariant: only heartbeats, ListMasters and reads with
-a stated staleness are answered by a master that does not lead.
+Raises SteleErrors; the server's guard turns them into statuses. Invariant: a master that does not lead answers only
+heartbeats, ListMasters, and reads that allow staleness.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stele.master.cluster_view import (
     tablet_locations,
 )
 from stele.master.heartbeat_bounds import bound_heartbeat
-from stele.master.liveness import NodeLife, Told, refuse_older
+from stele.master.liveness import LastStart, NodeLife, refuse_older
 from stele.master.master import Master
 from stele.model.errors import Code, Rejected, StartRefused, SteleError
 from stele.model.ids import NodeId
@@ -39,14 +39,16 @@ ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
 
 
 def _ensure_own(caller: Caller, node_id: str, incarnation: int | None = None) -> None:
-    """Raise WRONG_NODE if the caller is not this node, in this start."""
+    """Raise WRONG_NODE if the caller is not this start of this node."""
     if caller.from_node != node_id or incarnation not in (None, caller.from_incarnation):
-        who = f"node {caller.from_node}" if caller.from_node else "a caller that is no node"
-        raise Rejected(f"{who} speaks for node {node_id}; each speaks for itself", code=Code.WRONG_NODE)
+        who = f"node {caller.from_node}" if caller.from_node else "a caller that is not a node"
+        raise Rejected(
+            f"{who} sent a request for node {node_id}; a node may only send its own", code=Code.WRONG_NODE
+        )
 
 
 class MasterService(MasterServiceServicer):
-    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this process's."""
+    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this process's address book."""
 
     def __init__(self, master: Master, confirm: ConfirmFormation, book: PeerBook) -> None:
         self._master = master
@@ -57,15 +59,15 @@ class MasterService(MasterServiceServicer):
     # --- nodes ---
 
     async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
-        """Liveness for every master; reports only for the leader, whose answer alone clears them.
+        """Record a node's liveness. The leader also takes its reports; only the leader's answer acknowledges them.
 
-        Every master takes note of where its callers are. Masters call each other by name, so after a restart of all under
-        other addresses they find each other before one of them leads, which no configuration's addresses would do.
+        Every master records the addresses of its callers. Masters call each other by host name. So after all masters
+        restarted under new addresses, they find each other before there is a leader; configurations have old addresses.
 
         Raises:
-            StartRefused: an earlier start, one of an older copy of the volume, or one beside another that runs.
-            Rejected: WRONG_NODE, it speaks for another node; NOT_FOUND, nobody registered the node.
-            Retryable: THROTTLED, too many are heard that are not on record.
+            StartRefused: an earlier start, one on an older copy of the volume, or one beside another that runs.
+            Rejected: WRONG_NODE, it names another node than the caller; NOT_FOUND, the node is not registered.
+            Retryable: THROTTLED, there are too many unregistered nodes.
         """
         master = self._master
         caller = caller_from_metadata(context.invocation_metadata())
@@ -73,7 +75,7 @@ class MasterService(MasterServiceServicer):
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
         beyond = bound_heartbeat(request)
         if beyond:
-            event, who = "replicas left out, their status is too large", caller.from_node
+            event, who = "some replica statuses are too large and were dropped", caller.from_node
             self._once.tell(log.warning, event, who, "status", node=who, replicas=beyond)
         try:
             await master.starts.ensure_gone(request)
@@ -117,20 +119,23 @@ class MasterService(MasterServiceServicer):
             return None
 
     def _hear(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> NodeLife:
-        """Take note of a node. A leader knows all that are on record, and hears no other. The rest may lack rows, all of them
-        after a restart: they hear a bounded number of others, as masters that start find each other by heartbeats alone."""
+        """Record that a node is alive.
+
+        A leader accepts only registered nodes. Another master may lack rows, all of them after a restart. It accepts a
+        bounded number of unknown nodes too, because starting masters find each other only by heartbeats.
+        """
         liveness, node_id = self._master.liveness, NodeId(id_from_pb(request.node_id))
         nodes = scene.catalog.nodes if scene is not None else {}
         row = nodes.get(node_id)
         if self._leads():
             if row is None:
                 raise Rejected(
-                    f"node {node_id} is not on record; it has to register first", code=Code.NOT_FOUND
+                    f"node {node_id} is not registered; it must call RegisterNode first", code=Code.NOT_FOUND
                 )
             if len(liveness.nodes) > len(nodes):
                 liveness.forget_strangers(nodes)
         if row is not None:
-            refuse_older(request, Told(row.incarnation, row.start, row.log_synced))
+            refuse_older(request, LastStart(row.incarnation, row.start, row.log_synced))
         return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
 
     def _leads(self) -> bool:
@@ -138,7 +143,7 @@ class MasterService(MasterServiceServicer):
         return master.lead is not None and not master.lead.ended and master.log.is_leader
 
     def _refusal(self, why: Rejected, node_id: str) -> Rejected:
-        """A refused start, with what its node needs to weigh the word of one master."""
+        """The refusal of a start, with the details that its node needs to compare the answers of several masters."""
         if why.code not in (Code.STALE_INCARNATION, Code.VOLUME_OLD):
             return why
         master, scene = self._master, self._scene()
@@ -155,7 +160,7 @@ class MasterService(MasterServiceServicer):
         )
 
     async def RegisterNode(self, request: pb.RegisterNodeRequest, context: Any) -> pb.RegisterNodeResponse:
-        """A node's UUID becomes known: by the node itself, or by who makes it, which is no node."""
+        """Register a node's UUID. The caller is the node itself, or whoever creates it (no node)."""
         caller = caller_from_metadata(context.invocation_metadata())
         if caller.from_node:
             _ensure_own(caller, id_from_pb(request.node_id))
@@ -163,7 +168,7 @@ class MasterService(MasterServiceServicer):
         return pb.RegisterNodeResponse(formed=await lead.do(driving.register_node(lead, request)))
 
     async def SetNodeState(self, request: pb.SetNodeStateRequest, context: Any) -> pb.SetNodeStateResponse:
-        """ACTIVE, DRAINING, RETIRED."""
+        """Set a node's state: ACTIVE, DRAINING or RETIRED."""
         lead = await self._master.confirmed_lead()
         if request.forget:
             await lead.do(departed.forget_node(lead, id_from_pb(request.node_id), request.reason))
@@ -174,19 +179,19 @@ class MasterService(MasterServiceServicer):
     # --- tables ---
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
-        """One batch; the tablets are placed afterwards."""
+        """Create a table in one batch. Its tablets are placed afterwards."""
         lead = await self._master.confirmed_lead()
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
-        """One batch; then the replicas go, which is waited for as long as the caller says."""
+        """Delete a table in one batch. Then wait for the nodes to delete its replicas, as long as the caller allows."""
         lead = await self._master.confirmed_lead()
         table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
-        unreached, left = await tables.nodes_told(lead, table_id, request.wait_ms)
+        unreached, left = await tables.wait_for_deletion(lead, table_id, request.wait_ms)
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
-        """By id; removed ones only when asked for."""
+        """All tables by id; removed ones only if the request asks for them."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         found = scene.catalog.live_tables
@@ -195,7 +200,7 @@ class MasterService(MasterServiceServicer):
         return pb.ListTablesResponse(tables=[table_info(scene, t) for t in found])
 
     async def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
-        """By id or name."""
+        """A table by id or name."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         table = scene.catalog.table(id_from_pb(request.table_id), request.name)
@@ -204,7 +209,7 @@ class MasterService(MasterServiceServicer):
     async def GetTableLocations(
         self, request: pb.GetTableLocationsRequest, context: Any
     ) -> pb.GetTableLocationsResponse:
-        """The tablets that hold the table's parts now, by ordinal."""
+        """The locations of a table's current tablets, by ordinal."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         table = scene.catalog.table(id_from_pb(request.table_id), request.name)
@@ -218,7 +223,7 @@ class MasterService(MasterServiceServicer):
     async def GetTabletLocations(
         self, request: pb.GetTabletLocationsRequest, context: Any
     ) -> pb.GetTabletLocationsResponse:
-        """Raises NOT_FOUND if one of them is unknown."""
+        """The locations of the requested tablets. Raises NOT_FOUND if one of them is unknown."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         rows = [scene.catalog.tablet(id_from_pb(t)) for t in request.tablet_ids]
@@ -227,7 +232,7 @@ class MasterService(MasterServiceServicer):
     # --- masters, drivers ---
 
     async def ListMasters(self, request: pb.ListMastersRequest, context: Any) -> pb.ListMastersResponse:
-        """Any master answers: the newest it knows."""
+        """The masters, as far as this master knows. Any master answers."""
         scene = self._master.scene()
         return pb.ListMastersResponse(
             masters=masters_of(scene), leader=id_to_pb(scene.leader), term=scene.term
@@ -236,10 +241,10 @@ class MasterService(MasterServiceServicer):
     async def GetClusterView(
         self, request: pb.GetClusterViewRequest, context: Any
     ) -> pb.GetClusterViewResponse:
-        """From the leader; from a follower whose rows are no older than the caller allows."""
+        """The cluster view from the leader, or from a follower whose rows are no older than the caller allows."""
         age_ms = self._master.log.staleness_ms
         if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
-            # Else a driver might be shown nodes that only this master cannot hear.
+            # A replaced leader that does not know it would show nodes as silent that only it cannot hear.
             await self._master.confirmed_lead()
         return cluster_view(self._master.scene(), self._master.cluster_id)
 
@@ -254,7 +259,7 @@ class MasterService(MasterServiceServicer):
         return pb.BeginIntentResponse(intent=intent_to_pb(await lead.do(driving.begin_intent(lead, request))))
 
     async def EndIntent(self, request: pb.EndIntentRequest, context: Any) -> pb.EndIntentResponse:
-        """End an intent with the configuration that decides it."""
+        """End an intent, with the configuration that decides it."""
         lead = await self._master.confirmed_lead()
         await lead.do(driving.end_intent(lead, request))
         return pb.EndIntentResponse()
@@ -262,6 +267,6 @@ class MasterService(MasterServiceServicer):
     async def ConfirmFormation(
         self, request: pb.ConfirmFormationRequest, context: Any
     ) -> pb.ConfirmFormationResponse:
-        """To each first master, once all have formatted their volumes."""
+        """Confirm the formation of the cluster to a first master, once all have formatted their volumes."""
         await self._confirm(request)
         return pb.ConfirmFormationResponse()

@@ -1,9 +1,9 @@
-"""Is a start of a node what its heartbeats say? The master dials back. Used by service.py, on every master.
+"""Verifies the starts of nodes: the master calls the node back at its address. Used by service.py, on every master.
 
-Anybody can send a heartbeat in a node's name. So a later start does not take the place of one that still answers where it
-registered. And what a start tells of its log judges other starts only once a process at its address has confirmed it.
+Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its registered
+address. A start's log position is used to judge other starts only after a process at its address has confirmed it.
 
-Invariant: no heartbeat alone displaces a live node; of each node one call at a time is under way.
+Invariant: a heartbeat alone never displaces a live node. At most one call per node is under way.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 log = structlog.get_logger("stele.master")
 
 ASK_TIMEOUT_S = 1.0
-"""Half of a heartbeat's patience: where nobody is, nobody answers."""
+"""Half of a heartbeat's timeout, since a call to a dead address gets no answer."""
 
 
 class Starts:
-    """Dials nodes back. `liveness()`: what this master hears now; `alive_ms`: who is silent for longer is not asked."""
+    """Calls nodes back. `liveness()`: the present Liveness; `alive_ms`: nodes silent for longer are not asked."""
 
     def __init__(
         self, pool: ChannelPool, liveness: Callable[[], Liveness], now_ms: Callable[[], int], alive_ms: int
@@ -40,11 +40,11 @@ class Starts:
         self._proving: dict[str, asyncio.Task[None]] = {}
 
     async def ensure_gone(self, request: master_pb2.TSHeartbeatRequest) -> None:
-        """Make sure that no other start of the node still runs, before a later one takes its place.
+        """Check that no other start of the node still runs, before a later one replaces it.
 
         Raises:
-            Rejected: STALE_INCARNATION, one does.
-            Retryable: THROTTLED, it is being asked already.
+            Rejected: STALE_INCARNATION, another start still runs.
+            Retryable: THROTTLED, a call to the other start is under way.
         """
         node_id = id_from_pb(request.node_id)
         own = self._pool.identity
@@ -57,7 +57,10 @@ class Starts:
         if not address:
             return
         if node_id in self._asking:
-            raise Retryable(f"an earlier start of node {node_id} is being asked", code=Code.THROTTLED)
+            raise Retryable(
+                f"this master already calls an earlier start of node {node_id}; try again",
+                code=Code.THROTTLED,
+            )
         self._asking.add(node_id)
         try:
             earlier = life.incarnation
@@ -70,7 +73,7 @@ class Starts:
         return life.heard and self._now_ms() - life.heard_ms <= self._alive_ms
 
     def prove(self, life: NodeLife) -> None:
-        """Ask the process at a start's address whether it is this start. `life.proven` tells, soon or after a later call."""
+        """Ask the process at a start's address whether it is this start. Later, `life.proven` has the answer."""
         if life.proven or life.registration is None or life.node_id in self._proving:
             return
         task = asyncio.get_running_loop().create_task(self._prove(life, life.registration.address))
@@ -83,10 +86,10 @@ class Starts:
             if (life.incarnation, life.start) == (incarnation, start):
                 life.proven = True
         else:
-            log.debug("a node does not answer where it registered", node=life.node_id, address=address)
+            log.debug("a node does not answer at its registered address", node=life.node_id, address=address)
 
     async def _runs(self, address: str, node_id: str, incarnation: int) -> bool:
-        """Whether this start of the node answers there."""
+        """Whether this start of the node answers at `address`."""
         try:
             answer = await self._pool.unary(
                 address,
@@ -101,7 +104,7 @@ class Starts:
         return id_from_pb(answer.node_id) == node_id and answer.incarnation == incarnation
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Cancel all calls."""
         tasks = list(self._proving.values())
         for task in tasks:
             task.cancel()

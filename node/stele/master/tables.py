@@ -1,6 +1,6 @@
-"""Create and delete tables: one replicated batch each. Called by service.py on the leader; background.py does the rest.
+"""Creates and deletes tables, with one replicated batch each. Called by service.py on the leader.
 
-Invariant: a table and all its tablets appear, and go, in one batch.
+background.py then places the tablets. Invariant: a table and all its tablets appear and disappear in one batch.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
 from stele.rpc.proto import master_pb2
 
 KINDS = {"table": "table", "keyspace": "key space"}
-"""What a table record may be, and what people call it."""
+"""The kinds of table records, and their names in messages."""
 NAME_CHARS_MAX = 256
 DELETE_WAIT_MS_MAX = 2_000
-"""Less than a caller gives one attempt."""
+"""Shorter than a caller's timeout of one attempt."""
 _ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
-"""Of a default's JSON: each row that does not give the column takes as much, from a write that has none of it."""
+"""Most bytes of a default's JSON. Each row without the column stores the default, so a small write could become large."""
 
 
 def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: int) -> TableRecord:
-    """The table that a request asks for; its id is fresh if the request names none.
+    """The table that a request describes. It gets a new id if the request has none.
 
     Raises:
         Rejected: TOO_LARGE; INVALID_ARGUMENT with every fault of name, schema and partitioning.
     """
     if request.ByteSize() > bytes_max:
         raise Rejected(
-            f"create table: {request.ByteSize()} bytes, at most {bytes_max}; use fewer columns or split keys",
+            f"create table: the definition has {request.ByteSize()} bytes, at most {bytes_max}; use fewer columns or split keys",
             code=Code.TOO_LARGE,
         )
     faults = []
     if not _is_name(request.name):
         faults.append(
-            f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}, not all blank, no control character"
+            f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}, not blank, no control characters"
         )
     kind = request.kind or "table"
     if kind not in KINDS:
@@ -67,7 +67,7 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
         if schema is not None:
             faults.extend(partitioning.faults(schema))
     elif request.HasField("partitioning") and request.partitioning.ByteSize():
-        faults.append("a key space has one tablet; give no partitioning")
+        faults.append("a key space has one tablet; remove the partitioning")
     if faults:
         raise Rejected(f"create {KINDS.get(kind, 'table')} {request.name!r}: " + "; ".join(faults))
     return TableRecord(
@@ -83,18 +83,18 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
 
 
 def _is_name(text: str) -> bool:
-    """Whether people can be shown it, in a line of a list."""
+    """Whether a line of a list can show it as a name."""
     controls = any(unicodedata.category(character) == "Cc" for character in text)
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
-    """Make a table; its tablets are placed afterwards. Returns the table id; the same request again does nothing.
+    """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded; TOO_LARGE, also where all tables would not fit into one view; ALREADY_PRESENT; TABLET_DELETED if this request was done and its table
-            is removed by now.
-        Retryable: NOT_READY while nodes are still being heard, or too few are.
+        Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded; TOO_LARGE, also if the tables would
+            no longer fit into one view; ALREADY_PRESENT; TABLET_DELETED, the request was done and its table is removed.
+        Retryable: NOT_READY, not all nodes were heard yet, or too few answer.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
     async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}")):
@@ -108,7 +108,8 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         batch = [insert(t) for t in tablets] + [insert(table)]
         if sum(len(o.value) + len(o.key) for o in batch) > lead.options.create_bytes_max:
             raise Rejected(
-                f"create table {table.name!r}: too many tablets for one batch", code=Code.TOO_LARGE
+                f"create table {table.name!r}: too many tablets for one batch; use fewer partitions",
+                code=Code.TOO_LARGE,
             )
         _check_catalog(lead, table, batch)
         await lead.commit(batch)
@@ -127,26 +128,26 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
         same = replace(before, created_us=table.created_us, state="RUNNING") == table
         if same and before.state != "REMOVED":
             return True
-        if same:  # a retry of what was done; its name may be another's by now
+        if same:  # a repeated request; another table may have its name by now
             raise Rejected(
-                f"table id {table.table_id}: made, and removed since; choose a new id",
+                f"table id {table.table_id} was created and deleted since; choose a new id",
                 code=Code.TABLET_DELETED,
             )
         raise Rejected(
-            f"table id {table.table_id} is another one; choose a new id", code=Code.ALREADY_PRESENT
+            f"table id {table.table_id} belongs to another table; choose a new id", code=Code.ALREADY_PRESENT
         )
     other = lead.catalog.table_by_name.get(table.name)
     if other is not None:
-        raise Rejected(f"{KINDS[other.kind]} {table.name!r} is present already", code=Code.ALREADY_PRESENT)
+        raise Rejected(f"{KINDS[other.kind]} {table.name!r} exists already", code=Code.ALREADY_PRESENT)
     return False
 
 
 def _check_defaults(table: TableRecord) -> None:
-    """Only of new tables: those that there are keep theirs."""
+    """Check the size of defaults. Only new tables are checked; existing ones keep theirs."""
     columns = Schema.from_json(table.schema).columns if table.schema else ()
     lengths = [(c.name, len(c.default.encode())) for c in columns if c.default is not None]
     faults = [
-        f"column {name}: a default of {length} bytes; at most {DEFAULT_BYTES_MAX}"
+        f"column {name}: a default of {length} bytes; at most {DEFAULT_BYTES_MAX} are allowed"
         for name, length in lengths
         if length > DEFAULT_BYTES_MAX
     ]
@@ -165,14 +166,14 @@ def _check_room(lead: Leadership, table: TableRecord) -> None:
     total = wanted + sum(c.replicas for c in candidates)
     if total > lead.options.tablets_per_node_max * len(candidates):
         raise Rejected(
-            f"create table {table.name!r}: {wanted} replicas more would make {total} on {len(candidates)} nodes, at "
+            f"create table {table.name!r}: {wanted} more replicas would make {total} on {len(candidates)} nodes, of at "
             f"most {lead.options.tablets_per_node_max} each; use fewer partitions or add nodes"
         )
     _check_view(lead, table, tablets)
 
 
 def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
-    """A view that no message carries would leave operator, driver and ksck blind together."""
+    """Refuse a table with which a view would exceed one message: operator, driver and ksck could see nothing at all."""
     catalog = lead.catalog
     in_view = {
         t.table_id: sum(i in catalog.current for i in catalog.tablets_of[t.table_id])
@@ -181,29 +182,30 @@ def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
     total = sum(view_bytes(t, in_view[t.table_id]) for t in catalog.live_tables) + view_bytes(table, tablets)
     if total > VIEW_BYTES_MAX:
         raise Rejected(
-            f"create table {table.name!r}: with its {tablets} tablets there would be {tablets + len(catalog.current)}, more "
-            f"than the masters can show in one answer ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
+            f"create table {table.name!r}: its {tablets} tablets would make {tablets + len(catalog.current)}, more than "
+            f"one answer of the masters can hold ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
             "partitions or replicas, or delete tables",
             code=Code.TOO_LARGE,
         )
 
 
 def _check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation]) -> None:
-    """New tables have half of the catalog: what becomes of those that there are needs the rest."""
+    """Refuse a table if it fills the catalog above half; changes of existing tables need the rest."""
     space = lead.log.key_space
     held = space.held_bytes + space.check_operations(batch) if space is not None else 0
     if space is not None and held > space.bytes_max // 2:
         raise Rejected(
-            f"create table {table.name!r}: the catalog would hold {held >> 10} KiB with it, at most "
-            f"{space.bytes_max >> 11} are for tables; rows of deleted ones go an hour later, once each node that is not "
-            "RETIRED was heard",
+            f"create table {table.name!r}: the catalog would grow to {held >> 10} KiB, but new tables may fill at most "
+            f"{space.bytes_max >> 11} KiB. Delete tables; their rows leave the catalog after an hour, when all nodes that "
+            "are not RETIRED have reported",
             code=Code.TOO_LARGE,
         )
 
 
 async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
-    """Remove a table and its tablets from service; their rows stay until forgetting.py drops them. Removing a removed one does nothing.
-    Returns its id.
+    """Remove a table and its tablets from service. Returns its id. A repeated removal does nothing.
+
+    Their rows stay until forgetting.py drops them.
 
     Raises:
         Rejected: NOT_FOUND.
@@ -229,12 +231,13 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
     return wanted
 
 
-async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> tuple[list[str], int]:
-    """Wait until no row of a removed table can be acknowledged any more, at most DELETE_WAIT_MS_MAX. Returns the names of the
-    nodes that are in the way, and of how many tablets.
+async def wait_for_deletion(lead: Leadership, table_id: TableId, wait_ms: int) -> tuple[list[str], int]:
+    """Wait until no write to a removed table can be acknowledged any more, at most DELETE_WAIT_MS_MAX.
+
+    Returns the names of the nodes that have not answered yet, and the number of their tablets.
 
     Raises:
-        NotLeader: this master leads no more; the next one asks these nodes again.
+        NotLeader: this master no longer leads; the next leader asks these nodes again.
     """
     removals, until_ms = lead.removals, lead.now_ms() + min(wait_ms, DELETE_WAIT_MS_MAX)
     asked_ms = until_ms - DELETE_WAIT_MS_MAX - lead.options.order_retry_ms
@@ -250,7 +253,7 @@ async def nodes_told(lead: Leadership, table_id: TableId, wait_ms: int) -> tuple
         removals.changed.clear()
         await asyncio.sleep(
             _ANSWERS_S
-        )  # a table may have thousands of tablets: their answers are counted together
+        )  # a table may have thousands of tablets, so it waits for all answers together
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(until_ms - now_ms, lead.options.order_retry_ms) / 1000):
                 await removals.changed.wait()
