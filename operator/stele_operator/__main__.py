@@ -1,6 +1,6 @@
-"""The command line `stele-operator`. Reads settings, reports what is wrong with them in one line, starts app.
+"""The command line `stele-operator`. Reads settings, reports a fault in one line, starts app.
 
-Exit codes: 0 clean, 2 a wrong setting, 75 the lease was lost.
+Exit codes: 0 stopped, 2 a wrong setting, 75 the lease was lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXIT_USAGE = 2
 
 
 def _identity() -> str:
-    # A pod's name cannot be held by two containers at once, so a restarted one may go on without waiting.
+    # Two containers cannot have the same pod name at once, so a restarted one need not wait for the lease.
     return os.environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
@@ -40,7 +40,7 @@ def main() -> None:
 @click.option(
     "--kubeconfig",
     default="",
-    help="File that says how to reach Kubernetes; default: the pod's own account, KUBECONFIG, or ~/.kube/config.",
+    help="The kubeconfig file. Default: the pod's own account, KUBECONFIG, or ~/.kube/config.",
 )
 @click.option(
     "--namespace",
@@ -52,27 +52,27 @@ def main() -> None:
     "--image",
     default=f"stele/node:{__version__}",
     show_default=True,
-    help="Image of masters and nodes where a TabletCluster names none.",
+    help="Image of masters and nodes if a TabletCluster names none.",
 )
 @click.option(
     "--metrics-host",
     default="0.0.0.0",
     show_default=True,
-    help="Address for /metrics, /livez and /readyz; empty: all, of IPv6 too.",
+    help="Address for /metrics, /livez and /readyz; empty: all addresses, IPv6 included.",
 )
 @click.option(
     "--metrics-port",
     default=8080,
     show_default=True,
-    help="Port for /metrics, /livez and /readyz; 0: any free one.",
+    help="Port for /metrics, /livez and /readyz; 0: any free port.",
 )
 @click.option(
-    "--lease-namespace", default="", help="Where the Lease is; default: the operator's own namespace."
+    "--lease-namespace", default="", help="Namespace of the Lease. Default: the operator's own namespace."
 )
 @click.option(
     "--identity",
     default="",
-    help="Name in the Lease; default: POD_NAME, or one made of host and process. A restart under the same name need not wait.",
+    help="Name of this process in the Lease. Default: POD_NAME, or host and process id. A restart with the same name need not wait.",
 )
 @click.option(
     "--log-level",

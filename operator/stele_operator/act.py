@@ -41,23 +41,23 @@ _UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an action. `error` is empty when it was done; `changed_under` when it was planned on old news."""
+    """The result of an action. `error`: "" if it was done. `changed_under`: an object had changed since it was observed."""
 
     action: Action
     error: str = ""
     changed_under: bool = False
     refused: bool = False
-    """By the API server, which would say the same again: no allowVolumeExpansion, a quota, a rule of admission. Or by the
-    masters, of a table that cannot be."""
+    """The API server refused it for a lasting reason (no allowVolumeExpansion, a quota, an admission rule), or the masters
+    refused an impossible table."""
     held: bool = False
-    """Not tried in this pass: it failed a moment ago, and `error` is of then; or it counts on one that failed, and is planned
-    anew (`changed_under`)."""
+    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on an action that
+    failed; then `changed_under` is set too."""
     unanswered: bool = False
     """No master answered."""
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Why pods and claims could not be made, by kind and name; and tables that cannot be, by TabletGroup."""
+    """Why pods and claims were refused, by kind and name, and tables, by TabletGroup."""
     found = {}
     for x in outcomes:
         if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
@@ -74,7 +74,7 @@ def _shared(has: Json, wanted: Json) -> bool:
     return bool(owners[0] & owners[1]) or (ids[0] is not None and ids[0] == ids[1])
 
 
-def _tell(outcome: Outcome) -> None:
+def _log_outcome(outcome: Outcome) -> None:
     kind = type(outcome.action).__name__
     result = "held" if outcome.held else "failed" if outcome.error else "done"
     metrics.ACTIONS.labels(kind, result).inc()
@@ -94,21 +94,21 @@ class Actor:
         link: MasterLink | None,
         waits: Callable[[Action], Outcome | None] = lambda action: None,
     ) -> None:
-        """`waits`: what to say of an action that failed a moment ago and is not to be tried yet."""
+        """`waits`: the outcome of an action that failed a moment ago and must not be tried yet; None: try it."""
         self._kube = kube
         self._namespace = namespace
         self._link = link
         self._waits = waits
 
     async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
-        """Each action once, in order, but those that count on one that failed; what became of each."""
+        """Carry out each action once, in order, except those that depend on one that failed. Returns all outcomes."""
         outcomes, held = [], Held()
         for action in actions:
             outcome = self._not_now(action, held) or await self._one(action)
             outcomes.append(outcome)
             if outcome.error:
                 held.failed(action, outcome)
-            _tell(outcome)
+            _log_outcome(outcome)
         return outcomes
 
     def _not_now(self, action: Action, held: Held) -> Outcome | None:
@@ -122,7 +122,7 @@ class Actor:
         except Conflict as exc:
             return Outcome(action, str(exc), changed_under=True)
         except NotFound as exc:
-            # To create, it is the place that is missing.
+            # When an object is created, NotFound means that its namespace is missing.
             return Outcome(action, str(exc), changed_under=not isinstance(action, CreateObject))
         except KubeError as exc:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
@@ -173,7 +173,7 @@ class Actor:
             await self._recognise(action, exc)
 
     async def _recognise(self, action: CreateObject, exists: Conflict) -> None:
-        """What exists already was not in the lists: made since, or it has lost its labels, or it is somebody else's."""
+        """Handle an object that exists but was not listed: it was created since, lost its labels, or is somebody else's."""
         everything = await self._kube.list(action.kind, self._namespace)
         there = next((raw for raw in everything if raw["metadata"]["name"] == action.name), None)
         if there is None:
@@ -185,7 +185,7 @@ class Actor:
             raise KubeError(
                 exists.status,
                 exists.reason,
-                f"{action.kind} {action.name} exists, and is not of this TabletCluster; rename or delete it",
+                f"{action.kind} {action.name} exists, but does not belong to this TabletCluster; rename or delete it",
             )
         metadata = {"uid": has["uid"], "resourceVersion": has["resourceVersion"], "labels": wanted["labels"]}
         await self._kube.patch(action.kind, self._namespace, action.name, {"metadata": metadata})

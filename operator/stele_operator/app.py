@@ -58,20 +58,20 @@ async def run(options: Options) -> None:
         assert waiting is not None
         waiting.cancel()
 
-    # Until kopf puts its own in its place: what waits as a container's first process would not be ended by the signal.
+    # Needed until kopf installs its own handler: SIGTERM does not end a container's first process by default.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
     try:
         await serve(kube, options)
     except asyncio.CancelledError:
         if not told:
             raise
-        log.info("stopped before it led")
+        log.info("stopped before it had the lease")
     finally:
         await kube.close()
 
 
 async def serve(kube: Kube, options: Options) -> None:
-    """Run over a connection. Probes are answered from the start: who waits for the API server is not to be killed.
+    """Run over a connection. It answers probes from the start, so that it is not killed while it waits for the API server.
 
     Raises:
         BadKubeconfig, Rejected: as `run`.
@@ -91,8 +91,7 @@ async def serve(kube: Kube, options: Options) -> None:
 
 
 def _prepare_interpreter() -> None:
-    """Plans are made in threads beside the loop, which is to have its turn soon; and what is here by now stays, so it need
-    not be looked through for garbage."""
+    """Tune the interpreter: threads yield to the event loop soon, and the collector skips what is loaded by now."""
     sys.setswitchinterval(0.001)
     gc.collect()
     gc.freeze()
@@ -100,18 +99,20 @@ def _prepare_interpreter() -> None:
 
 
 async def _introduce(kube: Kube, options: Options) -> None:
-    """Wait for the CustomResourceDefinitions, and in a pod for the API server too; elsewhere what is wrong with it is
-    said at once. A pod that ended instead would be started again after up to five minutes."""
+    """Wait for the CustomResourceDefinitions, and in a pod for the API server too.
+
+    Outside a pod an unusable API server is an error at once. A pod that ended would restart only after up to five minutes.
+    """
     told = ""
     while True:
         try:
             if await kube.serves_our_resources():
                 return
-            why = "the CustomResourceDefinitions are missing; waiting: kubectl apply -f crds/"
+            why = "the CustomResourceDefinitions are missing, waiting for them: kubectl apply -f crds/"
         except KubeError as exc:
             if not in_cluster(options.kubeconfig):
                 raise _unusable(kube, options, exc) from exc
-            why = f"the API server does not answer us; waiting: {exc}"
+            why = f"the API server does not answer, waiting for it: {exc}"
         if why != told:
             log.warning(why)
             told = why

@@ -1,7 +1,7 @@
-"""When an action that failed is tried again, remembered from pass to pass. Used by reconcile and act; plans nothing.
+"""Remembers between passes when to try a failed action again. Used by reconcile and act; plans nothing.
 
-Invariant: what is not tried is told with what was said the last time. An operator that starts knows of nothing, and a
-change of the TabletCluster's spec makes it forget: either tries everything once more.
+Invariant: an action that is not tried reports its last error. A new operator, or a change of the TabletCluster's spec,
+begins with an empty memory, so everything is tried once more.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from stele_operator.plan.order import identity
 
 FIRST_S = 1.0
 MAX_S = 15.0
-"""As long as a pass that fails as a whole waits at most."""
+"""The longest wait, the same as after a pass that failed as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What became of an action the last time, and when it is tried again."""
+    """The last outcome of an action, and when it is tried again."""
 
     error: str
     refused: bool
@@ -34,26 +34,25 @@ class Backoff:
     def __init__(self) -> None:
         self._failed: dict[tuple[str, ...], Failed] = {}
         self._planned: set[tuple[str, ...]] = set()
-        """What this pass planned so far."""
+        """The actions that this pass has planned so far."""
         self._generation = 0
 
     def of(self, generation: int) -> None:
-        """The spec that the next pass works on, by its generation."""
+        """Set the generation of the spec for the next pass."""
         if generation != self._generation:
             self._failed.clear()
         self._generation = generation
 
     def early(self, action: Action, now_s: float) -> Outcome | None:
-        """What to say of an action that failed a moment ago and is not to be tried yet; None: it may be tried."""
+        """The last outcome of an action that must not be tried yet; None: try it."""
         failed = self._failed.get(identity(action))
-        # The API server's clock may have been set back since.
+        # The second bound matters if the API server's clock was set back.
         if failed is None or not failed.again_s - MAX_S <= now_s < failed.again_s:
             return None
         return Outcome(action, failed.error, refused=failed.refused, held=True)
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """What became of some actions of a pass. Each try waits twice as long as the last; an action that failed because its
-        object changed meanwhile is tried again at once."""
+        """Record outcomes of a pass. The wait doubles with each failure. If an object changed meanwhile there is no wait."""
         for outcome in outcomes:
             key = identity(outcome.action)
             self._planned.add(key)
@@ -66,6 +65,6 @@ class Backoff:
                 self._failed[key] = Failed(outcome.error, outcome.refused, tries, now_s + wait_s)
 
     def end_pass(self) -> None:
-        """All calls of a pass were made: what none of them planned is forgotten."""
+        """End a pass: forget actions that it did not plan."""
         self._failed = {key: failed for key, failed in self._failed.items() if key in self._planned}
         self._planned.clear()

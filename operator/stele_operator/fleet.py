@@ -1,7 +1,7 @@
-"""All cluster tasks of this process, and the sweep that tells a dead watch from a quiet one. Used by app and handlers.
+"""All cluster tasks of this process, and the sweep that finds dead watches. Used by app and handlers.
 
-Owns the tasks. Events are hints: they wake a task sooner; the sweep, an authoritative list every 30 s, starts every
-task that events forgot to. Invariant: at most one task per namespace and name.
+Owns the tasks. Events are hints that wake a task sooner. The sweep lists all resources every 30 s, and starts the tasks of
+which no event came. Invariant: at most one task per namespace and name.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Fleet:
         self._closed = False
 
     def lead(self) -> None:
-        """The lease is held: from now on, lists and passes are owed. One that stands by owes nothing."""
+        """Record that the lease is held. From now on the liveness probe expects lists and passes."""
         self._swept = self._passed = self._clock()
         self._leads = True
 
     def wake(self, namespace: str, name: str) -> None:
-        """Look at a cluster now; starts its task if there is none."""
+        """Start a pass over a cluster now, with a new task if it has none."""
         if self._closed or not name:
             return
         entry = self._tasks.get((namespace, name))
@@ -73,7 +73,7 @@ class Fleet:
         )
 
     def saw(self, raw: Json, *, deleted: bool) -> None:
-        """A watch brought news of a TabletCluster or TabletGroup. Own status writes wake nobody."""
+        """Handle a watch event of a TabletCluster or TabletGroup. The operator's own status writes wake no task."""
         metadata = raw["metadata"]
         uid = metadata["uid"]
         self._seen[uid] = (metadata["resourceVersion"], self._clock())
@@ -92,20 +92,22 @@ class Fleet:
             self.wake(metadata["namespace"], _cluster_name(raw))
 
     def note_pass(self, done: bool = True) -> None:
-        """A pass over some cluster has ended. Not `done`: the API server refused it, or said what nobody can act on. To
-        start this process again would not mend that, and the kubelet waits longer each time, up to minutes."""
+        """Record that a pass has ended. Not `done`: the API server refused it or gave an unusable answer.
+
+        That counts as alive: a restart would not help, and the kubelet delays each further restart, up to minutes.
+        """
         self._passed = self._clock()
         if done:
             metrics.LAST_PASS.set_to_current_time()
 
     async def sweep_for_ever(self) -> None:
-        """List what there is, every 30 s, and keep a task for each."""
+        """Every 30 s list all resources and keep a task for each cluster."""
         while True:
             await self.sweep()
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """One sweep, each namespace by itself: one that went away, and its Role with it, must not stop the others."""
+        """Run one sweep. Each namespace is handled by itself: one that was deleted, with its Role, must not stop the others."""
         now = self._clock()
         listed: dict[str, str] = {}
         answered = True
@@ -115,7 +117,7 @@ class Fleet:
             except KubeError as exc:
                 if exc.status not in _REFUSED:
                     log.warning(
-                        "cannot list our resources; is the API server there?",
+                        "cannot list TabletClusters and TabletGroups; is the API server reachable?",
                         namespace=namespace,
                         error=str(exc),
                     )
@@ -125,7 +127,7 @@ class Fleet:
             else:
                 self._serve(namespace, found)
                 listed |= {raw["metadata"]["uid"]: raw["metadata"]["resourceVersion"] for raw in found}
-            self._swept = self._clock()  # to be refused is an answer too: to start again would not mend it
+            self._swept = self._clock()  # a refusal is an answer too, and a restart would not help
         for key in [key for key, (_, task) in self._tasks.items() if task.done()]:
             del self._tasks[key]
         if answered and not self._tasks:
@@ -138,7 +140,7 @@ class Fleet:
     def _serve(self, namespace: str, found: list[Json]) -> None:
         if namespace in self._refused:
             self._refused.discard(namespace)
-            log.info("we may list our resources again", namespace=namespace)
+            log.info("the API server allows lists in this namespace again", namespace=namespace)
         metrics.REFUSED.labels(namespace).set(0)
         for raw in found:
             key = (raw["metadata"]["namespace"], _cluster_name(raw))
@@ -146,11 +148,11 @@ class Fleet:
                 self.wake(*key)
 
     async def _leave(self, namespace: str, exc: KubeError) -> None:
-        """End the tasks of a namespace in which nothing can be done, until a sweep finds it open again."""
+        """End the tasks of a namespace that may not be listed, until a sweep succeeds there again."""
         if namespace not in self._refused:
             self._refused.add(namespace)
             log.warning(
-                "we may not list our resources; is the namespace there, and our Role in it?",
+                "the API server refuses lists in this namespace; do the namespace and the operator's Role in it exist?",
                 namespace=namespace,
                 error=str(exc),
             )
@@ -158,19 +160,19 @@ class Fleet:
         await _end(task for key, (_, task) in self._tasks.items() if namespace in ("", key[0]))
 
     def _compare(self, listed: dict[str, str], now: float) -> None:
-        """For how long has the watch owed us a change that the list shows?"""
+        """Compare a list with the watch: record since when the watch lacks a change that the list shows."""
         for uid, version in listed.items():
             seen_version, seen_at = self._seen.get(uid, ("", 0.0))
             if seen_version == version:
                 self._behind.pop(uid, None)
             elif self._behind.setdefault(uid, now) < seen_at:
-                self._behind[uid] = now  # it does bring news, only not yet the newest
+                self._behind[uid] = now  # the watch brings changes, only not the newest yet
         for uid in [u for u in self._behind if u not in listed]:
             del self._behind[uid]
         metrics.WATCH_LAG_SECONDS.set(now - min(self._behind.values(), default=now))
 
     def not_live(self) -> str:
-        """Why this process should be restarted; empty while it works."""
+        """Why this process should be restarted; "" while it works."""
         now = self._clock()
         if not self._leads:
             return ""
@@ -180,10 +182,10 @@ class Fleet:
         if running and now - self._passed > STUCK_S:
             return f"no pass over any cluster has ended for {now - self._passed:.0f} s"
         lag = now - min(self._behind.values(), default=now)
-        return f"the watch is dead: it owes a change for {lag:.0f} s" if lag > WATCH_LAG_MAX_S else ""
+        return f"the watch is dead: it lacks a change for {lag:.0f} s" if lag > WATCH_LAG_MAX_S else ""
 
     async def close(self) -> None:
-        """End all tasks. What they were about, the next process goes on with."""
+        """End all tasks. The next process continues their work."""
         self._closed = True
         await _end(task for _, task in self._tasks.values())
 

@@ -1,7 +1,6 @@
-"""Volumes that may not grow, remembered from pass to pass. Used by reconcile; decides nothing, sees no API server.
+"""Remembers between passes which volumes were refused to grow. Used by reconcile; makes no decisions and no calls.
 
-Invariant: what is here was refused by the API server in as many words. An operator that starts knows of nothing, and tries
-each once more.
+Invariant: each entry is a refusal by the API server. A new operator begins with an empty memory and tries each once more.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ _MAX_S = 300.0
 
 
 class Growth:
-    """What was refused to the claims of one cluster."""
+    """The refusals for the claims of one cluster."""
 
     def __init__(self) -> None:
         self._refused: dict[str, RefusedGrowth] = {}
 
-    def told(self, o: Observation) -> Observation:
-        """The observation with what was refused before; of claims that are gone nothing is kept."""
+    def with_refusals(self, o: Observation) -> Observation:
+        """The observation with earlier refusals. Forgets claims that are gone."""
         uids = {c.uid for c in o.claims}
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in uids}
         return replace(o, refused_growth=dict(self._refused))
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """What became of the actions of a pass. The next try waits twice as long as the last, five minutes at most."""
+        """Record the outcomes of a pass. The wait doubles with each refusal, up to five minutes."""
         for outcome in outcomes:
             action = outcome.action
             if not isinstance(action, GrowClaim):

@@ -1,6 +1,6 @@
-"""The kopf side: watches that wake cluster tasks, and do no work themselves. Made by app.
+"""kopf's watches, which only wake cluster tasks. Made by app.
 
-Event handlers only, so kopf writes no annotation and no finalizer, and nothing hangs while no operator runs.
+There are only event handlers, so kopf writes no annotation and no finalizer, and no deletion hangs without an operator.
 Invariant: a handler returns at once.
 """
 
@@ -19,10 +19,10 @@ from stele_operator.plan.naming import LABEL_CLUSTER
 
 
 class _Patience:
-    """Seconds between the tries of one request of kopf: they never end.
+    """The pauses (s) between kopf's tries of one request. They never end.
 
-    Where they end, a single watch that is refused (403) ends kopf, and with it the operator for all other namespaces.
-    So the watches of a namespace that went away wait for it, and go on when it is back.
+    If they ended, one refused watch (403) would end kopf, and with it the operator for all namespaces. So the watches of a
+    deleted namespace wait until it exists again.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -30,14 +30,14 @@ class _Patience:
 
 
 def settings() -> kopf.OperatorSettings:
-    """How kopf is to behave: it watches, and that is all."""
+    """Settings that limit kopf to watches."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.scanning.disabled = True
     made.peering.standalone = True
     made.networking.error_backoffs = _Patience()
     made.watching.connect_timeout = 10
-    # A watch that says nothing for so long is opened again; the sweep finds what it missed meanwhile.
+    # A watch is opened again after this time. The sweep finds what it missed.
     made.watching.server_timeout = 240
     for resource in ("pods", "persistentvolumeclaims"):
         made.watching.label_selectors["", "v1", resource] = LABEL_CLUSTER
@@ -45,7 +45,7 @@ def settings() -> kopf.OperatorSettings:
 
 
 def connection(found: Configuration) -> kopf.ConnectionInfo:
-    """The credentials of our own client, as kopf wants them."""
+    """The credentials of our own client, in kopf's form."""
     header = str((found.api_key or {}).get("BearerToken") or (found.api_key or {}).get("authorization") or "")
     scheme, _, token = header.rpartition(" ")
     return kopf.ConnectionInfo(
@@ -62,7 +62,7 @@ def connection(found: Configuration) -> kopf.ConnectionInfo:
 
 
 def registry(fleet: Fleet, login: Any) -> kopf.OperatorRegistry:
-    """The handlers. `login`: a coroutine function that gives the credentials anew, as tokens expire."""
+    """The handlers. `login`: a coroutine function that returns fresh credentials, because tokens expire."""
     made = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=made)

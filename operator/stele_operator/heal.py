@@ -1,7 +1,7 @@
-"""Heal: runs the driver for one cluster, and tells of it by node. Called by reconcile.
+"""Runs the driver for one cluster, and reports heals by node. Called by reconcile.
 
-Owns the driver's newest records. Invariant: the driver's claim is held only while there is something to do, and
-nothing is ordered without a policy, that is while too many are lost, the cluster is paused or its spec is wrong.
+Owns the driver's newest records. Invariant: the driver's claim is held only while there is work. Without a policy (too many
+nodes lost, cluster paused, wrong spec) nothing is ordered.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.heals import Heals, News, Work, works
+from stele_operator.heals import Heals, News, Work, works_of
 from stele_operator.masters import MasterLink
 
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
-"""Of the driver, in one of ours: pods must not wait for a heal."""
+"""Most rounds of the driver in one pass of the operator, because pods must not wait for a heal."""
 _PAUSE_S = 0.2
 _WAITS = frozenset(step.__name__ for step in WAITS)
 
 
 class Healer:
-    """The driver of one cluster, with what it last said. `now_s`: the clock by which a heal's length is told."""
+    """The driver of one cluster, with its last records. `now_s`: the clock that measures the length of heals."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
@@ -40,15 +40,15 @@ class Healer:
         self._news: list[News] = []
         self._now_s = now_s
         self._done = False
-        """Whether the last look found nothing to do, rather than nothing that may be done."""
+        """Whether the last round found nothing to do. False if work exists that may not be done now."""
 
     def news(self) -> tuple[News, ...]:
-        """What is new since the last call."""
+        """The news since the last call."""
         fresh, self._news = self._news, []
         return tuple(fresh)
 
     def rests(self, view: ClusterView | None, policy: Policy | None) -> bool:
-        """Whether there is nothing to do, or nothing may be done; then nothing is under way either."""
+        """Whether there is nothing to do, or nothing may be done. Then nothing is under way either."""
         known = view is not None and policy is not None and view.settled
         if known and view is not None and policy is not None and plan_steps(view, policy):
             return False
@@ -64,10 +64,10 @@ class Healer:
         names: Mapping[str, str],
         on_round: Callable[[], Awaitable[None]],
     ) -> str:
-        """Let the driver work for a moment; without view or policy it lets its claim go. Returns why it could not, or
-        an empty text.
+        """Let the driver work for a few rounds; without view or policy it releases its claim.
 
-        `names`: of members, by the first eight digits of their UUIDs. `on_round` tells of each round at once.
+        `names`: member names by the first eight digits of their UUIDs. `on_round` is called after each round. Returns why
+        the driver could not work, or "".
         """
         if view is None or policy is None:
             if self._done:
@@ -77,27 +77,27 @@ class Healer:
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                self._take(report, await asyncio.to_thread(works, report, policy), names)
+                self._take(report, await asyncio.to_thread(works_of, report, policy), names)
                 await on_round()
-                # What is blocked stays so until something else changes: the next pass is soon enough.
+                # Blocked tablets stay blocked until something else changes, so the next pass is soon enough.
                 if all(record.kind == Blocked.__name__ for record in report.progress):
                     break
                 await asyncio.sleep(_PAUSE_S)
         except SteleError as exc:
-            log.info("driver could not go on", error=str(exc))
+            log.info("the driver could not continue; the next pass tries again", error=str(exc))
             return str(exc)
         return ""
 
     def _take(self, report: Report, done: Sequence[Work], names: Mapping[str, str]) -> None:
-        """Take up what a round of the driver did and met."""
+        """Record what a round of the driver did and found."""
         for record in report.progress:
             if record.kind not in _WAITS:
                 metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
         self._news += self._heals.note(done, names, self._now_s())
-        # Records without a tablet are about nodes, which stand with the members.
+        # Records without a tablet are about nodes, which status.members shows.
         self.progress = tuple(named(r, names) for r in report.progress if r.tablet_id)
 
 
 def named(record: Progress, names: Mapping[str, str]) -> Progress:
-    """The record with nodes by the names of their pods."""
+    """The record with pod names in place of node ids."""
     return replace(record, reason=with_names(record.reason, names), error=with_names(record.error, names))

@@ -1,8 +1,8 @@
-"""Heals by node: what the driver's steps for single tablets amount to. Used by heal; asks nobody, decides nothing.
+"""Summarizes the driver's steps for single tablets as one heal per node. Used by heal; makes no calls or decisions.
 
-A machine has hundreds of tablets, and each takes six steps: told one by one they hide all else. So a node's heal is told
-when it begins, now and then while it goes on, and when it has ended; single tablets stand in `status.healing`.
-Invariant: a heal that began is told to have ended once, as soon as no tablet of its node needs anything more.
+A machine has hundreds of tablets with six steps each, and single events would hide everything else. So a node's heal is
+reported when it begins, now and then while it runs, and when it ends. `status.healing` lists single tablets.
+Invariant: the end of a heal is reported once, as soon as no tablet of its node needs anything more.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stele.driver.view import NodeView
 from stele_operator.plan.budgets import some
 
 PROGRESS_S = 10.0
-"""A heal that takes longer tells how far it is, at most as often; `Reporter` counts such events up once a minute."""
+"""Shortest time between two progress reports of a heal. `Reporter` counts such events up once a minute."""
 BLOCKED_MAX = 5
-"""So many reasons for which tablets wait are an event each in one round."""
+"""Most reasons of waiting tablets that become an event each in one round."""
 _WAITS = frozenset(step.__name__ for step in WAITS)
 _REPLICA = re.compile(r"\breplica \d+\b")
 _NUMBERS = re.compile(r"\b\d+ s\b|\b\d+ of \d+ bytes\b")
-"""What may be another in each round though the thing is the same."""
+"""Numbers in a reason that may change from round to round."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """Something of which a user should hear. `about`: what makes it the same event, where its message changes."""
+    """An event for users. `about`: identifies the event if its message changes."""
 
     reason: str
     message: str
@@ -42,8 +42,8 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A record of the driver, whose heal it belongs to, and what has arrived of a copy. `node` is empty where no member of
-    the tablet is at fault: a new one is added, or one that is not needed goes."""
+    """A record of the driver with its heal and the bytes copied. `node`: "" if no member is at fault, as when a replica is
+    added or an unneeded one is removed."""
 
     record: Progress
     node: str = ""
@@ -51,8 +51,8 @@ class Work:
     bytes_done: int = 0
 
 
-def works(report: Report, policy: Policy) -> list[Work]:
-    """The records of a round, each with the node that is to be healed."""
+def works_of(report: Report, policy: Policy) -> list[Work]:
+    """The records of a round, each with the node that is being healed."""
     nodes: dict[str, NodeView] = {n.node_id: n for n in report.view.nodes}
     found = []
     for record in report.progress:
@@ -72,17 +72,17 @@ def works(report: Report, policy: Policy) -> list[Work]:
 
 @dataclass
 class _Heal:
-    """What became of the tablets of one node since its heal began."""
+    """The state of the tablets of one node since its heal began."""
 
     began_s: float
     fault: str
     told_s: float
     tables: dict[str, str] = field(default_factory=dict)
-    """By tablet; each that was ever part of it."""
+    """Table names by tablet, for each tablet that was ever part of the heal."""
     open: dict[str, Progress] = field(default_factory=dict)
     """The newest record of each tablet that still needs something."""
     steps: dict[str, int] = field(default_factory=dict)
-    """How often each step was done, in the order in which they first were."""
+    """How often each step was done, in the order of their first use."""
     arrived: dict[str, int] = field(default_factory=dict)
     """Bytes of each tablet's copy."""
     causes: dict[str, None] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Heal:
             self.steps[record.step] = self.steps.get(record.step, 0) + 1
 
     def how_far(self) -> str:
-        """How many are done, and what the others are at."""
+        """How many tablets are done, and the steps of the others."""
         at = Counter(r.step for r in self.open.values() if r.kind != Blocked.__name__)
         copies = [r for r in self.open.values() if r.kind == WaitCopy.__name__]
         waits = [r for r in self.open.values() if r.kind == Blocked.__name__]
@@ -133,16 +133,16 @@ class _Heal:
 
 
 class Heals:
-    """The heals of one cluster. What it remembers may be lost at any time: then what is left begins as a heal of its own."""
+    """The heals of one cluster. Its memory may be lost at any time; the remaining work then counts as a new heal."""
 
     def __init__(self) -> None:
         self._heals: dict[str, _Heal] = {}
         self._node_of: dict[str, str] = {}
-        """By tablet: once its dead member is gone nothing names the node any more."""
+        """The node of each tablet's heal. Once the dead member is removed, nothing else names the node."""
         self._told: set[tuple[str, str, str]] = set()
 
     def note(self, round_: Sequence[Work], names: Mapping[str, str], now_s: float) -> list[News]:
-        """What is new with a round of the driver. `names`: of members, by the first eight digits of their UUIDs."""
+        """The news of a round of the driver. `names`: member names by the first eight digits of their UUIDs."""
         begun = []
         for heal in self._heals.values():
             heal.open = {}
@@ -153,11 +153,11 @@ class Heals:
             self._node_of[work.record.tablet_id] = node
             if node not in self._heals:
                 if work.record.kind == Blocked.__name__:
-                    continue  # nothing has begun
+                    continue  # its heal has not begun
                 self._heals[node] = _Heal(now_s, work.fault, now_s)
                 begun.append(node)
             self._heals[node].take(work)
-        if begun:  # what waits for its turn may have come before what began
+        if begun:  # tablets that wait for a copy may precede, in the round, the one that began the heal
             self._take_waiting(round_, begun)
         news = [self._began(node, names) for node in begun]
         news += self._going_on(names, now_s)
@@ -165,7 +165,7 @@ class Heals:
         return news + self._others(round_, names)
 
     def over(self, names: Mapping[str, str], now_s: float) -> list[News]:
-        """Nothing is left to do."""
+        """The news when nothing is left to do."""
         self._told.clear()
         return self._ended(list(self._heals), names, now_s)
 
@@ -199,7 +199,7 @@ class Heals:
         return news
 
     def _others(self, round_: Sequence[Work], names: Mapping[str, str]) -> list[News]:
-        """What waits, by its reason, and steps that are of no single tablet; each once."""
+        """News of waiting tablets, by reason, and of steps without a tablet; each once."""
         waiting: dict[tuple[str, str], list[str]] = {}
         news = []
         for work in round_:
@@ -237,5 +237,5 @@ def _name(node: str, names: Mapping[str, str]) -> str:
 
 
 def _same(text: str) -> str:
-    """A reason without what differs between replicas and rounds."""
+    """A reason without the parts that differ between replicas and rounds."""
     return _NUMBERS.sub("", _REPLICA.sub("", text))

@@ -1,7 +1,7 @@
-"""The Kubernetes API, as few verbs as the operator needs. Called by observe, act, report and lease.
+"""The verbs of the Kubernetes API that the operator needs. Called by observe, act, report and lease.
 
-Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: what a call did not find is None, what
-changed under it is `Conflict`, and everything else that failed is `KubeError` with the server's own sentence.
+Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: a missing object is None, a changed object
+is `Conflict`, and any other failure is `KubeError` with the server's own message.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from kubernetes.aio.client.configuration import Configuration
 
 from stele_operator.api import API_VERSION
 
-config: Any = untyped_config  # the package says it is typed; these functions are not
+config: Any = untyped_config  # the package claims to be typed, but these functions are not
 Json = dict[str, Any]
 _TIMEOUT_S = 15.0
 _MERGE = "application/merge-patch+json"
 _PAGE = 100
-"""Objects in one answer: to read the JSON of more holds the loop for longer than 5 ms."""
+"""Objects in one answer. To parse the JSON of more would block the loop for longer than 5 ms."""
 UNREACHABLE = "Unreachable"
 
 
 class KubeError(Exception):
-    """The API server refused, or was not reached. `status` is the HTTP status, 0 without an answer."""
+    """The API server refused or did not answer. `status`: the HTTP status, 0 without an answer."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -41,20 +41,20 @@ class KubeError(Exception):
 
 
 class Conflict(KubeError):
-    """The object is not what was seen (409, or 422 for another uid): look again."""
+    """The object has changed since it was observed (409, or 422 for another uid): observe again."""
 
 
 class NotFound(KubeError):
-    """There is no object of that name. A 404 that names none says only that its kind is not served, or no API server."""
+    """There is no object of that name. A 404 without a name only means that the kind is not served."""
 
 
 class BadKubeconfig(Exception):
-    """The settings to reach Kubernetes are wrong; the message is one line that says what to do."""
+    """The kubeconfig is wrong. The message is one line that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Where objects of a kind live."""
+    """The API path of a kind."""
 
     api_version: str
     plural: str
@@ -86,19 +86,19 @@ RESOURCES: dict[str, Resource] = {
 
 
 def in_cluster(kubeconfig: str) -> bool:
-    """Whether the pod's own account is used: then no file of the user's can be wrong."""
+    """Whether the pod's own account is used, so that no file of the user can be wrong."""
     return not kubeconfig and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
 async def configuration(kubeconfig: str = "") -> Configuration:
-    """How to reach Kubernetes: the file given, else the pod's own account, else KUBECONFIG or ~/.kube/config.
+    """How to reach Kubernetes: by the given file, else the pod's own account, else KUBECONFIG or ~/.kube/config.
 
     Raises:
-        BadKubeconfig: with one line that says what to do.
+        BadKubeconfig: one line that says what to do.
     """
     made = Configuration()
     if kubeconfig and not os.path.isfile(kubeconfig):  # noqa: ASYNC240 - once, before anything is served
-        raise BadKubeconfig(f"kubeconfig {kubeconfig}: no such file; give the right path with --kubeconfig")
+        raise BadKubeconfig(f"kubeconfig {kubeconfig}: no such file; pass the right path with --kubeconfig")
     try:
         if in_cluster(kubeconfig):
             config.load_incluster_config(client_configuration=made)
@@ -116,7 +116,7 @@ async def configuration(kubeconfig: str = "") -> Configuration:
 def _error(status: int, answer: Json) -> KubeError:
     reason, message = str(answer.get("reason", "")), str(answer.get("message", "no message"))
     details = answer.get("details") or {}
-    # A uid in a merge patch is no precondition to the API server but a change of what cannot be changed.
+    # To the API server, a uid in a merge patch is not a precondition but a change of an immutable field.
     another = status == 422 and any(c.get("field") == "metadata.uid" for c in details.get("causes") or ())
     if status == 409 or another:
         return Conflict(status, reason, message)
@@ -132,12 +132,13 @@ class Kube:
         self._api: Any = ApiClient(configuration=settings)
         self.settings = settings
         self._ahead_s: float | None = None
-        """By how much the API server's wall clock is ahead of our own clock that nobody sets."""
+        """How far the API server's wall clock is ahead of our monotonic clock."""
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the clock of the API server, which stamps what it makes, as of its last answer; until it has
-        answered, by our own. Times that were written down are compared with this one: on our machine's clock, a day wrong,
-        what was let go a moment ago would be due.
+        """Seconds since 1970 by the API server's clock, from its last answer; before the first answer, by our own.
+
+        Recorded times are compared with this clock, which also stamps objects. Our machine's clock may be a day wrong, and
+        then a claim that was just released would be due for deletion.
         """
         return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
 
@@ -189,7 +190,7 @@ class Kube:
             return None
 
     async def list(self, kind: str, namespace: str, selector: str = "") -> list[Json]:
-        """All objects of a kind as the API server has them now: never from its cache."""
+        """All objects of a kind as they are now, never from the API server's cache."""
         items: list[Json] = []
         token = ""
         while True:
@@ -205,11 +206,11 @@ class Kube:
                 return items
 
     async def create(self, kind: str, namespace: str, manifest: Json) -> Json:
-        """Create. Raises `Conflict` with reason AlreadyExists if it is there."""
+        """Create an object. Raises `Conflict` with reason AlreadyExists if it exists."""
         return await self._request("POST", RESOURCES[kind].path(namespace), body=manifest)
 
     async def patch(self, kind: str, namespace: str, name: str, patch: Json, sub: str = "") -> Json:
-        """Merge patch. Put metadata.uid and metadata.resourceVersion in for preconditions."""
+        """Apply a merge patch. metadata.uid and metadata.resourceVersion in the patch are preconditions."""
         return await self._request(
             "PATCH", RESOURCES[kind].path(namespace, name, sub), body=patch, content=_MERGE
         )
@@ -217,7 +218,7 @@ class Kube:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, resource_version: str, force: bool = False
     ) -> None:
-        """Delete, if it still is what was seen. That it is gone already counts as done."""
+        """Delete an object if it has not changed since it was observed. An object that is gone counts as deleted."""
         preconditions = {"uid": uid}
         if resource_version:
             preconditions["resourceVersion"] = resource_version
@@ -228,7 +229,7 @@ class Kube:
             await self._request("DELETE", RESOURCES[kind].path(namespace, name), body=body)
 
     async def serves_our_resources(self) -> bool:
-        """Whether the CustomResourceDefinitions are there."""
+        """Whether the CustomResourceDefinitions exist."""
         try:
             answer = await self._request("GET", f"/apis/{API_VERSION}")
         except KubeError as exc:

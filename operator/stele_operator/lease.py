@@ -1,7 +1,7 @@
-"""One Lease, so that one operator acts. Called by app; a loop of its own, because nothing offers fencing.
+"""A Lease, so that only one operator acts. Called by app. Our own loop, because no library offers a fenced one.
 
-Invariant: a process that could not renew for two thirds of the Lease's time is dead before anyone else may take it.
-Whatever it sent before that carries uid, resourceVersion or the driver's epoch.
+Invariant: a process that could not renew for two thirds of the Lease's duration ends before another may take the Lease.
+Requests that it sent before carry uid, resourceVersion or the driver's epoch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def _die(why: str) -> NoReturn:
 
 
 class Lease:
-    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`: seconds that nobody
-    sets, those of the event loop, whose sleeps and time-outs are measured against it."""
+    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`: monotonic seconds,
+    the same clock as the event loop's sleeps and time-outs."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Lease:
         self._die = die
         self._clock = clock
         self._renewed = 0.0
-        """Before the last renewal that succeeded was sent: the others count from when it arrived."""
+        """When the last successful renewal was sent. Others count from its arrival, which is later."""
 
     async def acquire(self) -> None:
-        """Wait until this process holds the Lease. A holder is taken for dead by our clock, not by its own."""
+        """Wait until this process holds the Lease. Our own clock, not the holder's, decides that the holder is dead."""
         seen: tuple[str, str] | None = None
         since = self._clock()
         told = False
@@ -83,11 +83,11 @@ class Lease:
                     log.info("waiting for the lease", holder=mark[0], namespace=self._namespace)
                     told = True
             except Conflict:
-                continue  # somebody was faster: look again
+                continue  # another process was faster; look again
             except KubeError as exc:
                 if exc.status == 403:
                     raise
-                log.warning("lease not reachable", error=str(exc))
+                log.warning("cannot read or write the lease; trying again", error=str(exc))
             await asyncio.sleep(1.0)
 
     def _manifest(self) -> Json:
@@ -121,7 +121,7 @@ class Lease:
         log.info("lease taken", identity=self._identity, before=spec.get("holderIdentity"))
 
     async def keep_for_ever(self) -> None:
-        """Renew until it is lost, then end the process at once: another may act from now on."""
+        """Renew until the Lease is lost, then end the process at once, because another may act from then on."""
         interval_s = self._duration_s / 4
         wait_s = interval_s
         while True:
@@ -131,8 +131,8 @@ class Lease:
             try:
                 async with asyncio.timeout(min(interval_s, rest_s)):
                     await self._renew()
-            except Exception as exc:  # noqa: BLE001 - whatever it was (credentials too), the lease runs out
-                log.warning("lease not renewed", error=str(exc) or "no answer")
+            except Exception as exc:  # noqa: BLE001 - whatever the error (credentials too), the lease expires
+                log.warning("lease not renewed; trying again", error=str(exc) or "no answer")
                 wait_s = min(_AGAIN_S, interval_s)
                 if self._clock() + wait_s - self._renewed >= self._duration_s * 2 / 3:
                     self._die("the lease could not be renewed in time")
@@ -150,7 +150,7 @@ class Lease:
         await self._kube.patch("Lease", self._namespace, NAME, patch)
 
     async def release(self) -> None:
-        """Let it go, so that the next operator need not wait."""
+        """Release the Lease, so that the next operator need not wait."""
         try:
             there = await self._kube.get("Lease", self._namespace, NAME)
             if there is not None and (there.get("spec") or {}).get("holderIdentity") == self._identity:
@@ -159,4 +159,4 @@ class Lease:
                     "Lease", self._namespace, NAME, {"metadata": metadata, "spec": {"holderIdentity": ""}}
                 )
         except KubeError as exc:
-            log.info("lease not released, it will expire", error=str(exc))
+            log.info("lease was not released; it will expire", error=str(exc))

@@ -1,7 +1,7 @@
-"""What the operator asks of the masters. Called by observe and act; owns the connections of one cluster.
+"""The operator's calls to the masters. Called by observe and act; owns the connections of one cluster.
 
-Invariant: every call carries the cluster's UUID and fork id, so an address that another cluster, or another copy of this
-one's volumes, took over answers with a refusal.
+Invariant: every call carries the cluster's UUID and fork id. If the address now belongs to another cluster, or to another
+copy of this one, the call is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ASK_TIMEOUT_S = 2.0
 
 
 class MasterLink:
-    """Connections to the masters of one cluster, and its driver. Rebuilt at will; closing it loses nothing."""
+    """Connections to the masters of one cluster, and its driver. It may be closed and rebuilt at any time."""
 
     def __init__(self, cluster_id: str, holder: str, fork_id: str = "") -> None:
         self.cluster_id, self.fork_id = cluster_id, fork_id
@@ -39,19 +39,19 @@ class MasterLink:
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
     async def close(self) -> None:
-        """Give the driver's claim back and hang up."""
+        """Release the driver's claim and close the connections."""
         await self.driver.release()
         await self._pool.close()
 
     def learn(self, addresses: Sequence[str]) -> None:
-        """Where masters are now."""
+        """Set the present addresses of masters."""
         self._masters.learn(addresses)
         self.driver.masters.learn(addresses)
 
     async def reports(self, addresses: Mapping[tuple[str, int], str]) -> tuple[MasterReport, ...]:
-        """What each master says of itself; those that do not answer are left out.
+        """Each master's answer about itself. Masters that do not answer are left out.
 
-        `addresses` by pod uid and restarts: what a formed one said holds until its process ends.
+        `addresses`: by pod uid and restart count. The answer of a formed master is cached until its process ends.
         """
         self._formed = {run: report for run, report in self._formed.items() if run in addresses}
         asked = [run for run in addresses if run not in self._formed]
@@ -86,12 +86,12 @@ class MasterLink:
         return await asyncio.to_thread(_catalog, answer)
 
     async def register(self, node_id: str, role: str, name: str) -> None:
-        """Make a node known before its pod starts."""
+        """Register a node before its pod starts."""
         request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(node_id), role=role, name=name)
         await self._masters.call("RegisterNode", request)
 
     async def confirm(self, address: str, node_id: str, masters: Sequence[tuple[str, str, str]]) -> None:
-        """Tell one first master who forms the cluster."""
+        """Tell a first master which masters form the cluster."""
         request = master_pb2.ConfirmFormationRequest(
             cluster_id=id_to_pb(self.cluster_id),
             masters=[
@@ -103,7 +103,7 @@ class MasterLink:
         )
 
     async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
-        """Create a table under an id that the caller chose; that it is there already is as good."""
+        """Create a table with the caller's id. A table that exists counts as created."""
         ids = {column.name: position for position, column in enumerate(spec.columns)}
         schema = common_pb2.SchemaPB(
             version=1,
@@ -130,7 +130,7 @@ class MasterLink:
         await self._masters.call("CreateTable", request)
 
     async def delete_table(self, table_id: str) -> None:
-        """Drop a table; that it is gone already is as good."""
+        """Drop a table. A table that is gone counts as dropped."""
         try:
             request = master_pb2.DeleteTableRequest(table_id=id_to_pb(table_id))
             await self._masters.call("DeleteTable", request)

@@ -1,6 +1,6 @@
-"""The operator's metrics, each declared here once, with a sentence. Set by reconcile, act, heal and fleet; served by app.
+"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal and fleet; served by app.
 
-Invariant: a cluster that is gone leaves no series behind (`forget`), and what is not known of one has none.
+Invariant: a deleted cluster leaves no series behind (`forget`), and unknown values have no series.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ _CLUSTER = ["namespace", "cluster"]
 
 PASSES = Counter(
     "stele_operator_passes_total",
-    "Passes over a TabletCluster, by how they ended (done, failed).",
+    "Passes over a TabletCluster, by outcome (done, failed).",
     [*_CLUSTER, "outcome"],
 )
 PASS_SECONDS = Histogram(
     "stele_operator_pass_seconds",
-    "How long a pass took: observe, plan, act, heal, report.",
+    "Duration of a pass: observe, plan, act, heal, report.",
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 ACTIONS = Counter(
     "stele_operator_actions_total",
-    "Actions of a pass, by kind and outcome (done, failed; held: it failed a moment ago, or counts on one that failed).",
+    "Actions of a pass, by kind and outcome (done, failed; held: it failed a moment ago, or depends on one that failed).",
     ["action", "outcome"],
 )
 STEPS = Counter(
     "stele_operator_driver_steps_total",
-    "Steps that the driver took, by title and outcome (done, failed); what only waits is none.",
+    "Steps of the driver, by title and outcome (done, failed); waiting does not count.",
     ["step", "outcome"],
 )
 MEMBERS = Gauge(
@@ -51,7 +51,7 @@ CONDITION = Gauge(
 )
 STALLED = Gauge("stele_operator_stalled", "1 while something waits for a human.", _CLUSTER)
 WATCH_LAG_SECONDS = Gauge(
-    "stele_operator_watch_lag_seconds", "For how long a change seen in a list has not come through the watch."
+    "stele_operator_watch_lag_seconds", "Age of the oldest change that a list showed and the watch did not."
 )
 REFUSED = Gauge(
     "stele_operator_namespace_refused",
@@ -69,7 +69,7 @@ _reasons: dict[tuple[str, str], dict[str, str]] = {}
 
 
 def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]]) -> None:
-    """Set the conditions of a TabletCluster, as its status has them. One reason of each is shown: the one it has now."""
+    """Set the conditions of a TabletCluster from its status. Each has one series, with its present reason."""
     before = _reasons.setdefault((namespace, cluster), {})
     for condition in found:
         kind, reason = condition["type"], condition["reason"]
@@ -80,12 +80,12 @@ def conditions(namespace: str, cluster: str, found: Sequence[Mapping[str, str]])
 
 
 def no_tablets(namespace: str, cluster: str) -> None:
-    """Drop what was known of tablets: nobody can tell now."""
+    """Drop the series of tablets, because their state is unknown now."""
     TABLETS.remove_by_labels({"namespace": namespace, "cluster": cluster})
 
 
 def gone(namespace: str, cluster: str) -> None:
-    """Drop what was known of a TabletCluster that is not there, though TabletGroups still name it."""
+    """Drop the series of a TabletCluster that does not exist, although TabletGroups still name it."""
     for metric in _STATE:
         metric.remove_by_labels({"namespace": namespace, "cluster": cluster})
     _reasons.pop((namespace, cluster), None)

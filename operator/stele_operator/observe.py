@@ -1,7 +1,7 @@
-"""Observe: authoritative lists, parsed once, at the edge. Called by reconcile; changes nothing.
+"""Observe: reads authoritative lists and parses them once. Called by reconcile; changes nothing.
 
-Invariant: an answer that did not come raises; it never becomes an empty list. Machines are the one thing that the
-operator may be denied, and the masters the one thing that may not be there yet: both are then None, and planned so.
+Invariant: a missing answer raises; it never becomes an empty list. Two things may be None, and the plan allows for that:
+machines, if the operator may not read them, and masters that do not run yet.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:
 
 
 def read_spec(model: type[Spec], raw: Json) -> tuple[Spec | None, tuple[str, ...], tuple[str, ...]]:
-    """The spec as far as this operator knows its fields, None if it breaks a rule; what is wrong; which are unknown.
+    """(spec, faults, unknown fields). The spec is None if it breaks a rule, and lacks the unknown fields.
 
-    The API server drops fields that its definitions lack, and fills in those that they have: what is unknown here comes
-    of definitions later than this operator, as in each upgrade that brings some.
+    The API server drops fields that its definitions lack. So unknown fields come from definitions newer than this operator,
+    as during an upgrade.
     """
     spec = raw.get("spec") or {}
     try:
@@ -146,7 +146,7 @@ def parse_identity(raw: Json) -> Identity:
     """The identity ConfigMap.
 
     Raises:
-        KubeError: someone changed it so that it cannot be read; nothing is done on a guess.
+        KubeError: somebody changed it so that it cannot be parsed.
     """
     data = raw.get("data") or {}
     try:
@@ -164,13 +164,15 @@ def parse_identity(raw: Json) -> Identity:
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(
-            "identity ConfigMap is not as it was written", name=raw["metadata"]["name"], error=repr(exc)
+            "the identity ConfigMap was changed and cannot be parsed",
+            name=raw["metadata"]["name"],
+            error=repr(exc),
         )
-        advice = "put it back as it was; or delete it, then it is read back from the claims"
+        advice = "restore it; or delete it, then the operator restores it from the claims"
         raise KubeError(
             0,
             "IdentityBroken",
-            f"ConfigMap {raw['metadata']['name']} is not as it was written ({exc!r}): {advice}",
+            f"ConfigMap {raw['metadata']['name']} was changed and cannot be parsed ({exc!r}): {advice}",
         ) from exc
 
 
@@ -185,7 +187,7 @@ def _role(metadata: Json) -> Role | None:
 
 
 def parse_claim(raw: Json, cluster: str) -> Claim | None:
-    """A claim with the name of a member; None for one that can be none's."""
+    """A claim, or None if its name is not a member's name."""
     metadata, spec = raw["metadata"], raw["spec"]
     annotations = metadata.get("annotations") or {}
     member = naming.member_of(cluster, metadata["name"])
@@ -229,7 +231,7 @@ def _claims(raws: Sequence[Json], cluster: str) -> tuple[Claim, ...]:
 
 
 def unlisted_claims(o: Observation) -> tuple[str, ...]:
-    """Names of claims that must be there and were not listed: one that lost its labels is not gone."""
+    """Names of claims that should exist and were not listed. A claim that lost its labels is missing in the list only."""
     names = {p.name for p in o.pods}
     if o.identity is not None and not o.identity.formed:
         names |= {m.name for m in o.identity.first_masters}
@@ -240,14 +242,14 @@ def unlisted_claims(o: Observation) -> tuple[str, ...]:
 
 
 def with_claims(o: Observation, raws: Sequence[Json]) -> Observation:
-    """The observation with claims that were found by name; those that say they are another cluster's are left out."""
+    """The observation with claims that were found by name, without those that name another cluster."""
     own = o.identity.cluster_id if o.identity is not None else ""
     found = tuple(c for c in _claims(raws, o.cluster.name) if c.cluster_id in (own, ""))
     return replace(o, claims=(*o.claims, *found))
 
 
 def parse_pod(raw: Json) -> Pod | None:
-    """A pod of ours; None for one that someone else made."""
+    """A pod of the operator; None if somebody else created it."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     role = _role(metadata)
     if role is None:
@@ -255,13 +257,13 @@ def parse_pod(raw: Json) -> Pod | None:
     annotations = metadata.get("annotations") or {}
     conditions = {c["type"]: c for c in status.get("conditions") or ()}
     containers = {c["name"]: c for c in status.get("containerStatuses") or ()}
-    container: Json = containers.get(naming.CONTAINER, {})  # others may have been put beside it
+    container: Json = containers.get(naming.CONTAINER, {})  # webhooks may have added other containers
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
     waiting = state.get("waiting") or {}
     scheduled = conditions.get("PodScheduled") or {}
     unschedulable = scheduled.get("message", "") if scheduled.get("reason") == "Unschedulable" else ""
-    # A gate, or a scheduler that failed, is no lack of machines; no container waits before a pod is scheduled.
+    # A scheduling gate or a failed scheduler is not a lack of machines. Before scheduling no container waits.
     barred = scheduled if scheduled.get("status") == "False" and not unschedulable else {}
     told = waiting or barred
     waits = " ".join(str(told[k]) for k in ("reason", "message") if told.get(k))
@@ -311,7 +313,7 @@ def parse_machine(raw: Json) -> Machine:
 
 
 def parse_existing(kind: str, raw: Json) -> Existing:
-    """A Service or PodDisruptionBudget of ours."""
+    """A Service or PodDisruptionBudget of the operator."""
     metadata = raw["metadata"]
     digest = (metadata.get("annotations") or {}).get(naming.ANNOTATION_DIGEST, "")
     spec = raw.get("spec") or {}
@@ -322,7 +324,7 @@ def parse_existing(kind: str, raw: Json) -> Existing:
 
 
 async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
-    """All machines, or None where no ClusterRole lets the operator read them."""
+    """All machines, or None if no ClusterRole lets the operator read them."""
     try:
         return tuple(parse_machine(m) for m in await kube.list("Node", ""))
     except KubeError as exc:
@@ -332,16 +334,16 @@ async def machines_if_allowed(kube: Kube) -> tuple[Machine, ...] | None:
 
 
 async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple[Observation, list[Json]]:
-    """Everything of one cluster that Kubernetes knows, and its TabletGroups as they stand.
+    """The observation of one cluster from Kubernetes, and its TabletGroups as raw objects.
 
-    `raw` is its TabletCluster, just read.
+    `raw`: its TabletCluster, just read.
 
     Raises:
-        KubeError: a list did not come.
+        KubeError: a list failed.
     """
     cluster = parse_cluster(raw)
     namespace, selector = cluster.namespace, f"{naming.LABEL_CLUSTER}={cluster.name}"
-    # First what compare-and-set guards, then what it guards: or a plan on old lists would be let through by new serials.
+    # Read the identity before the lists. Its compare-and-set then fails if the lists were outdated when the plan was made.
     identity = await kube.get("ConfigMap", namespace, naming.identity_name(cluster.name))
     pods, claims, services, budgets, groups, machines = await asyncio.gather(
         kube.list("Pod", namespace, selector),
@@ -379,10 +381,10 @@ def cluster_of(group: Json) -> str:
 
 
 async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
-    """Claims that no label leads to, looked for by name.
+    """The observation with claims that lists omit, read by name.
 
     Raises:
-        KubeError: an answer did not come.
+        KubeError: a call failed.
     """
     names = unlisted_claims(o)
     if not names:
@@ -394,7 +396,7 @@ async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
 async def observe_masters(
     link: MasterLink, o: Observation
 ) -> tuple[tuple[MasterReport, ...], Catalog | None, str]:
-    """What the masters say: each of itself while the cluster forms, and the leader's view. The text says why not."""
+    """(each master's report about itself, only while the cluster forms; the leader's view or None; why it is None)."""
     pods = [p for p in o.pods if p.role == "master" and p.ip and p.running and not _is_down(o, p.machine)]
     addresses = [_address(p) for p in pods]
     link.learn(addresses)
@@ -414,6 +416,6 @@ def _address(pod: Pod) -> str:
 
 
 def _is_down(o: Observation, name: str) -> bool:
-    """Dialling a dead machine costs a time-out in each pass."""
+    """Whether a machine is down. A call to a dead machine would cost a time-out in each pass."""
     machine = o.machine(name)
     return machine is not None and not machine.ready

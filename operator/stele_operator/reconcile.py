@@ -1,7 +1,7 @@
 """One task per TabletCluster: observe, plan, act, heal, report. Started and woken by handlers.
 
-Owns the task's connections and nothing else; everything it knows it reads again in each pass. Invariant: a pass works
-on the object it has just read, so a TabletCluster deleted and made again under the same name is another one to it.
+Owns the task's connections; everything else is read again in each pass. Invariant: a pass works on the object that it has
+just read. So a TabletCluster that was deleted and created again under its name counts as a different one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WORDS = (Kind.STALLED, Kind.DEGRADED, Kind.REMARK)
 
 
 class ClusterTask:
-    """Keeps one TabletCluster, and the TabletGroups that name it, as they should be."""
+    """Reconciles one TabletCluster and the TabletGroups that name it."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class ClusterTask:
         self._ailing = False
         self._unsettled = 0
         self._led_s: float | None = None
-        """When a master last led, by the API server's clock; before that, when this task first looked."""
+        """When a master last led, by the API server's clock; before that, when this task began."""
         self._log = log.bind(namespace=namespace, cluster=name)
 
     def wake(self) -> None:
-        """Something changed: look now."""
+        """Run a pass now, because something changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Pass after pass, until neither the TabletCluster nor a TabletGroup that names it is there."""
+        """Run passes until neither the TabletCluster nor a TabletGroup that names it exists."""
         failures = 0
         try:
             while True:
@@ -119,7 +119,7 @@ class ClusterTask:
                     metrics.PASSES.labels(self.namespace, self.name, "done").inc()
                     self._on_pass(True)
                     if wait_s is None and not self._wake.is_set():
-                        self._log.info("nothing left to keep")
+                        self._log.info("the TabletCluster and its TabletGroups are gone; the task ends")
                         return
                 metrics.PASS_SECONDS.observe(time.monotonic() - started)
                 try:
@@ -133,10 +133,10 @@ class ClusterTask:
             await self._hang_up()
 
     async def _tell_failure(self, exc: Exception) -> None:
-        """Status and conditions stay as they were last written: an event has to say that they may be old."""
+        """Send an event that a pass failed. Status and conditions are not updated, so they may be outdated."""
         if self._seen is not None and not _unreachable(exc):
-            text = f"nothing is kept until this is mended: {str(exc) or type(exc).__name__}"
-            with contextlib.suppress(Exception):  # the log has it already
+            text = f"the operator can do nothing for this cluster until this is fixed: {str(exc) or type(exc).__name__}"
+            with contextlib.suppress(Exception):  # it is in the log already
                 await self._reporter.event(
                     "TabletCluster", self._seen, "PassFailed", text, self._kube.now_s(), True
                 )
@@ -147,10 +147,10 @@ class ClusterTask:
             await link.close()
 
     async def run_pass(self) -> float | None:
-        """One pass. Returns how long to wait for the next, or None when there is nothing to keep.
+        """Run one pass. Returns the wait (s) until the next, or None if the cluster and its TabletGroups are gone.
 
         Raises:
-            KubeError, SteleError: it could not be done; nothing half-known was acted on.
+            KubeError, SteleError: the pass failed. No action was based on incomplete lists.
         """
         raw = self._seen = await self._kube.get("TabletCluster", self.namespace, self.name)
         if raw is None:
@@ -159,26 +159,26 @@ class ClusterTask:
         if keeping := plan_keeping(o):
             await self._tell(raw, o, await self._act(o, keeping))
             o, groups = await observe_kubernetes(self._kube, raw, self._image)
-        o = self._growth.told(await observe_unlisted(self._kube, await self._with_masters(o)))
+        o = self._growth.with_refusals(await observe_unlisted(self._kube, await self._with_masters(o)))
         if o.catalog is not None or self._led_s is None:
             self._led_s = o.now_s
         if self._must_settle(o):
             return _SETTLE_S
-        # Thousands of tablets take seconds to judge. Each such step is pure, and has a thread of its own: the Lease, probes
-        # and watches live in this loop.
+        # Thousands of tablets take seconds to judge. Such steps are pure and run in a thread, because this loop serves the
+        # Lease, probes and watches.
         plan = await asyncio.to_thread(make_plan, o)
         outcomes = await self._act(o, plan.actions)
         self._backoff.end_pass()
         self._growth.learn(outcomes, o.now_s)
         view = o.catalog.view if o.catalog is not None else None
         refused = refusals(outcomes)
-        if refused:  # what there is to tell has changed, not what there is to do
+        if refused:  # refusals change the findings, not the actions
             o = replace(o, refused=refused)
             plan = await asyncio.to_thread(make_plan, o)
         await self._tell(raw, o, outcomes)
         resting = await asyncio.to_thread(self._healer.rests, view, plan.policy)
-        # Before the healing, which takes its time: members and conditions are to be true meanwhile. The TabletGroups
-        # beside it: they may be hundreds, and rows are in danger.
+        # Write the cluster's status before healing, which takes long, so that it is true meanwhile. TabletGroups may be
+        # hundreds, so they are written during healing.
         told = await self._try_report(raw, o, partial(self._report_cluster, raw, o, plan))
         rest = asyncio.create_task(
             self._try_report(raw, o, partial(self._report_groups, raw, groups, o, plan, outcomes))
@@ -211,13 +211,13 @@ class ClusterTask:
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 
     def _must_settle(self, o: Observation) -> bool:
-        """A new leader master has yet to hear from all nodes; what it says meanwhile would look like a disaster."""
+        """Whether to wait for a new leader master that has not heard from all nodes. To it, most nodes seem silent."""
         unsettled = o.catalog is not None and not o.catalog.view.settled
         self._unsettled = self._unsettled + 1 if unsettled else 0
         return 0 < self._unsettled <= _SETTLE_MAX
 
     async def _heal(self, raw: Json, view: ClusterView | None, plan: Plan) -> None:
-        """Let the driver work, telling of each of its rounds at once."""
+        """Let the driver work, and report each of its rounds at once."""
 
         async def tell() -> None:
             await self._tell_news(raw)
@@ -225,11 +225,11 @@ class ClusterTask:
 
         if self._link is not None:
             names = {m.node_id[:8]: m.name for m in plan.members}
-            trouble = await self._healer.run(self._link, view, plan.policy, names, tell)
+            problem = await self._healer.run(self._link, view, plan.policy, names, tell)
             await self._tell_news(raw)
-            if trouble:
+            if problem:
                 await self._reporter.event(
-                    "TabletCluster", raw, "HealingWaits", trouble, self._kube.now_s(), True
+                    "TabletCluster", raw, "HealingWaits", problem, self._kube.now_s(), True
                 )
 
     async def _tell_news(self, raw: Json) -> None:
@@ -240,7 +240,7 @@ class ClusterTask:
             )
 
     async def _orphans(self) -> float | None:
-        """TabletGroups that name a TabletCluster which is not there: told so, and let go when they are deleted."""
+        """Handle TabletGroups whose TabletCluster does not exist: write that to their status, remove their finalizers."""
         await self._hang_up()
         metrics.gone(self.namespace, self.name)
         groups = [
@@ -252,7 +252,7 @@ class ClusterTask:
         for raw in groups:
             group = parse_group(raw)
             if group.deleting:
-                reason = f"TabletCluster {self.name} is gone, and with it or with its volumes the table"
+                reason = f"TabletCluster {self.name} is gone, and the table with it or with its volumes"
                 await Actor(self._kube, self.namespace, None).carry_out(let_go(group, reason))
                 continue
             status = orphan_status(group, self.name, timestamp(now_s))
@@ -260,14 +260,16 @@ class ClusterTask:
         return QUIET_S
 
     async def _try_report(self, raw: Json, o: Observation, report: Callable[[], Awaitable[None]]) -> bool:
-        """Whether all was written. What refuses a status, such as a webhook that is down with its machine, must not
-        keep that machine's tablets from being healed."""
+        """Write statuses. Returns whether all were written.
+
+        A failure must not stop healing: a webhook that refuses statuses may run on the very machine that was lost.
+        """
         try:
             await report()
         except KubeError as exc:
-            self._log.warning("status not written", error=str(exc))
+            self._log.warning("status not written; the next pass tries again", error=str(exc))
             if not _unreachable(exc):
-                text = f"status and conditions may be old until this is mended: {exc}"
+                text = f"status and conditions may be outdated until this is fixed: {exc}"
                 await self._reporter.event("TabletCluster", raw, "StatusRefused", text, o.now_s, True)
             return False
         return True
@@ -296,7 +298,7 @@ class ClusterTask:
             status = group_status(o, plan, group, now, refusals.get(group.name, ""))
             await self._reporter.status("TabletGroup", there, status, o.now_s)
 
-        # One that is being deleted and of which there is something to say is still held by its finalizer.
+        # A TabletGroup that is being deleted and has findings still exists because of its finalizer.
         told = (
             (group, there)
             for group, there in zip(o.groups, groups, strict=True)
@@ -305,14 +307,13 @@ class ClusterTask:
         await at_once(report(group, there) for group, there in told)
 
     def _stands(self, o: Observation, group: GroupObject) -> bool:
-        """Whether what was last said of a TabletGroup still stands: masters elect a leader within seconds, mostly, and
-        nothing is known of its tablets meanwhile."""
+        """Whether to leave the last status of a TabletGroup unchanged, because masters elect a leader, mostly for seconds."""
         lately = self._led_s is not None and 0 <= o.now_s - self._led_s < patience_s(o)
         said = {c.observed_generation for c in group.conditions} == {group.generation}
         return o.catalog is None and lately and said and not group.deleting
 
     async def _tell(self, raw: Json, o: Observation, outcomes: list[Outcome]) -> None:
-        """Events: what was done, and what could not be."""
+        """Send events for actions that were done, and for failures."""
         for outcome in outcomes:
             action = outcome.action
             if outcome.held:
@@ -327,7 +328,7 @@ class ClusterTask:
                 await self._say(raw, o, action, action.event, action.reason, False)
 
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
-        """Ready that came or went, and tablets that are whole again; what made it so was told as a finding."""
+        """Send events when Ready changes, and when all tablets are healthy again. Findings explain the causes."""
         before = {c.type: c.status for c in o.cluster.conditions}
         for condition in status["conditions"]:
             kind, holds = condition["type"], condition["status"] == "True"
@@ -345,7 +346,7 @@ class ClusterTask:
             await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:
-        """Events: what was found, when it comes up."""
+        """Send an event for each new finding."""
         found = {f.about for f in plan.findings if f.kind in _WORDS}
 
         async def tell(finding: Finding) -> None:

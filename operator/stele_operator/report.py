@@ -1,7 +1,7 @@
-"""Report: statuses and events. Called by reconcile; the only writer of both.
+"""Writes statuses and events. Called by reconcile; the only writer of both.
 
-Owns the memory of which events were just sent, which may be lost at any time. Invariant: a status that says the same
-as the one that stands is not written, so own writes wake nobody; an event that repeats is counted, not piled up.
+Remembers recent events; that memory may be lost at any time. Invariants: an unchanged status is not written, so the
+operator's own writes wake no task. A repeated event is counted up, not created again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _REMEMBERED_MAX = 2_000
 _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
 WRITES_AT_ONCE = 8
-"""Of the TabletGroups of one cluster: hundreds may have something to say at the same moment."""
+"""Most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
 _PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
 
 
 def timestamp(now_s: float) -> str:
-    """As Kubernetes writes times."""
+    """A time in Kubernetes' format."""
     return datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def difference(there: Any, wanted: Any) -> Any:
-    """The merge patch from one value to another, fields that must go as null; None if they are equal."""
+    """The merge patch from one value to another, with null for fields to remove; None if they are equal."""
     if there == wanted:
         return None
     if not isinstance(there, dict) or not isinstance(wanted, dict):
@@ -50,17 +50,17 @@ def difference(there: Any, wanted: Any) -> Any:
 
 
 def without_progress(status: Json) -> Json:
-    """A status without the numbers that move all the time while a copy runs."""
+    """A status without the numbers that change all the time while a copy runs."""
     healing = status.get("healing") or {}
     active = [{k: v for k, v in h.items() if k not in _PROGRESS_FIELDS} for h in healing.get("active") or ()]
     return {**status, "healing": {**healing, "active": active}} if healing else status
 
 
 async def at_once(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
-    """Make the writes, a few at the same time, with a turn for others after each, also where nothing had to be written.
+    """Run the writes, a few at once. After each, other tasks get a turn, even if nothing had to be written.
 
     Raises:
-        KubeError: of the first that failed; those not yet begun are left out.
+        KubeError: the error of the first that failed; those not begun by then are skipped.
     """
     left = iter(writes)
 
@@ -79,7 +79,7 @@ async def at_once(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
 
 
 class Reporter:
-    """Writes what a pass found. One per process."""
+    """Writes the results of passes. One per process."""
 
     def __init__(self, kube: Kube, instance: str) -> None:
         self._kube = kube
@@ -89,7 +89,7 @@ class Reporter:
         self._healing: dict[str, str] = {}
 
     async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
-        """Write a status if it says something new; bytes alone are news every 10 s. Returns whether it was written."""
+        """Write a status if it changed; changed byte counts alone are written every 10 s. Returns whether it was written."""
         metadata, there = raw["metadata"], raw.get("status") or {}
         uid = metadata["uid"]
         too_soon = 0 <= now_s - self._written_s.get(uid, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S
@@ -99,12 +99,12 @@ class Reporter:
         try:
             await self._kube.patch(kind, metadata["namespace"], metadata["name"], patch, sub="status")
         except (Conflict, NotFound):
-            return False  # deleted, perhaps made again, meanwhile
+            return False  # deleted meanwhile, perhaps created again
         self._written_s[uid] = now_s
         return True
 
     async def healing(self, raw: Json, healing: Json) -> None:
-        """Write what the driver is doing now, in the middle of a pass, if it is at another step."""
+        """Write the driver's present work in the middle of a pass, if its step has changed."""
         uid = raw["metadata"]["uid"]
         mark = str(without_progress({"healing": healing}))
         if self._healing.get(uid) == mark:
@@ -116,7 +116,7 @@ class Reporter:
                 "TabletCluster", raw["metadata"]["namespace"], raw["metadata"]["name"], patch, "status"
             )
         except KubeError as exc:
-            log.info("healing not written, the end of the pass writes it", error=str(exc))
+            log.info("status.healing not written; the end of the pass writes it", error=str(exc))
 
     async def event(
         self,
@@ -128,8 +128,10 @@ class Reporter:
         warning: bool = False,
         about: str = "",
     ) -> None:
-        """Say something about a custom resource. The same again is counted up, at most once a minute. `about`: what makes
-        it the same, where its message may be another each time; the newest then stands."""
+        """Send an event about a custom resource. A repetition is counted up, at most once a minute.
+
+        `about`: identifies the event if its message changes; the newest message is kept.
+        """
         metadata = raw["metadata"]
         text = message[:_MESSAGE_MAX]
         mark = hashlib.blake2b(
@@ -168,7 +170,7 @@ class Reporter:
         except Conflict:
             await self._again(namespace, name, text, when)
         except KubeError as exc:
-            # An event tells; it decides nothing. The status says the same.
+            # A lost event is harmless: the status says the same.
             log.info("event not written", reason=reason, error=str(exc))
 
     async def _again(self, namespace: str, name: str, text: str, when: str) -> None:
@@ -182,6 +184,6 @@ class Reporter:
             log.info("event not counted", name=name, error=str(exc))
 
     def forget(self, uid: str) -> None:
-        """Drop what is remembered of an object that is gone."""
+        """Forget the events of a deleted object."""
         self._written_s.pop(uid, None)
         self._healing.pop(uid, None)

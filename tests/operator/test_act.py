@@ -91,7 +91,7 @@ async def test_what_counts_on_a_serial_or_a_registration_is_not_done_without_it(
         ):
             failed, held = await actor.carry_out([first, rest])
             assert failed.error and not failed.held
-            assert held.held and failed.error in held.error and held.error.startswith("not before ")
+            assert held.held and failed.error in held.error and held.error.startswith("waits until ")
             assert not await made.names(rest.kind)
 
 

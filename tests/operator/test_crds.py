@@ -206,8 +206,8 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.budget.bytesPerSecond", "16Ei", "and at most 1Ei"),
     ("cluster", "spec.nodes.storage.size", "100Mi", "storage.size must be at least 1Gi"),
     ("cluster", "spec.masters.storage.size", "1", "storage.size must be at least 1Gi"),
-    ("cluster", "spec.nodes.resources", {"requests": {"memry": "2Gi"}}, "may name cpu, memory"),
-    ("cluster", "spec.masters.resources", {"limits": {"cpus": 2}}, "may name cpu, memory"),
+    ("cluster", "spec.nodes.resources", {"requests": {"memry": "2Gi"}}, "may only name cpu, memory"),
+    ("cluster", "spec.masters.resources", {"limits": {"cpus": 2}}, "may only name cpu, memory"),
     (
         "cluster",
         "spec.nodes.resources",
@@ -222,14 +222,19 @@ BAD: list[tuple[str, str, Any, str]] = [
     ),
     ("cluster", "metadata.name", "a" * 41, "at most 40 characters"),
     ("cluster", "metadata.name", "dotted.name", "lower-case letters, digits and '-'"),
-    ("cluster", "metadata.name", "2024-flights", "the first a letter"),
-    ("cluster", "spec.nodes.resources", {"limits": {"memory": "256Mi"}}, "nodes.resources: a memory limit"),
-    ("cluster", "spec.nodes.resources", {"requests": {"memory": "511Mi"}}, "a memory limit below 512Mi"),
+    ("cluster", "metadata.name", "2024-flights", "beginning with a letter"),
+    ("cluster", "spec.nodes.resources", {"limits": {"memory": "256Mi"}}, "nodes.resources: the memory limit"),
+    (
+        "cluster",
+        "spec.nodes.resources",
+        {"requests": {"memory": "511Mi"}},
+        "the memory limit must be at least 512Mi",
+    ),
     (
         "cluster",
         "spec.masters.resources",
         {"limits": {"memory": "128Mi"}},
-        "masters.resources: a memory limit",
+        "masters.resources: the memory limit",
     ),
     ("cluster", "spec.imagePullSecrets", [{}], "spec.imagePullSecrets[0].name"),
     ("cluster", "spec.imagePullSecrets", [{"name": "Registry"}], "spec.imagePullSecrets[0].name"),
@@ -240,7 +245,12 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.masters.priorityClassName", "Very High", "spec.masters.priorityClassName"),
     ("cluster", "spec.nodes.nodeSelector", {"disk": "s s d"}, "spec.nodes.nodeSelector.disk"),
     ("cluster", "spec.nodes.nodeSelector", {"disk": "x" * 64}, "spec.nodes.nodeSelector.disk"),
-    ("cluster", "spec.nodes.nodeSelector", {"-disk": "ssd"}, "nodeSelector: a key is a name of letters"),
+    (
+        "cluster",
+        "spec.nodes.nodeSelector",
+        {"-disk": "ssd"},
+        "nodeSelector: a key is a name of at most 63 letters",
+    ),
     ("cluster", "spec.nodes.nodeSelector", {"Acme.org/disk": "ssd"}, "nodeSelector: a key is a name"),
     ("cluster", "spec.nodes.nodeSelector", {"a/b/c": "ssd"}, "nodeSelector: a key is a name"),
     ("cluster", "spec.nodes.nodeSelector", {"x" * 64: "ssd"}, "nodeSelector: a key is a name"),
@@ -251,7 +261,7 @@ BAD: list[tuple[str, str, Any, str]] = [
         "cluster",
         "spec.masters.nodeSelector",
         {"topology.kubernetes.io/zone": "z1"},
-        "zones chooses zones",
+        "use zones, of which each pod gets one",
     ),
     ("cluster", "spec.nodes.tolerations", [{"operator": "Exists"}], "spec.nodes.tolerations[0].key"),
     ("cluster", "spec.nodes.tolerations", [{"key": "", "operator": "Exists"}], "tolerations[0].key"),
@@ -263,7 +273,7 @@ BAD: list[tuple[str, str, Any, str]] = [
         "cluster",
         "spec.nodes.tolerations",
         [{"key": "gpu", "operator": "Exists", "value": "x"}],
-        "with operator Exists any value is tolerated",
+        "operator Exists tolerates any value",
     ),
     (
         "cluster",
@@ -293,7 +303,7 @@ BAD: list[tuple[str, str, Any, str]] = [
         "cluster",
         "spec.masters.affinity",
         machines(key="topology.kubernetes.io/zone", values=["z1"]),
-        "zones chooses zones",
+        "use zones, of which each pod gets one",
     ),
     (
         "cluster",
@@ -379,7 +389,7 @@ FIXED: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.nodes.storage.className", "fast", "storage.className cannot change"),
     ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
     ("flights", "spec.tableName", "other", "tableName cannot change"),
-    ("flights", "spec.replicationFactor", 5, "replicationFactor cannot change"),
+    ("flights", "spec.replicationFactor", 5, "replicationFactor cannot be changed yet"),
     ("flights", "spec.primaryKey", ["year"], "primaryKey cannot change"),
     ("flights", "spec.columns.0.type", "int32", "columns cannot change"),
     ("flights", "spec.partitioning.hash.0.buckets", 16, "partitioning cannot change"),
@@ -468,14 +478,14 @@ async def test_what_stands_in_a_cluster_stays_editable_when_a_rule_comes(
                 place = f"{definitions}/{now['metadata']['name']}"
                 await kube._request("PATCH", place, body=now, content="application/merge-patch+json")
             with pytest.raises(
-                KubeError, match=r"at least|may name|must not be less"
+                KubeError, match=r"at least|may only name|must not be less"
             ):  # the rules are in force
                 await kube.create(
                     "TabletCluster", "default", {**body, "metadata": {"name": "new"}, "spec": {part: there}}
                 )
             await kube.patch("TabletCluster", "default", "old", {"spec": {"paused": True}})
             await kube.patch("TabletCluster", "default", "old", {"status": {"replicas": 1}}, "status")
-            with pytest.raises(KubeError, match=r"at least|may name|must not be less"):
+            with pytest.raises(KubeError, match=r"at least|may only name|must not be less"):
                 await kube.patch("TabletCluster", "default", "old", {"spec": {part: worse}})
         finally:
             await kube.close()

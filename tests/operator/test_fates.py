@@ -246,7 +246,7 @@ def test_a_claim_made_anew_under_its_name_is_another_volume() -> None:
         world.settle()
     observed = world.observe()
     member = next(m for m in members(observed) if m.name == name)
-    assert (member.fate, member.given_up) == (Fate.VOLUME_LOST, True) and "made anew" in member.why
+    assert (member.fate, member.given_up) == (Fate.VOLUME_LOST, True) and "created another one" in member.why
     (deleted,) = [a for a in make_plan(observed).actions if isinstance(a, DeletePod)]
     assert (deleted.name, deleted.force) == (name, False) and "another claim" in deleted.reason
 

@@ -32,7 +32,7 @@ class Passes:
 
     def one(self) -> Plan:
         """One pass, a second after the last."""
-        o = self.growth.told(self.world.observe())
+        o = self.growth.with_refusals(self.world.observe())
         plan = make_plan(o)
         outcomes = []
         for action in plan.actions:
@@ -92,20 +92,20 @@ def test_what_is_refused_to_one_claim_is_done_to_others_and_forgotten_when_it_is
     world = made()
     world.cluster["spec"]["nodes"] |= {"storage": {"size": "20Gi"}}
     growth = Growth()
-    plan = make_plan(growth.told(world.observe()))
+    plan = make_plan(growth.with_refusals(world.observe()))
     first, *others = [a for a in plan.actions if isinstance(a, GrowClaim)]
     for other in others:
         world.apply(other)
     growth.learn([Outcome(first, WORDS, refused=True), *map(Outcome, others)], world.now_s)
-    plan = make_plan(growth.told(world.observe()))
+    plan = make_plan(growth.with_refusals(world.observe()))
     assert not plan.actions and [reason for reason, _ in stalled(plan)] == ["GrowthRefused"]
     world.now_s += 11
     world.settle()
-    (again,) = make_plan(growth.told(world.observe())).actions
+    (again,) = make_plan(growth.with_refusals(world.observe())).actions
     assert isinstance(again, GrowClaim) and again.again
     world.apply(again)
     growth.learn([Outcome(again)], world.now_s)
-    plan = make_plan(growth.told(world.observe()))
+    plan = make_plan(growth.with_refusals(world.observe()))
     assert not plan.actions and not plan.findings
 
 
@@ -115,7 +115,7 @@ def test_what_did_not_reach_the_api_server_was_not_refused() -> None:
     growth = Growth()
     actions = [a for a in make_plan(world.observe()).actions if isinstance(a, GrowClaim)]
     growth.learn([Outcome(a, "connection refused") for a in actions], world.now_s)
-    assert not growth.told(world.observe()).refused_growth
+    assert not growth.with_refusals(world.observe()).refused_growth
 
 
 async def test_the_api_servers_refusal_is_known_for_one(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_pod_that_somebody_deletes_on_a_machine_that_is_silent_is_not_deleted_
         assert not [a for a in world.step().actions if isinstance(a, DeletePod)]
     world.machines = [m for m in world.machines if m.name != "n3"]
     (gone,) = [a for a in world.step().actions if isinstance(a, DeletePod) and a.name == name]
-    assert gone.force and "nobody is left to stop" in gone.reason
+    assert gone.force and "its kubelet cannot stop" in gone.reason
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
@@ -64,7 +64,7 @@ def test_a_pod_that_was_made_for_another_claim_of_its_name_goes() -> None:
     name = node_of(world, "n3")
     world.objects["PersistentVolumeClaim", name]["metadata"]["uid"] = "another"
     (gone,) = [a for a in make_plan(world.observe()).actions if isinstance(a, DeletePod)]
-    assert gone.name == name and "made for another claim" in gone.reason
+    assert gone.name == name and "created for another claim" in gone.reason
 
 
 def test_a_volume_that_is_to_be_made_on_a_machine_that_just_went_down_is_waited_for() -> None:

@@ -19,7 +19,7 @@ from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import heal
 from stele_operator.heal import Healer
-from stele_operator.heals import Heals, News, Work, works
+from stele_operator.heals import Heals, News, Work, works_of
 from stele_operator.masters import MasterLink
 from tests.driver.model import POLICY, Cluster, Refused, node_name
 
@@ -47,7 +47,7 @@ class Driver:
             error = "" if isinstance(step, WAITS) else error
             records.append(self.pace.record(step, f"t{int(step.tablet_id or '0', 16) % 3}", 0, error))
         report = Report(view, (), tuple(records))
-        self.told += self.heals.note(works(report, self.policy), {}, self.now_s)
+        self.told += self.heals.note(works_of(report, self.policy), {}, self.now_s)
         self.cluster.advance()
         self.now_s += seconds
         self.rounds += 1

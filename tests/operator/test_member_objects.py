@@ -33,7 +33,7 @@ def test_a_pod_that_is_gone_comes_back_on_its_volume() -> None:
     uid = world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"]
     del world.objects["Pod", "flights-node-2"]
     plan = world.step()
-    assert [a.reason for a in plan.actions] == ["flights-node-2: back on its volume"]
+    assert [a.reason for a in plan.actions] == ["flights-node-2: starts again on its volume"]
     world.run()
     assert world.objects["PersistentVolumeClaim", "flights-node-2"]["metadata"]["uid"] == uid
 
@@ -136,7 +136,7 @@ def test_a_size_that_is_refused_does_not_hold_up_who_owns_the_volumes() -> None:
     ]
     claim = world.objects["PersistentVolumeClaim", "flights-node-0"]
     assert claim["spec"]["resources"]["requests"]["storage"] == "10Gi"
-    assert next(a.reason for a in world.step().actions) == "flights-node-0: storage.size is 20Gi now"
+    assert next(a.reason for a in world.step().actions) == "flights-node-0: storage.size is now 20Gi"
 
 
 @pytest.mark.parametrize("also", [{"paused": True}, {"masters": {"replicas": 2}}])
@@ -208,7 +208,7 @@ def test_a_volume_that_somebody_made_larger_stays_so_and_stops_nothing(role: str
     world.objects["PersistentVolumeClaim", grown]["spec"]["resources"]["requests"]["storage"] = "20Gi"
     del world.objects["Pod", name]
     plan = world.step()
-    assert [a.reason for a in plan.actions] == [f"{name}: back on its volume"]
+    assert [a.reason for a in plan.actions] == [f"{name}: starts again on its volume"]
     assert plan.policy is not None and {f.kind for f in plan.findings} <= {Kind.REMARK}
     (remark,) = world.run().findings
     assert (remark.kind, remark.reason) == (Kind.REMARK, "VolumesLarger") and grown in remark.message

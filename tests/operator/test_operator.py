@@ -250,7 +250,7 @@ async def test_a_wrong_kubeconfig_is_one_line_that_says_what_to_do(tmp_path: Pat
         "users: [{name: u, user: {}}], clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]}"
     )
     for path, words in (
-        (tmp_path / "none", "no such file; give the right path with --kubeconfig"),
+        (tmp_path / "none", "no such file; pass the right path with --kubeconfig"),
         (no_yaml, "cannot be used"),
         (no_server, "check its server and credentials"),
     ):

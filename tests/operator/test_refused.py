@@ -44,7 +44,7 @@ def test_claims_that_are_refused_take_one_serial_each_and_are_told() -> None:
     before = identity(world)
     assert before["nextNode"] == "7"
     expected = [
-        f"flights-node-{n}: its claim cannot be made: {QUOTA.format(name=f'flights-node-{n}')}"
+        f"flights-node-{n}: its claim cannot be created: {QUOTA.format(name=f'flights-node-{n}')}"
         for n in (5, 6)
     ]
     assert pending(first.findings) == expected
@@ -66,7 +66,7 @@ def test_a_first_masters_claim_that_is_refused_is_told() -> None:
     for _ in range(3):
         plan = world.step()
     (told,) = pending(plan.findings, "Master")
-    assert told.startswith("flights-master-1: its claim cannot be made: ")
+    assert told.startswith("flights-master-1: its claim cannot be created: ")
 
 
 def test_a_lost_masters_successor_that_is_refused_is_told() -> None:
@@ -158,7 +158,7 @@ def test_a_pod_that_is_refused_is_told_where_the_node_is_told() -> None:
     for _ in range(40):
         plan = world.step()
     (member,) = (m for m in plan.members if m.name == name)
-    why = f"its pod cannot be made: pods {name} is forbidden: no such priority class"
+    why = f"its pod cannot be created: pods {name} is forbidden: no such priority class"
     assert (member.state, member.why) == (State.LOST, why)
     (told,) = [f.message for f in plan.findings if f.reason == "NodeLost"]
     assert why in told
@@ -173,7 +173,7 @@ def test_a_new_nodes_pod_that_is_refused_is_told_at_once() -> None:
     (told,) = pending(plan.findings)
     assert (
         told
-        == "flights-node-5: its pod cannot be made: pods flights-node-5 is forbidden: no such priority class"
+        == "flights-node-5: its pod cannot be created: pods flights-node-5 is forbidden: no such priority class"
     )
 
 
@@ -300,7 +300,8 @@ async def test_an_api_server_refuses_claims_and_pods_and_says_so_where_users_loo
         async def degraded() -> bool:
             _, reason, message = await made.condition("TabletCluster", "flights", "Degraded")
             return (
-                reason == "NodePending" and f"flights-node-0: its claim cannot be made: {claims}" in message
+                reason == "NodePending"
+                and f"flights-node-0: its claim cannot be created: {claims}" in message
             )
 
         await made.until("it is told that claims are refused", degraded)
@@ -331,7 +332,7 @@ async def test_an_api_server_refuses_claims_and_pods_and_says_so_where_users_loo
         async def told() -> bool:
             found = await made.kube.get("TabletCluster", "default", "flights")
             members = ((found or {}).get("status") or {}).get("members", ())
-            return f"its pod cannot be made: {pods}" in [
+            return f"its pod cannot be created: {pods}" in [
                 m.get("message") for m in members if m["name"] == name
             ]
 

@@ -38,16 +38,16 @@ def test_a_selector_that_no_machine_carries_is_told_before_a_pod_waits_for_it() 
     plan = world.run()
     (stalled,) = [f for f in plan.findings if f.kind is Kind.STALLED]
     assert stalled.reason == "NoMachineSelected"
-    assert stalled.message == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine carries"
+    assert stalled.message == "nodes.nodeSelector asks for arch=x, disk=sdd, which no machine matches"
     assert {m.state for m in plan.members} == {State.READY}, "nothing that runs is touched"
     world.cluster["spec"]["nodes"] |= {"affinity": asks(label("cores", "Gt", "8"), name("In", "n9"))}
     (both,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
     terms = "cores Gt 8 or metadata.name In n9"
     asked = f"nodes.nodeSelector and nodes.affinity ask for arch=x, disk=sdd, and for {terms}"
-    assert both.message == f"{asked}, which no machine carries"
+    assert both.message == f"{asked}, which no machine matches"
     del world.cluster["spec"]["nodes"]["nodeSelector"]
     (alone,) = [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
-    assert alone.message == f"nodes.affinity asks for {terms}, which no machine carries"
+    assert alone.message == f"nodes.affinity asks for {terms}, which no machine matches"
     world.machines_known = False
     assert not [f for f in make_plan(world.observe()).findings if f.kind is Kind.STALLED]
 
@@ -64,7 +64,7 @@ def test_a_zone_in_which_no_machine_carries_it_is_named() -> None:
     )
     plan = world.run()
     assert [(f.kind, f.message) for f in plan.findings] == [
-        (Kind.STALLED, "nodes.nodeSelector asks for disk=ssd, which no machine in zone z3 carries")
+        (Kind.STALLED, "nodes.nodeSelector asks for disk=ssd, which no machine in zone z3 matches")
     ]
     assert where(world, "node") == {"n1", "n2"}
 
@@ -80,7 +80,7 @@ def test_members_on_machines_that_the_selector_leaves_out_are_named_and_stay() -
     assert "n1" not in told.message and where(world, "node") == {"n1", "n2", "n3"}
     status, reason, message = conditions(world)["Reconciling"]
     assert (status, reason) == ("False", "Misplaced") and "RestartPending" not in reason
-    assert "made from an older spec" in message
+    assert "keep an older spec" in message
     world.cluster["spec"]["nodes"] |= {"nodeSelector": {}, "affinity": asks(name("NotIn", "n1"))}
     (told,) = [f for f in world.run().findings if f.reason == "Misplaced"]
     assert f"{node_of(world, 'n1')} (on machine n1, which nodes.affinity leaves out)" in told.message

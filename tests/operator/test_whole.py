@@ -111,7 +111,7 @@ async def refused(made: Bench) -> None:
 
     await made.until("the group says that its table is refused", told)
     message = (await made.condition("TabletGroup", "flights", "Stalled"))[2]
-    assert "column ID" in message and message.endswith("delete the TabletGroup and make it again")
+    assert "column ID" in message and message.endswith("delete the TabletGroup and create it again")
 
     async def at_rest() -> bool:
         both = [

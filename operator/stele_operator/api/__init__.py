@@ -1,6 +1,6 @@
 """The custom resources `TabletCluster` and `TabletGroup`, as models; crds/*.yaml are written from them.
 
-Imports pydantic only. Must not know how anything is carried out. Invariant: no field that does nothing.
+Imports only pydantic, and knows nothing of how the operator acts. Invariant: every field has an effect.
 """
 
 from stele_operator.api.cluster import TabletClusterSpec

@@ -1,7 +1,7 @@
-"""Kubernetes' own types that say near what a pod runs: affinity and spread. Imported by pods; knows no resource.
+"""Kubernetes' own types for affinity and topology spread. Imported by pods; knows no resource.
 
-As in any pod, but for `matchLabelKeys`, which tells the revisions of a Deployment apart. Invariant: what these let through,
-Kubernetes takes; an absent part and an empty one stay apart, since an absent selector selects nothing and an empty one all.
+They are as in any pod, except `matchLabelKeys`, which only matters for Deployments. Invariants: Kubernetes accepts what
+these accept. Absent and empty parts stay distinct, since an absent selector selects nothing and an empty one everything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Weight = Annotated[int, Field(ge=1, le=100, description=_WEIGHT)]
 
 
 class LabelOperator(StrEnum):
-    """How a selector of pods looks at a label."""
+    """How a selector compares a label of pods."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -31,7 +31,7 @@ class LabelOperator(StrEnum):
 
 
 class NodeOperator(StrEnum):
-    """How a term looks at a machine's label."""
+    """How a term compares a label of machines."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -42,14 +42,14 @@ class NodeOperator(StrEnum):
 
 
 class FieldOperator(StrEnum):
-    """How a term looks at a machine's name."""
+    """How a term compares a machine's name."""
 
     IN = "In"
     NOT_IN = "NotIn"
 
 
 class FieldName(StrEnum):
-    """The one field of a machine that terms may name."""
+    """The only field of a machine that terms may use."""
 
     NAME = "metadata.name"
 
@@ -70,12 +70,12 @@ _COMPARED = rule(
 
 Values = Annotated[
     list[LabelValue],
-    Field(max_length=64, json_schema_extra=_ATOMIC, description="Values that the operator speaks of."),
+    Field(max_length=64, json_schema_extra=_ATOMIC, description="Values for the operator."),
 ]
 
 
 class LabelRequirement(Model):
-    """What a label of pods must be."""
+    """A condition on a label of pods."""
 
     model_config = ConfigDict(json_schema_extra=with_rules(*_VALUED))
 
@@ -85,7 +85,7 @@ class LabelRequirement(Model):
 
 
 class LabelSelector(Model):
-    """Pods by their labels: all that is said must hold. An empty one selects all pods, an absent one none."""
+    """Selects pods by labels; all parts must match. An empty selector selects all pods, an absent one none."""
 
     matchLabels: (
         Annotated[
@@ -93,14 +93,14 @@ class LabelSelector(Model):
             Field(max_length=_PARTS_MAX, json_schema_extra=with_keys("matchLabels")),
         ]
         | None
-    ) = Field(default=None, description="Labels, and their values, that must be there.")
+    ) = Field(default=None, description="Labels that a pod must have, with their values.")
     matchExpressions: (
         Annotated[list[LabelRequirement], Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)] | None
-    ) = Field(default=None, description="What else must hold of a pod's labels.")
+    ) = Field(default=None, description="Further conditions on a pod's labels.")
 
 
 class NodeRequirement(Model):
-    """What a label of a machine must be."""
+    """A condition on a label of machines."""
 
     model_config = ConfigDict(json_schema_extra=with_rules(*_VALUED, _COMPARED))
 
@@ -112,7 +112,7 @@ class NodeRequirement(Model):
 
 
 class FieldRequirement(Model):
-    """What a machine must be called."""
+    """A condition on a machine's name."""
 
     key: FieldName = Field(description="metadata.name.")
     operator: FieldOperator = Field(description="In: this name. NotIn: any other.")
@@ -122,7 +122,7 @@ class FieldRequirement(Model):
 
 
 class NodeTerm(Model):
-    """Machines by their labels and names: all that is said must hold, and something must be said."""
+    """Selects machines by labels and names; all conditions must match, and there must be at least one."""
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1})
 
@@ -131,57 +131,57 @@ class NodeTerm(Model):
             list[NodeRequirement], Field(min_length=1, max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)
         ]
         | None
-    ) = Field(default=None, description="What must hold of a machine's labels.")
+    ) = Field(default=None, description="Conditions on a machine's labels.")
     matchFields: (
         Annotated[
             list[FieldRequirement], Field(min_length=1, max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)
         ]
         | None
-    ) = Field(default=None, description="What must hold of a machine's name.")
+    ) = Field(default=None, description="Conditions on a machine's name.")
 
 
 class RequiredMachines(Model):
-    """Machines of which a pod must be given one."""
+    """The machines on which a pod may run."""
 
-    # One term for a zone would stand beside the operator's own, which chooses another for each pod: no machine would do.
+    # The operator adds a zone of its own for each pod. With a second condition on the zone no machine might match.
     model_config = ConfigDict(
         json_schema_extra=with_rules(
             rule(
                 "self.nodeSelectorTerms.all(term, !has(term.matchExpressions) || "
                 "term.matchExpressions.all(e, e.key != 'topology.kubernetes.io/zone'))",
-                "affinity.nodeAffinity must not require topology.kubernetes.io/zone: zones chooses zones, and one for each pod",
+                "affinity.nodeAffinity must not require topology.kubernetes.io/zone; use zones, of which each pod gets one",
             )
         )
     )
 
     nodeSelectorTerms: Annotated[
         list[NodeTerm], Field(min_length=1, max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)
-    ] = Field(description="One of these must hold, beside the zone that the operator chose.")
+    ] = Field(description="One of these must match, in addition to the zone that the operator chose.")
 
 
 class PreferredMachines(Model):
-    """Machines that are better than others."""
+    """Machines that the scheduler prefers."""
 
     weight: Weight
     preference: NodeTerm = Field(description="Which machines.")
 
 
 class NodeAffinity(Model):
-    """Which machines a pod takes."""
+    """The machines on which a pod may run, and those that it prefers."""
 
     requiredDuringSchedulingIgnoredDuringExecution: RequiredMachines | None = Field(
-        default=None, description="Machines of which it must be given one."
+        default=None, description="The machines on which it may run."
     )
     preferredDuringSchedulingIgnoredDuringExecution: (
         Annotated[list[PreferredMachines], Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)] | None
-    ) = Field(default=None, description="Machines that are better than others.")
+    ) = Field(default=None, description="Machines that the scheduler prefers.")
 
 
 class PodTerm(Model):
-    """Pods, and what counts as the same place."""
+    """A set of pods, and the kind of place that they share."""
 
     labelSelector: LabelSelector | None = Field(default=None, description="Which pods. Absent: none.")
-    topologyKey: LabelKey = Field(description="Label of machines whose value says that they are one place.")
+    topologyKey: LabelKey = Field(description="Machines with the same value of this label are one place.")
     namespaces: (
         Annotated[list[ObjectName], Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC)] | None
     ) = Field(
@@ -194,49 +194,49 @@ class PodTerm(Model):
 
 
 class PreferredPods(Model):
-    """A place that is better, or worse, than others."""
+    """Pods near which, or away from which, a pod prefers to run."""
 
     weight: Weight
-    podAffinityTerm: PodTerm = Field(description="Which pods, and what counts as the same place.")
+    podAffinityTerm: PodTerm = Field(description="Which pods, and the kind of place that they share.")
 
 
 PodTerms = Annotated[
     list[PodTerm],
-    Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC, description="What must hold."),
+    Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC, description="Required terms; all must match."),
 ]
 WeighedTerms = Annotated[
     list[PreferredPods],
-    Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC, description="What is better than its contrary."),
+    Field(max_length=_PARTS_MAX, json_schema_extra=_ATOMIC, description="Preferred terms."),
 ]
 
 
 class PodAffinity(Model):
-    """Beside which other pods, or away from which, a pod runs."""
+    """Other pods that a pod must run, or prefers to run, near (affinity) or away from (anti-affinity)."""
 
     requiredDuringSchedulingIgnoredDuringExecution: PodTerms | None = None
     preferredDuringSchedulingIgnoredDuringExecution: WeighedTerms | None = None
 
 
 class Affinity(Model):
-    """Near what a pod runs, beside the operator's own terms."""
+    """Where a pod may run, in addition to the operator's own terms."""
 
-    nodeAffinity: NodeAffinity | None = Field(default=None, description="Which machines it takes.")
-    podAffinity: PodAffinity | None = Field(default=None, description="Beside which other pods it runs.")
+    nodeAffinity: NodeAffinity | None = Field(default=None, description="The machines on which it may run.")
+    podAffinity: PodAffinity | None = Field(default=None, description="Other pods near which it runs.")
     podAntiAffinity: PodAffinity | None = Field(
         default=None,
-        description="Away from which other pods it runs; beside the operator's own term, which keeps members apart.",
+        description="Other pods away from which it runs. The operator adds its own term, which keeps members apart.",
     )
 
 
 class Unsatisfiable(StrEnum):
-    """What becomes of a pod that cannot be placed evenly."""
+    """What happens to a pod that cannot be placed evenly."""
 
     DO_NOT_SCHEDULE = "DoNotSchedule"
     SCHEDULE_ANYWAY = "ScheduleAnyway"
 
 
 class InclusionPolicy(StrEnum):
-    """Whether machines that a pod cannot take are looked at."""
+    """Whether machines on which a pod cannot run count."""
 
     HONOR = "Honor"
     IGNORE = "Ignore"
@@ -255,21 +255,24 @@ class SpreadConstraint(Model):
     )
 
     maxSkew: int = Field(
-        ge=1, le=2**31 - 1, description="How many pods more a place may have than the emptiest one."
+        ge=1,
+        le=2**31 - 1,
+        description="The most pods that a place may have beyond the place with the fewest.",
     )
-    topologyKey: LabelKey = Field(description="Label of machines whose value says that they are one place.")
+    topologyKey: LabelKey = Field(description="Machines with the same value of this label are one place.")
     whenUnsatisfiable: Unsatisfiable = Field(
-        description="DoNotSchedule: the pod waits. ScheduleAnyway: it does not."
+        description="DoNotSchedule: the pod waits. ScheduleAnyway: it is placed all the same."
     )
     labelSelector: LabelSelector | None = Field(
-        default=None, description="Pods that are counted. Absent: none."
+        default=None, description="The pods that count. Absent: none."
     )
     minDomains: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
-        default=None, description="With fewer places than these the emptiest one counts as having no pod."
+        default=None,
+        description="If there are fewer places than this, the emptiest one counts as having no pod.",
     )
     nodeAffinityPolicy: InclusionPolicy | None = Field(
         default=None,
-        description="Honor: machines that selectors and affinity leave out do not count. Absent: Honor.",
+        description="Honor: machines that selectors or affinity exclude do not count. Absent: Honor.",
     )
     nodeTaintsPolicy: InclusionPolicy | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""What all models of custom resources are made of: their base, and rules in CEL. Called by the models; knows no resource.
+"""The base of all models of custom resources, and helpers for CEL rules. Called by the models; knows no resource.
 
 Invariant: a field that no model has is a fault.
 """
@@ -13,7 +13,7 @@ from stele_operator.api.scalars import KEY_LENGTH, LABEL_KEY
 
 
 def rule(cel: str, message: str, **more: str) -> dict[str, str]:
-    """One CEL validation rule of the API server, with the sentence it answers."""
+    """One CEL validation rule of the API server, with its error message."""
     return {"rule": cel, "message": message, **more}
 
 
@@ -23,21 +23,22 @@ def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
 
 
 def with_keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
-    """The keys are as those of labels; a schema alone says nothing of the keys of a map."""
+    """A rule that the keys of a map are valid label keys. A schema alone cannot restrict the keys of a map."""
     return with_rules(
         rule(
             f"self.all(key, key.matches('{LABEL_KEY}') && key.matches('{KEY_LENGTH}'))",
-            f"{field}: a key is a name of letters, digits, '-', '_' and '.', 63 characters at most, that begins and ends with a "
-            "letter or digit, or such a name behind a DNS name in lower case and a slash",
+            f"{field}: a key is a name of at most 63 letters, digits, '-', '_' and '.', which begins and ends with a letter "
+            "or digit; it may follow a DNS name in lower case and a slash",
         ),
         *more,
     )
 
 
 class Model(BaseModel):
-    """Base of all parts of a custom resource: unknown fields are faults. Where the API server has them all the same, they
-    are of later definitions, and observe leaves them out. So a field that is added must be one that an older operator may
-    overlook; what it must not is another value of a field that is there.
+    """Base of all parts of a custom resource. Unknown fields are faults.
+
+    Unknown fields from the API server come from later definitions, and observe removes them. So a new field must be one
+    that an older operator may ignore. If it may not, add a new value to an existing field instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -1,6 +1,6 @@
 """TabletCluster: what a user may ask of a cluster. Read by observe, written to crds/ by generate.
 
-Invariant: every field changes something that runs today; every default is published and never changes.
+Invariants: every field has an effect today. Defaults are published and never change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stele_operator.api.scalars import Duration, ObjectName, Quantity, Zone
 
 
 class DeletionPolicy(StrEnum):
-    """What deleting the resource does to the data."""
+    """What happens to the data when the resource is deleted."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
@@ -48,7 +48,7 @@ class Storage(Model):
         json_schema_extra=with_rules(
             rule(
                 "!has(self.size) || quantity(string(self.size)).compareTo(quantity('1Gi')) >= 0",
-                "storage.size must be at least 1Gi: a volume with less than 512 MiB free takes no copies",
+                "storage.size must be at least 1Gi, because a volume with less than 512 MiB free gets no copies",
             ),
             rule(
                 "(has(self.className) ? self.className : '') == (has(oldSelf.className) ? oldSelf.className : '')",
@@ -59,9 +59,9 @@ class Storage(Model):
 
     size: Quantity = Field(
         default="10Gi",
-        description="Size of each volume, 1Gi at least: with less than 256 MiB free a volume takes no writes, with less than "
-        "512 MiB no copies. Volumes grow with it where the storage class allows expansion; taken back, it counts for new ones: a "
-        "volume that is larger already stays so.",
+        description="Size of each volume, at least 1Gi. With less than 512 MiB free a volume gets no copies, with less than "
+        "256 MiB it refuses writes. If it is raised, volumes grow, provided that the storage class allows expansion. If it is "
+        "lowered, only new volumes are smaller.",
     )
     className: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
@@ -86,29 +86,29 @@ def _named(part: str) -> dict[str, str]:
     known = ", ".join(f"'{name}'" for name in RESOURCE_NAMES)
     return rule(
         f"!has(self.{part}) || self.{part}.all(name, name in [{known}])",
-        f"resources.{part} may name {', '.join(RESOURCE_NAMES)}, and nothing else",
+        f"resources.{part} may only name {', '.join(RESOURCE_NAMES)}",
     )
 
 
 _AS_KUBERNETES = (*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
-"""Without them Kubernetes refuses such a pod, too, but not before the next one is made, which is when another was lost."""
+"""Kubernetes checks the same, but only when it creates a pod, which may be the pod that must replace a lost one."""
 
 
 class Resources(Model):
-    """What a container asks for and may use, as in any pod."""
+    """What a container requests and may use, as in any pod."""
 
     requests: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
-        default=None, description="What the scheduler sets aside: cpu, memory."
+        default=None, description="What the scheduler reserves: cpu, memory."
     )
     limits: Annotated[dict[str, Quantity], Field(max_length=8)] | None = Field(
         default=None,
-        description="What the container may not exceed. Best: memory equal to its request, no cpu.",
+        description="What the container may not exceed. Recommended: memory equal to its request, no cpu.",
     )
 
 
 def _at_least(least: str, who: str) -> dict[str, Any]:
-    """A limit of memory is no less; where none is given, a request is the limit."""
-    wrong = f"{who}.resources: a memory limit below {least} is not enough to live on, and a request is the limit where none is given"
+    """The memory limit is at least `least`. Without a limit the request is the limit."""
+    wrong = f"{who}.resources: the memory limit must be at least {least}; without a limit the request is the limit"
     return with_rules(
         *_AS_KUBERNETES,
         rule(
@@ -125,13 +125,13 @@ def _at_least(least: str, who: str) -> dict[str, Any]:
 
 
 class MasterResources(Resources):
-    """Of a master's container."""
+    """Resources of a master's container."""
 
     model_config = ConfigDict(json_schema_extra=_at_least("256Mi", "masters"))
 
 
 class NodeResources(Resources):
-    """Of a node's container."""
+    """Resources of a node's container."""
 
     model_config = ConfigDict(json_schema_extra=_at_least("512Mi", "nodes"))
 
@@ -141,18 +141,21 @@ class Masters(Model):
 
     replicas: int = Field(
         default=3,
-        description="How many masters: 1, 3 or 5. Cannot change.",
+        description="Number of masters: 1, 3 or 5. Cannot change.",
         json_schema_extra={
             "enum": [1, 3, 5],
             **with_rules(
-                rule("self == oldSelf", "masters.replicas cannot change: adding masters is not there yet")
+                rule(
+                    "self == oldSelf",
+                    "masters.replicas cannot change: masters cannot be added or removed yet",
+                )
             ),
         },
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each master.")
     resources: MasterResources | None = Field(
         default=None,
-        description="Resources of each master's container. A memory limit is 256Mi at least.",
+        description="Resources of each master's container. The memory limit must be at least 256Mi.",
     )
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
@@ -172,21 +175,21 @@ class Nodes(Model):
         default=3,
         ge=1,
         le=100,
-        description="How many nodes. Can only grow.",
+        description="Number of nodes. Can only grow.",
         json_schema_extra=with_rules(
-            rule("self >= oldSelf", "nodes.replicas can only grow: taking nodes away is not there yet")
+            rule("self >= oldSelf", "nodes.replicas can only grow: nodes cannot be removed yet")
         ),
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each node.")
     resources: NodeResources | None = Field(
         default=None,
-        description="Resources of each node's container. A memory limit is 512Mi at least; what a node makes of its limit "
-        "is in kubernetes.md.",
+        description="Resources of each node's container. The memory limit must be at least 512Mi; kubernetes.md says how a "
+        "node uses it.",
     )
     machineSpread: MachineSpread = Field(
         default=MachineSpread.REQUIRED,
-        description="Required: two nodes never share a machine. Preferred: they may, where machines are too few; two "
-        "replicas of a tablet never do. Pods that run go by what it was when they were made, and so does who waits beside them.",
+        description="Required: two nodes never share a machine. Preferred: they may if there are too few machines, but two "
+        "replicas of a tablet never do. A change applies to new pods.",
     )
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
@@ -200,58 +203,60 @@ class Nodes(Model):
 
 
 class Healing(Model):
-    """When a silent node counts as lost, and how far healing goes by itself."""
+    """When a silent node counts as lost, and the limit of automatic healing."""
 
     witnessAfter: Duration = Field(
         default="30s",
-        description="A node silent for this long is lost: its voters are demoted, witnesses stand in, copies are made. "
-        "Less than 3s, three heartbeats, counts as 3s.",
+        description="A node silent for this long is lost: its voters are demoted, witnesses take their place, copies are made. "
+        "Less than 3s (three heartbeats) counts as 3s.",
     )
     silentAfter: Duration = Field(
         default="5m",
-        description="When a lost node whose machine is well is retired and replaced. Also where nothing is known of "
-        "the machine, unless machineLostAfter is longer.",
+        description="After this silence a lost node is retired and replaced if its machine is healthy. If the operator may not "
+        "read machines, the longer one of this and machineLostAfter counts.",
     )
     machineLostAfter: Duration = Field(
-        default="10m", description="When a lost node is retired and replaced whose machine is not ready."
+        default="10m",
+        description="After this silence a lost node is retired and replaced if its machine is not ready.",
     )
     machineDeletedAfter: Duration = Field(
         default="0s",
-        description="When a lost node is retired and replaced whose machine was taken out of the cluster under its pod. "
-        "For one that was drained before, silentAfter counts: its volume may follow it to another machine.",
+        description="After this silence a lost node is retired and replaced if its machine was removed from Kubernetes. For a "
+        "machine that was drained first, silentAfter counts, because the pod may move with its volume.",
     )
     volumeLostAfter: Duration = Field(
-        default="0s", description="When a lost node is retired and replaced whose volume is gone or empty."
+        default="0s",
+        description="After this silence a lost node is retired and replaced if its volume is gone or empty.",
     )
     maxLostNodes: int = Field(
         default=1,
         ge=0,
         le=100,
-        description="With more nodes lost at once than this, healing stops and waits for a human (Stalled=TooManyLost).",
+        description="If more nodes than this are lost at once, healing stops and waits for a human (Stalled=TooManyLost).",
     )
     keepFor: Duration = Field(
         default="24h",
-        description="How long the claim of a retired node stays before it is deleted; longer while a tablet lacks its leader "
-        "or has no voter to spare.",
+        description="How long the claim of a retired node is kept before it is deleted. It is kept longer while a tablet has "
+        "no leader, or could not lose another voter.",
     )
 
 
 class Budget(Model):
-    """How much healing may cost."""
+    """Limits on the resources that healing uses."""
 
-    copies: int = Field(default=4, ge=1, le=64, description="How many tablets are copied at once.")
+    copies: int = Field(default=4, ge=1, le=64, description="Most tablets that are copied at once.")
     bytesPerSecond: Quantity = Field(
         default="100Mi",
-        description="What all copies together may move per second, at least 64Ki: below that it counts as 64Ki. Of less "
-        "than 64Ki for each of `copies`, so many fewer are made at once.",
-        # 0 might mean none or all there is, so it is refused: a copy that never ends leaves its tablet without a voter to
-        # spare, and one that knows no limit takes the network from those who read and write.
+        description="Bytes per second of all copies together, at least 64Ki. If it gives a copy less than 64Ki, fewer copies "
+        "run at once.",
+        # 0 is refused, since it could mean nothing or no limit. A copy that never ends leaves its tablet without a spare
+        # voter; a copy without limit takes the network from readers and writers.
         json_schema_extra=with_rules(
             rule(
                 "quantity(string(self)).compareTo(quantity('64Ki')) >= 0 && "
                 "quantity(string(self)).compareTo(quantity('1Ei')) <= 0",
-                "budget.bytesPerSecond must be at least 64Ki, and at most 1Ei: with less no copy would end, and there is no "
-                "value for no limit; where there is to be none, give more than the network has",
+                "budget.bytesPerSecond must be at least 64Ki, since slower copies would not end, and at most 1Ei; for no limit, "
+                "give more than the network carries",
             )
         ),
     )
@@ -262,35 +267,34 @@ class TabletClusterSpec(Model):
 
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None,
-        description="Container image of masters and nodes. Absent: the operator's own setting. A change counts for "
-        "pods made from then on; running ones keep theirs and show as RestartPending.",
+        description="Container image of masters and nodes. Absent: the operator's own setting. A change applies to new "
+        "pods; running pods keep their image and show as RestartPending.",
     )
     imagePullSecrets: Annotated[list[PullSecret], Field(max_length=16)] | None = Field(
         default=None,
-        description="Secrets, in the namespace of the TabletCluster, with which machines pull the image. "
-        + FROM_THEN,
+        description="Secrets in the namespace of the TabletCluster for pulling the image. " + FROM_THEN,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     serviceAccountName: ObjectName | None = Field(
         default=None,
-        description="ServiceAccount, in the namespace of the TabletCluster, of all pods; it must exist when one is made, and "
-        "none is given its token. Absent: default. " + FROM_THEN,
+        description="ServiceAccount of all pods, in the namespace of the TabletCluster. It must exist before the pods; they do "
+        "not get its token. Absent: default. " + FROM_THEN,
     )
     zones: Annotated[list[Zone], Field(max_length=16)] = Field(
         default_factory=list,
-        description="Zones to spread over, values of the machines' label topology.kubernetes.io/zone. Empty: any.",
+        description="Zones to spread over: values of the machines' label topology.kubernetes.io/zone. Empty: any.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     masters: Masters = Field(default_factory=Masters, description="The masters, which keep the catalog.")
     nodes: Nodes = Field(default_factory=Nodes, description="The nodes, which hold the tablets.")
     healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
-    budget: Budget = Field(default_factory=Budget, description="How much healing may cost.")
+    budget: Budget = Field(default_factory=Budget, description="Limits on the resources that healing uses.")
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
         description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",
     )
     paused: bool = Field(
         default=False,
-        description="Touch nothing: no pod is made, nothing is healed, until this is false. Only a change to "
+        description="While true the operator does nothing: it creates no pods and heals nothing. Only a change to "
         "deletionPolicy: Retain takes effect.",
     )

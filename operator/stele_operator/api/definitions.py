@@ -43,45 +43,45 @@ def _list(description: str, items: Json, items_max: int) -> Json:
 
 _CONDITIONS: Json = {
     "type": "array",
-    "description": "Ready, Reconciling, Degraded, Stalled: as kstatus reads them.",
+    "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them.",
     "x-kubernetes-list-type": "map",
     "x-kubernetes-list-map-keys": ["type"],
     "items": {
         "type": "object",
         "required": ["type", "status", "reason", "message", "lastTransitionTime"],
         "properties": {
-            "type": _text("Which condition."),
+            "type": _text("Name of the condition."),
             "status": {
                 "type": "string",
                 "enum": ["True", "False", "Unknown"],
-                "description": "Whether it holds.",
+                "description": "Whether the condition holds.",
             },
-            "reason": _text("Why, in one word."),
-            "message": _text("Why, in a sentence."),
+            "reason": _text("The reason in one word."),
+            "message": _text("The reason in a sentence."),
             "lastTransitionTime": {
                 "type": "string",
                 "format": "date-time",
-                "description": "When it last changed.",
+                "description": "When the status of the condition last changed.",
             },
-            "observedGeneration": _count("Of the spec it speaks of."),
+            "observedGeneration": _count("Generation of the spec to which the condition refers."),
         },
     },
 }
 
 _TABLETS = _object(
-    "Tablets, counted.",
+    "Numbers of tablets.",
     total=_count("All."),
-    healthy=_count("With all their voters alive."),
-    underReplicated=_count("Served, with fewer voters alive than asked for."),
-    unavailable=_count("Without a leader."),
+    healthy=_count("Tablets with all their voters alive."),
+    underReplicated=_count("Tablets with a leader but too few live voters."),
+    unavailable=_count("Tablets without a leader."),
 )
 
 _CLUSTER_STATUS = _object(
     "What the operator last saw.",
-    observedGeneration=_count("Generation of the spec that the rest speaks of."),
-    clusterUUID=_text("Identity of the cluster; its nodes refuse any other."),
+    observedGeneration=_count("Generation of the spec to which this status refers."),
+    clusterUUID=_text("Identity of the cluster. Its nodes refuse any other."),
     deletionPolicy=_text(
-        "What happens now to volumes when the TabletCluster is deleted: Delete while any claim in use still belongs to "
+        "What happens to the volumes if the TabletCluster is deleted now. Delete while any claim in use still belongs to "
         "it, or is itself being deleted."
     ),
     replicas=_count("Nodes that exist."),
@@ -90,25 +90,25 @@ _CLUSTER_STATUS = _object(
     selector=_text("Label selector of the node pods, for /scale."),
     conditions={
         **_CONDITIONS,
-        "description": "Ready, Reconciling, Degraded, Stalled: as kstatus reads them. DrainBlocked: true while the "
-        "disruption budgets let no master, or no node, be evicted; it says why, and what to do.",
+        "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them. DrainBlocked: true while the "
+        "disruption budgets allow no eviction of a master or a node; its message says why, and what to do.",
     },
     tablets=_TABLETS,
     members=_list(
-        "Nodes and masters, those in trouble first; at most 100.",
+        "Nodes and masters, unhealthy ones first; at most 100.",
         _object(
             "A node or master.",
-            name=_text("Its pod and its claim."),
+            name=_text("Name of its pod and its claim."),
             role=_text("node or master."),
-            nodeUUID=_text("Identity that lives on its volume."),
-            machine=_text("Where its pod runs."),
-            zone=_text("Zone that was chosen for it."),
+            nodeUUID=_text("Identity stored on its volume."),
+            machine=_text("The machine on which its pod runs."),
+            zone=_text("The zone chosen for it."),
             state=_text("Ready, Starting, Silent, Lost, Draining, Retired or Pending."),
             fate=_text(
-                "What became of it: Restarting, MachineSilent, MachineLost, MachineDeleted, VolumeLost, VolumeEmpty."
+                "Why it does not serve: Restarting, MachineSilent, MachineLost, MachineDeleted, VolumeLost, VolumeEmpty."
             ),
-            message=_text("More, in words."),
-            replicas=_count("Tablet replicas it holds."),
+            message=_text("Details in words."),
+            replicas=_count("Number of its tablet replicas."),
         ),
         100,
     ),
@@ -117,32 +117,36 @@ _CLUSTER_STATUS = _object(
         active=_list(
             "Heals under way; at most 20.",
             _object(
-                "One tablet.",
+                "A tablet that is being healed.",
                 tablet=_text("Which."),
-                table=_text("Of which table."),
-                step=_text("What happens now."),
+                table=_text("Name of its table."),
+                step=_text("The present step."),
                 reason=_text("Why."),
                 bytesDone=_count("Bytes copied."),
                 bytesTotal=_count("Bytes to copy."),
-                etaSeconds=_count("How long the copy takes still, at the pace so far."),
-                next=_text("What comes after."),
+                etaSeconds=_count("Remaining time of the copy at its pace so far."),
+                next=_text("The next step."),
             ),
             20,
         ),
-        total=_count("How many heals are under way or waiting."),
+        total=_count("Number of heals under way or waiting."),
     ),
 )
 
 _GROUP_STATUS = _object(
     "What the operator last saw.",
-    observedGeneration=_count("Generation of the spec that the rest speaks of."),
+    observedGeneration=_count("Generation of the spec to which this status refers."),
     tableID=_text("Identity of the table in the catalog."),
-    clusterUUID=_text("Identity of the cluster that the table is in."),
+    clusterUUID=_text("Identity of the cluster that holds the table."),
     conditions=_CONDITIONS,
     tablets=_TABLETS,
     worst=_list(
-        "Tablets in trouble; at most 10.",
-        _object("One tablet.", tablet=_text("Which."), reason=_text("NoLeader, VoterLost or Creating.")),
+        "Unhealthy tablets; at most 10.",
+        _object(
+            "An unhealthy tablet.",
+            tablet=_text("Id of the tablet."),
+            reason=_text("NoLeader, VoterLost or Creating."),
+        ),
         10,
     ),
 )
@@ -164,13 +168,13 @@ _READY_COLUMNS = [
     _column("Reason", "string", _condition_path("Ready", "reason"), "Why."),
 ]
 _TROUBLE_COLUMNS = [
-    _column("Degraded", "string", _condition_path("Degraded", "reason"), "What is amiss."),
+    _column("Degraded", "string", _condition_path("Degraded", "reason"), "What is wrong."),
     _column("Stalled", "string", _condition_path("Stalled", "reason"), "What waits for a human."),
 ]
 _TAIL_COLUMNS = [
     _column("Healthy", "integer", ".status.tablets.healthy", "Tablets with all their voters alive."),
     _column("Tablets", "integer", ".status.tablets.total", "Tablets."),
-    _column("Age", "date", ".metadata.creationTimestamp", "Since when."),
+    _column("Age", "date", ".metadata.creationTimestamp", "When it was created."),
 ]
 
 
@@ -258,12 +262,12 @@ def definitions() -> dict[str, Json]:
         [
             rule(
                 f"self.metadata.name.size() <= {CLUSTER_NAME_LENGTH_MAX}",
-                f"metadata.name is too long: at most {CLUSTER_NAME_LENGTH_MAX} characters, as names of pods are made of it",
+                f"metadata.name is too long: at most {CLUSTER_NAME_LENGTH_MAX} characters, because names of pods contain it",
             ),
             rule(
                 f"self.metadata.name.matches('{CLUSTER_NAME}')",
-                "metadata.name must be lower-case letters, digits and '-', the first a letter, as names of pods and "
-                "Services are made of it",
+                "metadata.name must be lower-case letters, digits and '-', beginning with a letter, because names of pods and "
+                "Services contain it",
             ),
         ],
         scale=True,

@@ -1,7 +1,7 @@
 """Writes crds/*.yaml, their twins in the Helm chart and docs/resources.md from the models. Run by `make generate`.
 
-`python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same bytes, and the
-chart's say the same as crds/ but for the annotation that keeps them when the release goes.
+`python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same bytes. The chart's
+files differ from crds/ only in the annotation that keeps them when the release is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes repeated parts out: YAML anchors are hard to read, and some tools do not."""
+    """Writes repeated parts in full. YAML anchors are hard to read, and some tools do not support them."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -43,8 +43,8 @@ def rendered() -> dict[str, str]:
 def chart_rendered() -> dict[str, str]:
     """Text of each file in the chart's templates/crds/, by name.
 
-    Templates, since Helm neither updates nor keeps what lies in a chart's own crds/ folder as one wants it to:
-    an upgrade of the release updates them, and they stay when it goes, with all resources of their kinds.
+    They are templates because Helm does not update a chart's crds/ folder. An upgrade of the release updates templates,
+    and the annotation keeps them, with all resources of their kinds, when the release is removed.
     """
     made = {}
     for name, definition in definitions().items():

@@ -1,6 +1,6 @@
 """TabletGroup: a table, as a user asks for it. Read by observe, written to crds/ by generate.
 
-Invariant: every field changes something that runs today; every default is published and never changes.
+Invariants: every field has an effect today. Defaults are published and never change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COLUMN_TYPE = (
 
 
 class ClusterRef(Model):
-    """Which TabletCluster of the same namespace."""
+    """A TabletCluster in the same namespace."""
 
     name: Annotated[str, Field(min_length=1, max_length=40, pattern=CLUSTER_NAME)] = Field(
         description="Name of the TabletCluster."
@@ -30,7 +30,7 @@ class ClusterRef(Model):
 class ColumnSpec(Model):
     """A typed column."""
 
-    name: ColumnName = Field(description="Name; unique in the table.")
+    name: ColumnName = Field(description="Name of the column, unique in the table.")
     type: Annotated[str, Field(max_length=32, pattern=COLUMN_TYPE)] = Field(
         description="bool, int8, int16, int32, int64, float, double, decimal(p,s), string, binary, date or timestamp."
     )
@@ -38,12 +38,12 @@ class ColumnSpec(Model):
 
 
 class HashSpec(Model):
-    """Spread over buckets by a hash of some key columns."""
+    """Hash partitioning: rows are spread over buckets by a hash of key columns."""
 
     columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="Columns of the primary key.", json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    buckets: int = Field(ge=2, le=1024, description="How many.")
+    buckets: int = Field(ge=2, le=1024, description="Number of buckets.")
 
 
 class Partitioning(Model):
@@ -71,7 +71,7 @@ class TabletGroupSpec(Model):
             ),
             rule(
                 "self.columns.all(c, !(c.name in self.primaryKey) || !(c.type in ['float', 'double']))",
-                "a column of the primary key cannot be float or double: use an integer or a decimal",
+                "a column of the primary key cannot be float or double; use an integer or a decimal",
             ),
             rule(
                 "!has(self.partitioning) || !has(self.partitioning.hash) || "
@@ -80,28 +80,28 @@ class TabletGroupSpec(Model):
             ),
             rule(
                 "has(self.tableName) == has(oldSelf.tableName)",
-                "tableName cannot change: make another TabletGroup instead",
+                "tableName cannot change; create another TabletGroup instead",
             ),
         )
     )
 
     clusterRef: ClusterRef = Field(
-        description="The TabletCluster that holds the table; in the same namespace. Cannot change.",
+        description="The TabletCluster that holds the table, in the same namespace. Cannot change.",
         json_schema_extra=with_rules(rule("self == oldSelf", "clusterRef cannot change")),
     )
     tableName: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s/`'\"]+$")] | None = Field(
         default=None,
         description="Name of the table. Absent: the name of this resource. Cannot change.",
         json_schema_extra=with_rules(
-            rule("self == oldSelf", "tableName cannot change: make another TabletGroup instead")
+            rule("self == oldSelf", "tableName cannot change; create another TabletGroup instead")
         ),
     )
     replicationFactor: int = Field(
         default=3,
-        description="Copies of each tablet, on as many machines: 1, 3, 5 or 7. Cannot change.",
+        description="Replicas of each tablet, each on its own machine: 1, 3, 5 or 7. Cannot change.",
         json_schema_extra={
             "enum": [1, 3, 5, 7],
-            **with_rules(rule("self == oldSelf", "replicationFactor cannot change: it is not there yet")),
+            **with_rules(rule("self == oldSelf", "replicationFactor cannot be changed yet")),
         },
     )
     columns: Annotated[list[ColumnSpec], Field(min_length=1, max_length=256)] = Field(
@@ -109,11 +109,11 @@ class TabletGroupSpec(Model):
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],
-            **with_rules(rule("self == oldSelf", "columns cannot change: altering a table is not there yet")),
+            **with_rules(rule("self == oldSelf", "columns cannot change: tables cannot be altered yet")),
         },
     )
     primaryKey: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
-        description="The columns that name a row, in the order that rows are sorted by. Cannot change.",
+        description="The columns that identify a row. Rows are sorted by them in this order. Cannot change.",
         json_schema_extra={
             "x-kubernetes-list-type": "atomic",
             **with_rules(
@@ -129,5 +129,5 @@ class TabletGroupSpec(Model):
     )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
-        description="Retain: the table stays when this resource is deleted. Delete: it goes with it.",
+        description="Retain: the table stays when this resource is deleted. Delete: it is deleted too.",
     )

@@ -1,6 +1,6 @@
-"""What a user may say of the pods of masters and nodes, but their resources. Imported by cluster; knows no resource.
+"""The fields for pods of masters and nodes, except resources. Imported by cluster; knows no resource.
 
-Invariant: what these let through, Kubernetes takes of a pod; nothing in it stands in the place of what is the operator's own.
+Invariants: Kubernetes accepts in a pod what these accept. They cannot override what the operator sets itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOT_OURS = rule(
 )
 _NO_NOTES_OF_OURS = rule(
     "self.all(key, !key.startsWith('stele.dev/'))",
-    "podAnnotations must not name stele.dev/...: the operator notes there what a pod was made from",
+    "podAnnotations must not name stele.dev/...: the operator records there what a pod was made from",
 )
 
 
@@ -33,39 +33,41 @@ class TaintEffect(StrEnum):
 
 
 class TolerationOperator(StrEnum):
-    """How a toleration looks at a taint's value."""
+    """How a toleration compares a taint's value."""
 
     EXISTS = "Exists"
     EQUAL = "Equal"
 
 
 class Toleration(Model):
-    """A taint of machines that pods bear, for as long as it is there."""
+    """A taint of machines that pods tolerate."""
 
-    # What Kubernetes itself puts on a machine says that it is down, cordoned or short of something. A pod that bears these, as
-    # one that bears everything does, is placed on a machine that is off, and its member is lost for good.
+    # Kubernetes' own taints mean that a machine is down, cordoned or short of something. A pod that tolerates them (or
+    # everything) may be placed on a machine that is off, and its member is lost for good.
     model_config = ConfigDict(
         json_schema_extra=with_rules(
             rule(
                 "self.operator != 'Exists' || !has(self.value) || self.value == ''",
-                "tolerations: with operator Exists any value is tolerated, and none may be given",
+                "tolerations: operator Exists tolerates any value, so none may be given",
             ),
             rule(
                 "!self.key.startsWith('node.kubernetes.io/') && !self.key.startsWith('node.cloudprovider.kubernetes.io/')",
-                "tolerations: key must not be one of Kubernetes' own, node.kubernetes.io/... and "
-                "node.cloudprovider.kubernetes.io/...: pods stay on machines that are not ready or unreachable as it is, and must "
-                "not be put on such machines, nor on cordoned ones",
+                "tolerations: key must not be one of Kubernetes' own (node.kubernetes.io/..., "
+                "node.cloudprovider.kubernetes.io/...). Pods stay on machines that become unready anyway, and new pods must "
+                "not be placed on unready or cordoned machines",
             ),
         )
     )
 
-    key: LabelKey = Field(description="Key of the taint. Not one of Kubernetes' own, node.kubernetes.io/...")
+    key: LabelKey = Field(
+        description="Key of the taint. Kubernetes' own keys (node.kubernetes.io/...) are not allowed."
+    )
     operator: TolerationOperator = Field(
         default=TolerationOperator.EQUAL,
-        description="Equal: of this value only. Exists: of any value.",
+        description="Equal: tolerates only this value. Exists: tolerates any value.",
     )
     value: LabelValue | None = Field(
-        default=None, description="Value of the taint. Absent: the empty one; with Exists any."
+        default=None, description="Value of the taint. Absent: the empty value, or with Exists any value."
     )
     effect: TaintEffect | None = Field(default=None, description="Effect of the taint. Absent: all.")
 
@@ -76,7 +78,7 @@ class PullSecret(Model):
     name: ObjectName = Field(description="Name of the Secret, of type kubernetes.io/dockerconfigjson.")
 
 
-FROM_THEN = "A change counts for pods made from then on; running ones show as RestartPending."
+FROM_THEN = "A change applies to new pods; running pods show as RestartPending."
 
 NodeSelector = Annotated[
     dict[str, LabelValue],
@@ -86,11 +88,10 @@ NodeSelector = Annotated[
             "nodeSelector",
             rule(
                 "!('topology.kubernetes.io/zone' in self)",
-                "nodeSelector must not name topology.kubernetes.io/zone: zones chooses zones, and one for each pod",
+                "nodeSelector must not name topology.kubernetes.io/zone; use zones, of which each pod gets one",
             ),
         ),
-        description="Labels, and their values, that a machine must have to be given such pods. Zones are chosen by `zones`. "
-        + FROM_THEN,
+        description="Labels that a machine must have, with their values. For zones use `zones`. " + FROM_THEN,
     ),
 ]
 Tolerations = Annotated[
@@ -98,13 +99,13 @@ Tolerations = Annotated[
     Field(
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "atomic"},
-        description="Taints of machines that do not keep such pods away. " + FROM_THEN,
+        description="Taints of machines that these pods tolerate. " + FROM_THEN,
     ),
 ]
 PriorityClass = Annotated[
     ObjectName,
     Field(
-        description="PriorityClass of such pods, which must exist when one is made. Absent: the default one of the Kubernetes "
+        description="PriorityClass of these pods. It must exist before them. Absent: the default of the Kubernetes "
         "cluster. " + FROM_THEN
     ),
 ]
@@ -113,7 +114,7 @@ PodLabels = Annotated[
     Field(
         max_length=16,
         json_schema_extra=with_keys("podLabels", _NOT_OURS),
-        description="Labels of such pods, beside the operator's own. " + FROM_THEN,
+        description="Labels of these pods, in addition to the operator's own. " + FROM_THEN,
     ),
 ]
 PodAnnotations = Annotated[
@@ -121,14 +122,14 @@ PodAnnotations = Annotated[
     Field(
         max_length=16,
         json_schema_extra=with_keys("podAnnotations", _NO_NOTES_OF_OURS),
-        description="Annotations of such pods, beside the operator's own. " + FROM_THEN,
+        description="Annotations of these pods, in addition to the operator's own. " + FROM_THEN,
     ),
 ]
 AffinityOfPods = Annotated[
     Affinity,
     Field(
-        description="Near what such pods run, as in any pod (but for matchLabelKeys). The operator's own terms stay beside it: "
-        "zones, machines that are left to others, and that members keep apart. " + FROM_THEN
+        description="Affinity of these pods, as in any pod (except matchLabelKeys). The operator adds its own terms for zones "
+        "and machines, and to keep members apart. " + FROM_THEN
     ),
 ]
 SpreadOfPods = Annotated[
@@ -139,21 +140,21 @@ SpreadOfPods = Annotated[
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["topologyKey", "whenUnsatisfiable"],
         },
-        description="How evenly such pods are spread over places, as in any pod (but for matchLabelKeys). Zones are chosen by "
-        "`zones`, machines by `machineSpread`. " + FROM_THEN,
+        description="How evenly these pods are spread, as in any pod (except matchLabelKeys). For zones use "
+        "`zones`, for machines `machineSpread`. " + FROM_THEN,
     ),
 ]
 RuntimeClass = Annotated[
     ObjectName,
     Field(
-        description="RuntimeClass of such pods, which must exist when one is made. Absent: the machine's own runtime. "
+        description="RuntimeClass of these pods. It must exist before them. Absent: the machine's default runtime. "
         + FROM_THEN
     ),
 ]
 SchedulerName = Annotated[
     ObjectName,
     Field(
-        description="Scheduler of such pods. Absent: Kubernetes' own, default-scheduler. One that does not run places none. "
+        description="Scheduler of these pods. Absent: default-scheduler. If it does not run, the pods are not placed. "
         + FROM_THEN
     ),
 ]

@@ -1,6 +1,6 @@
 """docs/resources.md, from the definitions: every field that a user or the operator writes. Called by generate.py; pure.
 
-Invariant: a field of the schema is a line here, with the words of its description; but for parts of Kubernetes' own types.
+Invariant: each field of the schema has a line with its description, except the parts of Kubernetes' own types.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from stele_operator.api.definitions import definitions
 Json = dict[str, Any]
 
 _AS_IN_PODS = ("affinity", "topologySpreadConstraints")
-"""Hundreds of lines that Kubernetes' documents have, too."""
+"""Fields whose parts are left out: hundreds of lines that Kubernetes' own documentation has."""
 
 _HEAD = """# TabletCluster and TabletGroup, field by field
 
-Written by `python -m stele_operator.api.generate`; do not edit. On a real Kubernetes `kubectl explain tc.spec.nodes` and the like say the same.
+Written by `python -m stele_operator.api.generate`; do not edit. On a real Kubernetes `kubectl explain tc.spec.nodes` prints the same.
 Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/dedicated.yaml](../examples/dedicated.yaml),
-[examples/flights.yaml](../examples/flights.yaml). `[]`: of each one in a list; bold: must be given. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
+[examples/flights.yaml](../examples/flights.yaml). `[]`: each item of a list; bold: required. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
 """
 
@@ -45,7 +45,7 @@ def _kind(definition: Json) -> str:
 
 
 def _fields(schema: Json, prefix: str) -> Iterator[tuple[str, Json, bool]]:
-    """(path, schema, whether it must be given) of each field below, outer ones first."""
+    """(path, schema, whether it is required) of each field below, outer ones first."""
     for name, field in schema.get("properties", {}).items():
         path = f"{prefix}{name}"
         yield path, field, prefix.startswith("spec") and name in schema.get("required", ())
@@ -69,7 +69,7 @@ def _type(field: Json) -> str:
 
 def _default(field: Json) -> str:
     value = field.get("default")
-    if value is None or value == {} or value == []:  # its fields have theirs
+    if value is None or value == {} or value == []:  # its fields have their own defaults
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

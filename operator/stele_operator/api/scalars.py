@@ -1,6 +1,6 @@
 """Scalars of the custom resources: durations, quantities, names. Called by the models; knows no resource.
 
-Invariant: what the pattern lets through, `seconds` and `byte_count` can read.
+Invariant: `seconds` and `byte_count` can parse whatever the patterns accept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FACTOR = {
 }
 
 CLUSTER_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-"""Names of Services are made of it; before Kubernetes 1.34 they could not begin with a digit."""
+"""Names of Services contain it. Before Kubernetes 1.34 those could not begin with a digit."""
 
 
 def seconds(text: str) -> float:
@@ -59,7 +59,7 @@ RATE_MAX = 1 << 60
 
 
 def bytes_per_second(text: str) -> int:
-    """Bytes in a quantity that is to be a rate: no less than RATE_MIN, no more than RATE_MAX, whatever stands there."""
+    """Bytes per second of a quantity, limited to RATE_MIN to RATE_MAX."""
     return min(max(byte_count(text), RATE_MIN), RATE_MAX)
 
 
@@ -74,7 +74,7 @@ def _checked_duration(text: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    # Kubernetes takes `cpu: 2` as well as `cpu: "2"`; we keep text.
+    # Kubernetes accepts both `cpu: 2` and `cpu: "2"`; both become text here.
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
@@ -103,7 +103,7 @@ Quantity = Annotated[
 _DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 OBJECT_NAME = f"^{_DNS}([.]{_DNS})*$"
 LABEL_KEY = f"^({_DNS}([.]{_DNS})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
-"""Of labels, annotations and taints; what is before the slash has 253 characters at most."""
+"""Keys of labels, annotations and taints. The part before the slash has at most 253 characters."""
 KEY_LENGTH = "^([^/]{1,253}/)?[^/]{1,63}$"
 _LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
@@ -120,4 +120,4 @@ Zone = Annotated[str, Field(min_length=1, max_length=63)]
 """A value of the machines' label topology.kubernetes.io/zone."""
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-"""As stele.model.schema takes them."""
+"""The same names as in stele.model.schema."""

@@ -1,7 +1,6 @@
-"""From a pydantic model to a structural schema, as CustomResourceDefinitions want it. Called by definitions.
+"""Converts a pydantic model to the structural schema of a CustomResourceDefinition. Called by definitions.
 
-Pure. Invariant: the result has no $ref, no title, no null type, and a default wherever the model has one that can be
-written down.
+Pure. Invariant: the result has no $ref, no title and no null type. It has the model's defaults, as far as JSON has them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
         siblings = {k: v for k, v in node.items() if k != "$ref"}
         return _walk({**target, **siblings}, definitions)
     if "anyOf" in node and not node.get("x-kubernetes-int-or-string"):
-        # Optional: absent or a value; null is no third thing, so it is left out rather than made nullable.
+        # An optional field is absent or has a value. Null would be a third case, so it is not allowed.
         (branch,) = [b for b in node["anyOf"] if b.get("type") != "null"]
         siblings = {k: v for k, v in node.items() if k != "anyOf"}
         return _walk({**branch, **siblings}, definitions)
@@ -49,12 +48,12 @@ def _walk(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill_defaults(schema: dict[str, Any]) -> None:
-    """Objects whose fields all have defaults default to {}, so that the API server fills in what lies below."""
+    """Let objects whose fields all have defaults default to {}, so that the API server fills in those fields."""
     for child in schema.get("properties", {}).values():
         _fill_defaults(child)
         properties = child.get("properties")
         if "default" in child and child["default"] is None:
-            del child["default"]  # what may be left out and has no default stays out
+            del child["default"]  # an optional object without defaults stays absent
         elif properties and not child.get("required") and any("default" in p for p in properties.values()):
             child["default"] = {}
         elif child.get("type") == "array" and not child.get("minItems") and "default" not in child:

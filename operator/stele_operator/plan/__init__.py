@@ -1,7 +1,7 @@
-"""What to do next, and why: from an observation to actions and findings. Called by reconcile and by the tests.
+"""Plans: from an observation to actions and findings, each with its reason. Called by reconcile and by the tests.
 
-Pure: no kopf, no Kubernetes client, no clock, no I/O. Invariant: the same observation gives the same plan; every
-action is safe to repeat, and a plan made after any prefix of it was carried out leads to the same end.
+Pure: no kopf, no Kubernetes client, no clock, no I/O. Invariants: the same observation gives the same plan. Every action
+is safe to repeat. After any prefix of a plan was carried out, a new plan leads to the same end.
 """
 
 from stele_operator.plan.actions import Action

@@ -1,7 +1,7 @@
-"""What the operator can do, one immutable value each. Made by plan, carried out by act.
+"""The actions of the operator, as immutable values. Made by plan, carried out by act.
 
-Invariant: each is safe to repeat, carries the uid and resourceVersion it was planned on where it changes or deletes,
-and its reason in words a user can read.
+Invariant: each action is safe to repeat and has a reason that users can read. A change or deletion carries the uid and
+resourceVersion that it was planned on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _role(manifest: Json) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What all have. `event`: the one word its event shows; empty: not worth an event."""
+    """Base of all actions. `event`: the reason of its Kubernetes event; "": no event."""
 
     event: ClassVar[str] = ""
     reason: str
@@ -30,7 +30,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject(Base):
-    """Create a Kubernetes object; that its own exists already counts as done, unless `must_be_new`."""
+    """Create a Kubernetes object. If the cluster's own object exists, that counts as done, unless `must_be_new`."""
 
     manifest: Json = field(repr=False)
     must_be_new: bool = False
@@ -54,7 +54,7 @@ class CreatePod(CreateObject):
 
     @property
     def role(self) -> Role:
-        """Of the member that it is of."""
+        """The role of its member."""
         return _role(self.manifest)
 
 
@@ -66,13 +66,13 @@ class CreateClaim(CreateObject):
 
     @property
     def role(self) -> Role:
-        """Of the member that it is of."""
+        """The role of its member."""
         return _role(self.manifest)
 
 
 @dataclass(frozen=True, slots=True)
 class PatchObject(Base):
-    """Merge `patch` into an object, if it still is what was seen."""
+    """Merge `patch` into an object, if it has not changed since it was observed."""
 
     kind: str
     name: str
@@ -83,19 +83,19 @@ class PatchObject(Base):
 
 @dataclass(frozen=True, slots=True)
 class RetireClaim(PatchObject):
-    """Note on a claim that its node is RETIRED: nothing starts on it again, also while no master leads."""
+    """Record on a claim that its node is RETIRED, so that no pod starts on it again, even while no master leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim(PatchObject):
-    """Let a claim go: it is deleted after `keepFor`."""
+    """Release a claim: it is deleted after `keepFor`."""
 
     event = "ClaimReleased"
 
 
 @dataclass(frozen=True, slots=True)
 class GrowClaim(PatchObject):
-    """Ask for a larger volume. `again`: it was refused before, and nothing has been done about that as far as is known."""
+    """Ask for a larger volume. `again`: it was refused before, and as far as is known the cause persists."""
 
     size: str
     again: bool
@@ -103,12 +103,12 @@ class GrowClaim(PatchObject):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceIdentity(PatchObject):
-    """Compare-and-set on the identity ConfigMap. Actions behind it in the plan count on it."""
+    """Compare-and-set on the identity ConfigMap. Later actions of the plan depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject(Base):
-    """Delete an object, if it still is what was seen."""
+    """Delete an object, if it has not changed since it was observed."""
 
     kind: str
     name: str
@@ -118,7 +118,7 @@ class DeleteObject(Base):
 
 @dataclass(frozen=True, slots=True)
 class DeletePod(DeleteObject):
-    """Delete a pod; by force only where its machine is lost or its node is retired."""
+    """Delete a pod. By force only if its machine is lost or its node is retired."""
 
     event = "PodDeleted"
     force: bool = False
@@ -142,14 +142,14 @@ class RegisterNode(Base):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmFormation(Base):
-    """Tell a first master who forms the cluster."""
+    """Tell a first master which masters form the cluster."""
 
     event = "FormationConfirmed"
     address: str
     node_id: str
     cluster_id: str
     masters: tuple[tuple[str, str, str], ...]
-    """(UUID, format id, address) of each."""
+    """(UUID, format id, address) of each first master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class DeleteTable(Base):
 
 @dataclass(frozen=True, slots=True)
 class SetFinalizers(Base):
-    """Put on, or take off, the one finalizer of a TabletGroup."""
+    """Add or remove the finalizer of a TabletGroup."""
 
     group: str
     uid: str

@@ -1,7 +1,8 @@
-"""How many pods of a role may be evicted, and why none may. Called by planner; read by upkeep and status; pure.
+"""How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects and status; pure.
 
-Invariant: one pod may go while every tablet that its role holds keeps a majority without any one of its voters, and no
-volume would go with a pod, else none. What is not known of a tablet lets nobody go, and a budget that stands is changed only by who knows better.
+Invariant: at most one pod of a role may be evicted at a time. Each tablet of the role must keep a majority without any one
+of its voters, and no pod may take its volume along. If the state of a tablet is unknown, no pod may be evicted. An
+existing budget is changed only on better knowledge.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from stele_operator.plan.health import going, masters_wanted, without_spare
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
-"""Of tablets, and of pods: a condition's message is short."""
+"""Most tablets, or pods, that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many pods of a role must stay. `reason` and `message` say why none may go; empty: one may."""
+    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: one may."""
 
     role: Role
     min_available: int
@@ -32,8 +33,8 @@ class Budget:
 
 
 def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[Budget, ...]:
-    """The budget of each role. While no master leads nothing is known of tablets: a budget that exists stays, unless a
-    volume would go with its pod."""
+    """The budget of each role. While no master leads, the state of tablets is unknown: then an existing budget stays, unless
+    a pod would take its volume along."""
     there = {e.name for e in o.existing if e.kind == "PodDisruptionBudget"}
     return tuple(
         _budget(o, spec, role, everyone)
@@ -47,28 +48,28 @@ def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Mem
 def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Sequence[Member]) -> Budget:
     names = _names(o, role, everyone)
     wanted = masters_wanted(o, spec) if role == "master" else spec.nodes.replicas
-    # More pods than are asked for, such as one that is on its way out, would be room for one more eviction.
+    # Count more pods than the spec asks for, too, such as a retired one: otherwise one more could be evicted.
     pods = max(wanted, len(names))
-    # First of all: what is said below of pods that come back on their volumes does not hold for these.
+    # This comes first, because the checks below assume that pods return on their volumes.
     leaving = _going(role, everyone)
     if leaving:
         names_of = some([m.name for m in leaving])
-        why = f"claims are being deleted, and each goes with its volume as soon as its pod does (what to do: condition Stalled): {names_of}"
+        why = f"claims are being deleted, and each is gone with its volume as soon as its pod is (condition Stalled says what to do): {names_of}"
         return _blocked(role, pods, "ClaimsGoing", why)
     if o.catalog is None:
-        why = f"no master leads, so nothing is known of tablets: {o.catalog_problem}"
+        why = f"no master leads, so the state of the tablets is unknown: {o.catalog_problem}"
         return _blocked(role, pods, "MastersUnavailable", why)
     needed = without_spare(o, role)
     single = [t for t in needed if t.replication_factor == 1]
     if single:
         return _blocked(role, pods, "SingleReplica", _single(single, {m.node_id: m.name for m in everyone}))
     if needed:
-        why = "some tablets lack a voter or a leader; wait, they are healed (status.healing, stele ksck)"
+        why = "some tablets lack a voter or a leader; wait until they are healed (status.healing, stele ksck)"
         return _blocked(role, pods, "VoterLost", f"{why}: {some([tablet_name(t) for t in needed])}")
     ready = {p.name for p in o.pods if p.role == role and p.ready and not p.deleting}
     if len(ready) < pods:
-        why = f"{len(ready)} of {pods} pods are ready, and one may be away at a time"
-        away = some(sorted(names - ready)) or "those that are still to be made"
+        why = f"{len(ready)} of {pods} pods are ready, and only one may be away at a time"
+        away = some(sorted(names - ready)) or "pods that are still to be created"
         return _blocked(role, pods - 1, "PodsNotReady", f"{why}; it waits for {away}")
     return Budget(role, pods - 1)
 
@@ -82,7 +83,7 @@ def _going(role: Role, everyone: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def _names(o: Observation, role: Role, everyone: Sequence[Member]) -> set[str]:
-    """Pods that are ready, or may be before the budget is looked at again."""
+    """Pods that are ready, or may become so before the next pass."""
     kept = {
         m.name for m in everyone if m.role == role and m.claim is not None and m.state is not State.RETIRED
     }
@@ -93,18 +94,18 @@ def _single(tablets: Sequence[TabletView], pods: Mapping[str, str]) -> str:
     where = some([f"{tablet_name(t)} on {_pods(t, pods)}" for t in tablets])
     if tablets[0].tablet_id == CATALOG_TABLET_ID:
         return (
-            "masters.replicas is 1: while the only master is away no table can be made and nothing is healed; to drain its "
-            f"machine all the same: kubectl delete pod, which is made again on its volume: {where}"
+            "masters.replicas is 1: while the only master is away, no table can be created and nothing is healed. To drain its "
+            f"machine all the same, delete its pod (kubectl delete pod); it is created again on its volume: {where}"
         )
     return (
-        "a table with replicationFactor 1 cannot be read or written while its node is away; to drain a machine all the "
-        "same: kubectl delete pod, which is made again on its volume; to be rid of it: make the table anew with "
-        f"replicationFactor 3, or drop it: {where}"
+        "a table with replicationFactor 1 cannot be read or written while its node is away. To drain a machine all the "
+        "same, delete its pod (kubectl delete pod); it is created again on its volume. To avoid this, create the table "
+        f"again with replicationFactor 3, or drop it: {where}"
     )
 
 
 def tablet_name(tablet: TabletView) -> str:
-    """As events and `stele tablet list` name it."""
+    """The tablet's name in events and in `stele tablet list`."""
     if tablet.tablet_id == CATALOG_TABLET_ID:
         return "the catalog"
     return f"{tablet.tablet_id[:8]} of {tablet.table_name}"
@@ -115,6 +116,6 @@ def _pods(tablet: TabletView, pods: Mapping[str, str]) -> str:
 
 
 def some(texts: Sequence[str]) -> str:
-    """The first few, and how many more there are."""
+    """The first few texts, and the number of the others."""
     more = f" and {len(texts) - _NAMED_MAX} more" if len(texts) > _NAMED_MAX else ""
     return ", ".join(texts[:_NAMED_MAX]) + more

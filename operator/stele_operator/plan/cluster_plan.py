@@ -1,8 +1,7 @@
-"""One pass: from an observation to actions, findings and how soon to look again. Called by reconcile and by tests.
+"""Plans one pass: from an observation to actions, findings and the time until the next pass. Called by reconcile and tests.
 
-Pure. Invariant: what is unknown is never taken for gone: no claim is released and no table dropped for its absence
-from a list alone, and nothing is done to a cluster whose spec breaks a rule but what keeps its volumes and tables,
-though what is wrong with it is found all the same.
+Pure. Invariants: an unknown object never counts as gone, so no claim is released and no table dropped because a list lacks
+it. If the spec breaks a rule, only actions that keep volumes and tables are planned; faults are found all the same.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ BUSY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`policy` is None where no healing may run. `wait_s`: when to look again if nobody wakes the task before.
-    `budgets`: those that were planned; one that stays as it was is not among them."""
+    """The result of planning. `policy`: None if no healing may run. `wait_s`: time until the next pass, unless something
+    wakes the task before. `budgets`: the planned ones; one that stays unchanged is not among them."""
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -48,12 +47,12 @@ class Plan:
         object.__setattr__(self, "_by_group", by_group)
 
     def about(self, group: str) -> Sequence[Finding]:
-        """Findings about the TabletGroup of this name; empty: about the cluster itself."""
+        """Findings about the TabletGroup of this name, or with "" about the cluster itself."""
         return self._by_group.get(group, ())
 
     @property
     def tablets(self) -> TabletCounts:
-        """The tablets of all tables, counted."""
+        """The numbers of tablets of all tables."""
         return self.health.counts
 
 
@@ -76,7 +75,9 @@ def make_plan(o: Observation) -> Plan:
         found = (*waiting, *_held(o, why, everyone, health))
         return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
     if spec.paused:
-        why = Finding(Kind.RECONCILING, "Paused", "spec.paused is true: nothing is made, changed or healed")
+        why = Finding(
+            Kind.RECONCILING, "Paused", "spec.paused is true: nothing is created, changed or healed"
+        )
         going, waiting = tables.plan_letting_go(o, f"TabletCluster {o.cluster.name} is paused")
         found = (*waiting, *_held(o, why, everyone, health))
         return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
@@ -103,8 +104,10 @@ def make_plan(o: Observation) -> Plan:
 
 
 def plan_keeping(o: Observation) -> tuple[Action, ...]:
-    """What cannot wait until the masters have answered: volumes are to stay of a TabletCluster that is going. Their claims
-    are deleted as soon as it is gone, and its pods, the masters among them, are deleted meanwhile."""
+    """Actions that cannot wait for the masters: keep the volumes of a TabletCluster that is being deleted under Retain.
+
+    Claims that it still owns are deleted as soon as it is gone. Its pods, masters included, are deleted meanwhile.
+    """
     spec = o.cluster.spec
     if not o.cluster.deleting or spec is None:
         return ()
@@ -113,8 +116,10 @@ def plan_keeping(o: Observation) -> tuple[Action, ...]:
 
 
 def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: Health) -> tuple[Finding, ...]:
-    """What is found of a cluster to which nothing is done, `why` first: what goes wrong meanwhile is to be known all the
-    same. Only of what is under way nothing is told."""
+    """Findings about a cluster that the operator must not change. `why` comes first.
+
+    Faults are reported all the same; only progress is left out.
+    """
     found = [why, *_too_many(o, everyone), *diagnosis.find_members(o, everyone)]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
@@ -136,20 +141,20 @@ def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     names = ", ".join(m.name for m in in_use)
     message = (
         f"{len(in_use)} nodes are lost at once ({names}), more than healing.maxLostNodes={spec.healing.maxLostNodes}; "
-        "bring their machines back, or raise maxLostNodes to let their tablets be healed from what is left"
+        "bring their machines back, or raise maxLostNodes to heal their tablets from the remaining replicas"
     )
     return [Finding(Kind.STALLED, "TooManyLost", message)]
 
 
 def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Policy | None:
-    """What the driver may do. With too many lost at once nothing is given up and nothing is healed."""
+    """What the driver may do. With too many nodes lost at once, nothing is given up and nothing is healed."""
     spec = o.cluster.spec
     if o.catalog is None or spec is None:
         return None
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
     made_in_vain = frozenset() if too_many else unneeded(o, spec, everyone)
     rate = bytes_per_second(spec.budget.bytesPerSecond)
-    # Of little, fewer copies at once rather than slower ones: one to which nothing comes for minutes is begun anew.
+    # With a low rate run fewer copies rather than slower ones: a copy that gets nothing for minutes is restarted.
     copies = min(spec.budget.copies, rate // RATE_MIN)
     return Policy(
         dead_after_ms=int(patience_s(o) * 1000),
@@ -162,7 +167,7 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
 
 
 def asked_again(o: Observation, action: Action) -> bool:
-    """Whether it is asked for once more what was refused, and would be again as far as is known: no progress, and no haste."""
+    """Whether the action repeats a request that was refused, and as far as is known would be refused again."""
     match action:
         case GrowClaim():
             return action.again
@@ -184,5 +189,5 @@ def _wait_s(
         and all(m.state in (State.READY, State.RETIRED) for m in everyone)
         and health.settled
     )
-    # Nothing in Kubernetes tells of a process that hangs, or that the masters do not hear: it is seen by looking.
+    # Kubernetes sends no event for a process that hangs or that the masters do not hear, so passes must look for it.
     return min(QUIET_S, patience_s(o)) if settled else BUSY_S

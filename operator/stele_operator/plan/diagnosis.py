@@ -1,8 +1,7 @@
-"""What is the matter with members, their volumes and machines, for people: nothing is decided by it. Called by planner and
-upkeep; pure.
+"""Finds faults of members, volumes and machines, for people only: no action depends on them.
 
-Invariant: what is found does not go by whether anything may be done about it: a cluster that is paused, or whose spec breaks a
-rule, is told of all the same.
+Called by cluster_plan and member_objects; pure. Invariant: findings do not depend on whether anything may be done. They are
+also reported for a cluster that is paused, or whose spec breaks a rule.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ from stele_operator.plan.placement import misplaced, part_of, selector_faults, z
 from stele_operator.plan.rules import masters_differ
 
 Needing = Mapping[Role, tuple[TabletView, ...]]
-"""Tablets in danger, of the roles of which a claim is due to go."""
+"""Tablets in danger, for the roles that have a claim due for deletion."""
 
 _TITLES: Mapping[Role, str] = {"master": "Master", "node": "Node"}
 
 
 def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
-    """What is the matter with members, whether or not anything may be done about it."""
+    """Faults of members, whether or not anything may be done about them."""
     findings: list[Finding] = []
     spec, identity = o.cluster.spec, o.identity
     if identity is None or identity.owner_uid != o.cluster.uid:
-        return findings  # what is there may be an earlier cluster's, on its way out
+        return findings  # the members may be those of an earlier cluster that is being deleted
     if spec is not None:
         findings += [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
         findings += [Finding(Kind.STALLED, "NoMachineSelected", fault) for fault in selector_faults(o, spec)]
@@ -68,13 +67,13 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
     title = _TITLES[member.role]
     match member.state:
         case State.LOST | State.DRAINING:
-            doing = "lost" if member.state is State.LOST else "being taken out"
+            doing = "lost" if member.state is State.LOST else "being drained"
             fate = f" ({member.fate.value}: {member.why})" if member.fate is not Fate.NONE else ""
             message = f"{member.name} is {doing}{fate}"
             fated = member.fate.value
             return [Finding(Kind.DEGRADED, f"{title}Lost", message, member=member.name, fate=fated)]
         case State.SILENT:
-            message = f"{member.name} is not heard ({member.fate.value}: {member.why})"
+            message = f"{member.name} sends no heartbeats ({member.fate.value}: {member.why})"
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
         case State.PENDING | State.STARTING if waits := _waits(o, member):
             message = f"{member.name}: {waits}"
@@ -87,12 +86,15 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
 
 
 def _waits(o: Observation, member: Member) -> str:
-    """What keeps a member from starting, if it is more than that starting takes its time; else empty."""
-    pod, new = member.pod, member.state is State.PENDING  # one that has run is silent soon, and told as that
+    """Why a member does not start, if it takes longer than a normal start; else an empty text."""
+    pod, new = (
+        member.pod,
+        member.state is State.PENDING,
+    )  # a member that has run soon counts as silent instead
     if pod is None:
         return member.why if new and ("Pod", member.name) in o.refused else ""
     if new and pod.unschedulable:
-        off = f" (left to those who ran there: {some(pod.keeps_off)})" if pod.keeps_off else ""
+        off = f" (reserved for members that ran there: {some(pod.keeps_off)})" if pod.keeps_off else ""
         return f"{member.why}{off}"
     if o.now_s - pod.unready_since_s < START_PATIENCE_S:
         return ""
@@ -101,7 +103,7 @@ def _waits(o: Observation, member: Member) -> str:
 
 
 def _unplaced(o: Observation, pod: Pod) -> str:
-    """That nobody seems to place such pods: another scheduler was asked to, and nothing else would tell of it."""
+    """The fault that another scheduler was asked for and places no pods, since nothing else would report it; else ""."""
     name = part_of(o.cluster.spec, pod.role).schedulerName if o.cluster.spec is not None else None
     return (
         f"the scheduler {name} ({pod.role}s.schedulerName) has not placed it"
@@ -111,12 +113,12 @@ def _unplaced(o: Observation, pod: Pod) -> str:
 
 
 def claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
-    """Members that are not there yet, so that nothing else could tell of them."""
+    """Claims that the API server refused. Their members do not exist yet, so nothing else reports them."""
     return [
         Finding(
             Kind.DEGRADED,
             f"{_TITLES[a.role]}Pending",
-            f"{a.name}: its claim cannot be made: {o.refused[a.kind, a.name]}",
+            f"{a.name}: its claim cannot be created: {o.refused[a.kind, a.name]}",
             member=a.name,
         )
         for a in actions
@@ -125,42 +127,43 @@ def claims_refused(o: Observation, actions: Sequence[Action]) -> list[Finding]:
 
 
 def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
-    """A majority of the masters' volumes is gone: nobody is left who could replace them one by one."""
+    """Too few masters' volumes are left to elect a leader, so they cannot be replaced one by one."""
     kept = [c for c in o.claims if c.released_s is None and (not c.deleting or o.pod(c.name) is not None)]
     there = sum(c.role == "master" for c in kept)
-    wanted = len(identity.formed)  # the spec may say another number, and the catalog cannot be asked
+    wanted = len(identity.formed)  # the spec may have another number, and the catalog cannot be asked
     if not wanted or o.catalog is not None or 2 * there > wanted:
         return []
     message = (
-        f"{there} of {wanted} masters' volumes are there, too few to elect a leader, and nothing can make up for the "
-        "others: put their claims back; or, to give up all data, delete the TabletCluster, its claims "
+        f"only {there} of {wanted} masters' volumes exist, too few to elect a leader, and the others cannot be "
+        "replaced. Restore their claims. Or, to give up all data, delete the TabletCluster, its claims "
         f"(kubectl delete pvc -l {naming.LABEL_CLUSTER}={o.cluster.name}) and the ConfigMap "
-        f"{naming.identity_name(o.cluster.name)}, and apply it anew"
+        f"{naming.identity_name(o.cluster.name)}, then apply the TabletCluster again"
     )
     return [Finding(Kind.STALLED, "MastersLost", message)]
 
 
 def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
-    """Nothing is lost yet, and whatever ends a pod, a drain or the scheduler, destroys a volume."""
+    """Claims that somebody deleted. Nothing is lost yet, but a volume is destroyed as soon as its pod ends."""
     leaving = going(everyone)
     if not leaving:
         return []
     message = (
-        f"somebody deleted the claims {some([m.name for m in leaving])}: nothing undoes that, and each goes, with its volume, "
-        "as soon as its pod does. To replace them without losing rows: kubectl delete pod, one at a time, and before the next "
-        "one wait until a new member has taken its place and all tablets are healthy (status.members, status.tablets)"
+        f"somebody deleted the claims {some([m.name for m in leaving])}. That cannot be undone: each claim is gone, with its "
+        "volume, as soon as its pod ends. To replace them without losing rows, delete their pods (kubectl delete pod) one at a "
+        "time. Before the next, wait until a new member has replaced it and all tablets are healthy (status.members, "
+        "status.tablets)"
     )
     return [Finding(Kind.STALLED, "ClaimsGoing", message)]
 
 
 def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members that refuse writes for want of space. How much is free is not said: it is another number in each pass."""
+    """Members that refuse writes because their disks are nearly full. The free bytes are left out: they always change."""
     found = []
     for member in everyone:
         if member.node is not None and member.node.disk_low and member.state in (State.READY, State.STARTING):
             now = f" (now {manifests.storage_of(spec, member.role).size})" if spec is not None else ""
             message = (
-                f"{member.name} refuses writes, its disk is nearly full: raise {member.role}s.storage.size{now}, which "
+                f"{member.name} refuses writes because its disk is nearly full: raise {member.role}s.storage.size{now}, which "
                 "needs a StorageClass that allows expansion, or delete tables"
             )
             found.append(Finding(Kind.DEGRADED, "DiskFull", message, member=member.name))
@@ -168,7 +171,7 @@ def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> 
 
 
 def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members whose clocks are wrong. By how much is not said: it is another number in each pass."""
+    """Members whose clocks are wrong. The error is left out: it always changes."""
     found = []
     for member in everyone:
         ahead_us = member.node.clock_ahead_us if member.node is not None else 0
@@ -178,27 +181,27 @@ def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
                 f" of machine {member.pod.machine}" if member.pod is not None and member.pod.machine else ""
             )
             message = (
-                f"the clock of {member.name} is {where} what most clocks of the cluster say: it leads only where nobody else "
-                f"can, and writes nothing there; set the clock{machine} right, with NTP"
+                f"the clock of {member.name} is {where} most clocks of the cluster. Until it is right, {member.name} leads a "
+                f"tablet only if no other replica can, and then refuses writes. Synchronize the clock{machine} with NTP"
             )
             found.append(Finding(Kind.DEGRADED, "ClockWrong", message, member=member.name))
     return found
 
 
 def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members that stand where the spec would put none: it was changed since."""
+    """Members on machines that the present spec would not choose; the spec was changed since."""
     faults = misplaced(o, spec, everyone)
     if not faults:
         return []
     message = (
-        f"zones, nodeSelector, affinity and machineSpread count for new members; these stay where they are: {some(faults)}. To have "
-        "one made anew: delete its claim, then its pod, and before the next one wait until all tablets are healthy (status.tablets)"
+        f"zones, nodeSelector, affinity and machineSpread apply to new members; these stay where they are: {some(faults)}. To "
+        "replace one, delete its claim, then its pod. Before the next, wait until all tablets are healthy (status.tablets)"
     )
     return [Finding(Kind.REMARK, "Misplaced", message)]
 
 
 def _sizes(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Volumes that may not grow to what is asked for, and those that are larger already."""
+    """Volumes that were refused the requested size, and volumes that are larger already."""
     found = []
     for role in ROLES:
         size = manifests.storage_of(spec, role).size
@@ -207,15 +210,15 @@ def _sizes(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]
         refused = [(c.name, r) for c in small if (r := refused_growth(o, c, size)) is not None]
         if refused:
             message = (
-                f"{role}s.storage.size is {size}, and {some([name for name, _ in refused])} may not grow to that: "
-                f"{refused[0][1].why}; it is tried again every few minutes. Let the StorageClass allow expansion, or raise the "
-                "quota; or take the size back"
+                f"{role}s.storage.size is {size}, but {some([name for name, _ in refused])} cannot grow to that: "
+                f"{refused[0][1].why}. It is tried again every few minutes. Allow expansion in the StorageClass, raise the "
+                "quota, or restore the old size"
             )
             found.append(Finding(Kind.STALLED, "GrowthRefused", message, member=role))
         larger = [c.name for c in claims if c.requested_bytes > byte_count(size)]
         if larger:
             message = (
-                f"{role}s.storage.size is {size}; larger already, and so they stay, are {some(larger)}: a volume cannot be made "
+                f"{role}s.storage.size is {size}, but {some(larger)} are larger and stay so, because a volume cannot be made "
                 "smaller"
             )
             found.append(Finding(Kind.REMARK, "VolumesLarger", message, member=role))
@@ -228,14 +231,14 @@ def refused_growth(o: Observation, claim: Claim, size: str) -> RefusedGrowth | N
 
 
 def _kept_longer(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Volumes that are due to go, and may be the last to hold what others have lost since."""
+    """Released claims that are kept past `keepFor`, since they may hold rows that other replicas have lost since."""
     found, danger = [], needing(o, spec, everyone)
     for member in everyone:
         if member.state is not State.RETIRED or member.claim is None or not due(o, spec, member.claim):
             continue
         if danger[member.role]:
             message = (
-                f"{member.name} was released {spec.healing.keepFor} ago; its claim stays until every tablet has a leader and "
+                f"{member.name} was released {spec.healing.keepFor} ago; its claim is kept until every tablet has a leader and "
                 f"can lose a voter: {some([tablet_name(t) for t in danger[member.role]])}"
             )
             found.append(Finding(Kind.RECONCILING, "ClaimKept", message))
@@ -248,6 +251,6 @@ def needing(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...
 
 
 def due(o: Observation, spec: TabletClusterSpec, claim: Claim) -> bool:
-    """Whether it was let go long enough ago to be deleted."""
+    """Whether the claim was released at least `keepFor` ago."""
     long_ago = claim.released_s is not None and o.now_s - claim.released_s >= seconds(spec.healing.keepFor)
     return long_ago and not claim.deleting

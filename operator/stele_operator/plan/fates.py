@@ -1,7 +1,7 @@
-"""What became of a member, and what it is called. Called by planner and status; pure.
+"""The state of each member, and its fate: why it does not serve. Called by cluster_plan and status; pure.
 
-The masters' heartbeats decide that a member is silent; Kubernetes only says why. Invariant: the table is read from
-the top, so the same facts give the same fate, and a fate never by itself takes anything away.
+Heartbeats to the masters decide whether a member is silent; Kubernetes only says why. Invariant: the first row of the table
+that matches decides, so the same facts give the same fate. A fate alone removes nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from stele_operator.plan import naming
 from stele_operator.plan.observation import ROLES, Claim, Identity, Machine, Observation, Pod, Role
 
 SILENT_S = 3.0
-"""Three heartbeats missed."""
+"""Three missed heartbeats."""
 START_PATIENCE_S = 60.0
-"""A pod that is not ready for longer than this does not only take its time."""
+"""A pod that is not ready for longer than this has a fault."""
 
 
 class Fate(StrEnum):
@@ -48,7 +48,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node or master: its claim, its pod, and its entry in the catalog, whichever of them are there."""
+    """A node or master: its claim, its pod, and its catalog entry, as far as they exist."""
 
     role: Role
     name: str
@@ -62,37 +62,37 @@ class Member:
     silent_s: float
     formed: bool
     given_up: bool
-    """Its fate's own time-out is over: it may be drained, retired and replaced."""
+    """The time-out of its fate has passed, so it may be drained, retired and replaced."""
 
     @property
     def active(self) -> bool:
         """Whether it counts towards the replicas that the spec asks for."""
         if self.state is State.RETIRED:
             return False
-        if self.claim is None or self.claim.deleting:  # while it serves, or until it is given up, it counts
+        if self.claim is None or self.claim.deleting:  # it counts while it serves, or until it is given up
             return self.node is not None and self.node.state is NodeState.ACTIVE and self.formed
         return self.node is None or self.node.state is NodeState.ACTIVE
 
     @property
     def machine(self) -> str:
-        """Where its pod runs, or else where it ran last; where its volume was made, if more is not known."""
+        """The machine on which its pod runs, or ran last; else the machine for which its volume was made."""
         return _machine(self.claim, self.pod, self.node)
 
     @property
     def lost(self) -> bool:
-        """Silent for longer than the policy allows, and not yet retired."""
+        """Silent for longer than the policy allows, and not retired."""
         return self.state is State.LOST
 
 
 def members(o: Observation) -> tuple[Member, ...]:
-    """Everyone that a claim or the catalog knows, in the order of roles and serials."""
+    """All members with a claim or a catalog entry, by role and serial."""
     healing = o.cluster.spec.healing if o.cluster.spec else Healing()
     nodes = {n.node_id: n for n in o.catalog.view.nodes} if o.catalog else {}
     formed = o.catalog.formed_nodes if o.catalog else frozenset()
     found: list[Member] = []
     known: set[str] = set()
     own = o.identity.cluster_id if o.identity is not None else ""
-    # Others are those of an earlier cluster of this name, on their way out.
+    # Other claims belong to an earlier cluster of this name that is being deleted.
     mine = [c for c in o.claims if c.cluster_id == own or not own]
     for claim in sorted(mine, key=lambda c: (ROLES.index(c.role), c.serial)):
         pod = o.pod(claim.name)
@@ -127,18 +127,18 @@ def _member(
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate, too_long)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(o, claim, pod)
-    if state is State.RETIRED:  # nobody starts it again, whatever its machine does
-        fate, why = Fate.NONE, "nothing counts on it any more"
+    if state is State.RETIRED:  # it is never started again, so its machine does not matter
+        fate, why = Fate.NONE, "no tablet needs it any more"
     given_up = node is not None and node.state is not NodeState.RETIRED and fate is not Fate.NONE and too_long
     return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
 
 
 _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
-"""What a member that is only starting may look like."""
+"""Fates that a member may have while it is only starting."""
 
 
 def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:
-    """Silence after which a member with this fate is given up. Where nothing is known of machines: the longest."""
+    """Silence after which a member with this fate is given up. If machines cannot be read: the longest that may apply."""
     silent, lost = seconds(healing.silentAfter), seconds(healing.machineLostAfter)
     match fate:
         case Fate.MACHINE_LOST:
@@ -152,10 +152,10 @@ def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:
 
 
 _EXITS = {
-    naming.EXIT_VOLUME_EMPTY: (Fate.VOLUME_EMPTY, "its volume is empty, though it once held data"),
+    naming.EXIT_VOLUME_EMPTY: (Fate.VOLUME_EMPTY, "its volume is empty, although it once held data"),
     naming.EXIT_VOLUME_FOREIGN: (Fate.VOLUME_EMPTY, "its volume belongs to another node or cluster"),
-    naming.EXIT_DISK_CORRUPT: (Fate.VOLUME_LOST, "its disk is damaged beyond single replicas"),
-    naming.EXIT_VOLUME_OLD: (Fate.VOLUME_LOST, "its volume is an older copy of itself"),
+    naming.EXIT_DISK_CORRUPT: (Fate.VOLUME_LOST, "its disk is damaged, and not only single replicas"),
+    naming.EXIT_VOLUME_OLD: (Fate.VOLUME_LOST, "its volume is an outdated copy"),
 }
 
 
@@ -167,7 +167,7 @@ def _fate(
     if claim.phase == "Lost":
         return Fate.VOLUME_LOST, "its volume is gone"
     if pod is not None and pod.claim_uid and pod.claim_uid != claim.uid:
-        return Fate.VOLUME_LOST, "its claim was made anew by someone else"
+        return Fate.VOLUME_LOST, "somebody deleted its claim and created another one"
     if pod is not None and not pod.running and pod.exit_code in _EXITS:
         fate, why = _EXITS[pod.exit_code]
         return fate, f"{why}: {pod.exit_message}" if pod.exit_message else why
@@ -175,24 +175,27 @@ def _fate(
         return Fate.VOLUME_EMPTY, "its volume was formatted again after the cluster had formed"
     name = _machine(claim, pod, node)
     machine: Machine | None = o.machine(name)
-    # One that was drained first may follow its volume elsewhere, so it does not go with its machine.
+    # A pod that was drained first may move with its volume, so it is not lost with its machine.
     if pod is not None and pod.machine and o.machines is not None and machine is None:
         return Fate.MACHINE_DELETED, f"machine {name} is no longer part of Kubernetes"
     if machine is not None and not machine.ready:
         return Fate.MACHINE_LOST, f"machine {name} is not ready"
     if pod is not None and pod.running and not pod.deleting:
-        return Fate.MACHINE_SILENT, f"its pod runs on {name or 'a machine'}, the masters do not hear it"
+        return (
+            Fate.MACHINE_SILENT,
+            f"its pod runs on {name or 'a machine'}, but the masters get no heartbeats from it",
+        )
     return Fate.RESTARTING, _waiting(o, claim, pod) or "its pod is being started again"
 
 
 def _machine(claim: Claim | None, pod: Pod | None, node: NodeView | None) -> str:
-    # Where its volume was made says nothing of a node that has run elsewhere since.
+    # The machine for which its volume was made does not matter if the node has run elsewhere since.
     ran = (pod.machine if pod else "") or (node.machine if node else "")
     return ran or (claim.selected_machine if claim else "")
 
 
 def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:
-    """And nobody gave it the catalog since: a driver that does has it formed, under a new replica_id."""
+    """Whether a first master's volume was formatted again, and no driver has copied the catalog to it since."""
     if identity is None or node_id not in identity.formed:
         return False
     mine = [r for r in o.master_reports if r.node_id == node_id and r.format_id and not r.formed]
@@ -202,7 +205,7 @@ def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> 
 def _waiting(o: Observation, claim: Claim | None, pod: Pod | None) -> str:
     if pod is None:
         error = o.refused.get(("Pod", claim.name)) if claim is not None else None
-        return f"its pod cannot be made: {error}" if error else ""
+        return f"its pod cannot be created: {error}" if error else ""
     if pod.unschedulable:
         return f"no machine takes it: {pod.unschedulable}"
     if pod.ready:
@@ -219,7 +222,7 @@ def _last_end(pod: Pod) -> str:
 
 
 def _retired(claim: Claim | None, node: NodeView | None) -> bool:
-    """The masters decide; what they said once, and stands on the claim, holds while they cannot be asked."""
+    """Whether it is RETIRED, by the masters' word. While they cannot be asked, by the record on the claim."""
     if node is not None:
         return node.state is NodeState.RETIRED
     return claim is not None and (claim.retired or claim.released_s is not None)
@@ -247,7 +250,7 @@ def _state(
     if heard:
         return State.READY if pod is None or pod.ready else State.STARTING
     gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)
-    # Whoever may be given up is lost, also where witnessAfter is longer: or maxLostNodes would not count it.
+    # A member that may be given up counts as lost even before witnessAfter; otherwise maxLostNodes would not count it.
     if silent_s >= seconds(healing.witnessAfter) or (gone and silent_s >= SILENT_S) or too_long:
         return State.LOST
     return State.SILENT if silent_s >= SILENT_S else State.STARTING

@@ -1,6 +1,6 @@
-"""What a user should know, in one word and a sentence. Made by planner, tables and health; read by status.
+"""Findings: what a user should know, as a reason in one word and a message. Made by the plan, read by status.
 
-Invariant: the first finding of a kind is always the same one for the same facts.
+Invariant: for the same facts the first finding of a kind is the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Which condition a finding feeds. A remark makes none true: it is an event, and a word where nothing is left to do."""
+    """The condition to which a finding belongs. A remark makes no condition true: it is an event, and a reason at rest."""
 
     STALLED = "Stalled"
     DEGRADED = "Degraded"
@@ -21,8 +21,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group` names the TabletGroup it is about; empty: the cluster itself. `member`: the one of several it is about; `fate`: why
-    that one does not serve. Another of these is news, another message is not."""
+    """`group`: the TabletGroup it is about; "": the cluster itself. `member`: the member it is about, if any; `fate`: why that
+    one does not serve. A change of these makes a new finding; a change of the message alone does not."""
 
     kind: Kind
     reason: str
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def about(self) -> tuple[str, str, str, str]:
-        """What it is about: the same again, or in other words, is the same finding."""
+        """The subject. Findings with the same subject are the same finding."""
         return self.group, self.reason, self.member, self.fate
 
 
@@ -41,5 +41,5 @@ OPERATOR_OLDER = "OperatorOlder"
 
 
 def overlooked(unknown: tuple[str, ...]) -> str:
-    """What is to be known of fields that this operator does not know."""
-    return f"this operator is older than the definitions and overlooks {', '.join(unknown)}; once it is upgraded it looks at them"
+    """A message about fields that this operator does not know."""
+    return f"this operator is older than the definitions and ignores {', '.join(unknown)}; upgrade it to use them"

@@ -1,7 +1,7 @@
-"""The cluster's identity and how its first masters become a cluster. Called by planner; pure.
+"""The cluster's identity, and how its first masters form a cluster. Called by cluster_plan; pure.
 
-Invariant: identities stand in the ConfigMap and on the claims before any pod starts; a cluster is formed once, by one
-compare-and-set, with exactly the volumes that have synced; what was formed is never formed again.
+Invariants: identities are in the ConfigMap and on the claims before any pod starts. A cluster is formed once, by one
+compare-and-set, with exactly the volumes that were formatted and synced.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from stele_operator.plan.observation import (
 def plan_identity(
     o: Observation, spec: TabletClusterSpec
 ) -> tuple[Identity | None, list[Action], list[Finding]]:
-    """The identity to go on with, or None and the action that makes one."""
-    # Claims that an earlier TabletCluster owned are on their way out, however long it takes: Kubernetes collects them.
+    """The present identity, or None and the action that creates one."""
+    # Kubernetes will delete the claims that an earlier TabletCluster owned, however long that takes, so they do not count.
     kept = [c for c in o.claims if not c.deleting and (not c.owned or c.owner_uid == o.cluster.uid)]
     if o.identity is None:
         identity = _rebuilt(o, kept) if kept else _new(o, spec, _next_serials(o))
         reason = (
-            f"the identity of {o.cluster.name} was gone; read back from its claims{_adopting(kept)}"
+            f"the identity of {o.cluster.name} was missing and is restored from its claims{_adopting(kept)}"
             if kept
             else f"a new cluster with {spec.masters.replicas} first masters"
         )
         if identity is None:
             message = (
-                f"the claims of {o.cluster.name} carry different cluster UUIDs, or fork ids, and the ConfigMap "
-                f"{naming.identity_name(o.cluster.name)} is gone; put it back, or remove the claims that do not belong"
+                f"the ConfigMap {naming.identity_name(o.cluster.name)} is gone, and the claims of {o.cluster.name} have "
+                f"different cluster UUIDs or fork ids; restore the ConfigMap, or remove the claims that do not belong"
             )
             return None, [], [Finding(Kind.STALLED, "IdentityLost", message)]
         manifest = manifests.identity_config_map(o.cluster, identity)
         return None, [CreateObject(reason=reason, manifest=manifest, must_be_new=True)], []
     if o.identity.owner_uid == o.cluster.uid:
         return o.identity, [], []
-    # The TabletCluster was deleted and made again. With volumes it takes them over; with none it is a new cluster.
+    # The TabletCluster was deleted and created again. If there are volumes it adopts them; else it is a new cluster.
     taken = [c for c in kept if c.cluster_id == o.identity.cluster_id]
     if taken:
         fork_id = o.fresh_ids[0] if _all_copied(taken) else o.identity.fork_id
         adopted = replace(o.identity, owner_uid=o.cluster.uid, fork_id=fork_id)
-        reason = f"this TabletCluster takes over the volumes of an earlier one{_adopting(taken)}"
+        reason = f"this TabletCluster adopts the volumes of an earlier one{_adopting(taken)}"
         return None, [replace_identity(o, adopted, reason)], []
     fresh = _new(o, spec, o.identity.next_serial)
     return (
@@ -63,13 +63,15 @@ def plan_identity(
 
 
 def _all_copied(claims: Sequence[Claim]) -> bool:
-    """Whether these are copies of a cluster's claims, which may be in use elsewhere: none is the one that it was noted to be.
-    Where one is, the cluster is the original, and the masters judge the volumes of the others."""
+    """Whether all are copies of a cluster's claims, which may be in use elsewhere: each one's uid differs from the noted uid.
+
+    If one is not a copy, the cluster is the original, and the masters judge the volumes of the others.
+    """
     return bool(claims) and all(c.copied for c in claims)
 
 
 def _adopting(claims: Sequence[Claim]) -> str:
-    return "; they are copies of others, and run under a fork id of their own" if _all_copied(claims) else ""
+    return "; they are copies, so this cluster runs under a new fork id" if _all_copied(claims) else ""
 
 
 def replace_identity(o: Observation, identity: Identity, reason: str) -> ReplaceIdentity:
@@ -106,9 +108,11 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 
 
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
-    """From the claims. Formed, if every master's claim carries a format id: those are noted before forming. Masters that
-    joined later carry none while a first one is left; but then there are claims that only a formed cluster has: of nodes,
-    or let go."""
+    """The identity restored from the claims.
+
+    It is formed if every master's claim has a format id, which is recorded before forming. A master that joined later has
+    none while a first one is left. But then there are claims that only a formed cluster has: of nodes, or released ones.
+    """
     cluster_ids = {c.cluster_id for c in kept}
     fork_ids = {c.fork_id for c in kept if c.noted_uid == c.uid} or {""}
     if len(cluster_ids) != 1 or len(fork_ids) != 1:
@@ -133,7 +137,7 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
 
 
 def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], list[Finding]]:
-    """The next step towards a formed cluster; nothing once every first master knows it is formed, as long as one is left."""
+    """The next step towards a formed cluster; none once every first master that is left knows that it is formed."""
     reports = {r.node_id: r for r in o.master_reports if r.cluster_id == identity.cluster_id and r.format_id}
     claims = {c.node_id: c for c in o.claims}
     if identity.formed:
@@ -156,7 +160,7 @@ def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], li
         identity, formed={m.node_id: reports[m.node_id].format_id for m in identity.first_masters}
     )
     names = ", ".join(m.name for m in identity.first_masters)
-    return [replace_identity(o, formed, f"{names} have formatted their volumes: they form the cluster")], [
+    return [replace_identity(o, formed, f"{names} have formatted their volumes and form the cluster")], [
         waiting
     ]
 
@@ -164,8 +168,10 @@ def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], li
 def _heirs(
     identity: Identity, reports: dict[str, MasterReport], claims: dict[str, Claim]
 ) -> list[PatchObject]:
-    """No claim of a first master is left to tell, should the ConfigMap be lost, that the cluster has formed: those of the
-    masters that joined since will."""
+    """Record format ids on claims of later masters once no claim of a first master is left.
+
+    If the ConfigMap is lost, these ids show that the cluster has formed.
+    """
     if any(first.node_id in claims for first in identity.first_masters):
         return []
     return [
@@ -192,8 +198,8 @@ def _confirmations(o: Observation, identity: Identity) -> list[Action]:
         node_id: f"{naming.peer_host(o.cluster.name, o.cluster.namespace, name)}:{naming.PORT_MASTER}"
         for node_id, name in names.items()
     }
-    # The address a master gave itself is the pod's; a name outlives the pod, but only the pod's can be dialled before
-    # the peers' Service has it.
+    # A master reports its pod's address. A DNS name would outlive the pod, but it does not resolve before the peers' Service
+    # lists the pod.
     for report in o.master_reports:
         addresses[report.node_id] = report.address or addresses.get(report.node_id, "")
     masters = tuple(

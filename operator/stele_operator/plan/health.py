@@ -1,9 +1,9 @@
-"""How well the tablets, and the volumes under them, are. Called by the rest of plan; pure.
+"""The health of tablets and of the volumes under them. Called by the rest of plan; pure.
 
-Two questions with two patiences. May a pod go? Whoever missed three heartbeats is no spare. Is something to be told? Only
-what lasts as long as healing waits (`patience_s`), or each restart of a pod would be told of each table.
-Invariant: a tablet counts as healthy only if its leader is heard and as many voters as its table asks for are alive
-and answer it, with the patience of the question.
+Two questions have two time limits. May a pod be evicted? A voter that missed three heartbeats does not count. Should users
+hear of it? Only if it lasts as long as healing waits (`patience_s`); else each restart of a pod would be reported.
+Invariant: a tablet is healthy only if its leader is alive and enough voters are alive and answer the leader. "Enough" is
+the replication factor; "alive" depends on the time limit of the question.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SERVED = ("PREPARING", "CREATING", "RUNNING")
 
 @dataclass(frozen=True, slots=True)
 class TabletCounts:
-    """Tablets of tables, counted; the catalog's own is not among them."""
+    """Numbers of tablets of tables, without the catalog's own tablet."""
 
     total: int = 0
     healthy: int = 0
     under_replicated: int = 0
     unavailable: int = 0
     creating: int = 0
-    """Of those unavailable: not yet made for the first time, so nothing is lost."""
+    """How many of the unavailable ones were never created yet, so that nothing is lost."""
 
     @property
     def ailing(self) -> int:
@@ -43,14 +43,14 @@ class TabletCounts:
 
 @dataclass(frozen=True, slots=True)
 class TabletHealth:
-    """One tablet. `reason` is empty when it is healthy; else NoLeader, VoterLost or Creating."""
+    """One tablet. `reason`: "" if it is healthy; else NoLeader, VoterLost or Creating."""
 
     tablet_id: str
     reason: str
 
 
 def patience_s(o: Observation) -> float:
-    """For how long a node is silent before healing begins, and anything is told of its tablets."""
+    """Silence of a node after which healing begins and users hear of its tablets."""
     healing = o.cluster.spec.healing if o.cluster.spec is not None else Healing()
     return max(SILENT_S, seconds(healing.witnessAfter))
 
@@ -58,13 +58,15 @@ def patience_s(o: Observation) -> float:
 def _heard(node: NodeView | None, patience: float = 0.0) -> bool:
     if node is None or node.heartbeat_age_ms >= max(SILENT_S, patience) * 1000:
         return False
-    # The silence of one that was never heard counts from when the leader master began to lead.
+    # For a node that was never heard, silence counts from when the leader master began to lead.
     return node.ever_heard or patience > 0
 
 
 def live_voters(o: Observation, tablet: TabletView, patience: float = 0.0) -> int:
-    """Voters that hold the rows, on nodes that are heard, that answer their leader and need not be copied anew.
-    `patience`, in seconds: who has been silent, or out of its leader's reach, for less still counts."""
+    """Voters with the rows, on live nodes, that answer their leader and need no new copy.
+
+    `patience`, in seconds: a voter that is silent, or out of its leader's reach, for less still counts.
+    """
     view = o.catalog.view if o.catalog else None
     if view is None:
         return 0
@@ -76,12 +78,12 @@ def live_voters(o: Observation, tablet: TabletView, patience: float = 0.0) -> in
 
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """Tablets of a role of which no majority that holds the rows would be left without some one of their voters."""
+    """Tablets of a role that could not lose any one voter and still have a majority with the rows."""
     return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, 1))
 
 
 def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """Those that should have a voter to spare and have none, and those of one replica that nobody serves."""
+    """Tablets that should be able to lose a voter and are not, and tablets of one replica without a leader."""
     return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
@@ -90,7 +92,7 @@ def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
 
 
 def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
-    """Whether a majority is left without that many of them. A tablet that is not made yet holds no rows."""
+    """Whether a majority is left after the loss of `voters` of them. True for a tablet that is not created: it has no rows."""
     if tablet.state != "RUNNING":
         return True
     leads = o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
@@ -99,7 +101,7 @@ def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """The tablets of one table, or of all. `ailing`: those that are not healthy, in the catalog's order."""
+    """The tablets of one table, or of all. `ailing`: the unhealthy ones, in the catalog's order."""
 
     counts: TabletCounts = TabletCounts()
     ailing: tuple[TabletHealth, ...] = ()
@@ -110,12 +112,12 @@ _NO_TABLETS = TableHealth()
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How all tablets are, judged once in a pass: each TabletGroup only looks up its own."""
+    """The health of all tablets, judged once in a pass. Each TabletGroup looks up its own."""
 
     counts: TabletCounts = TabletCounts()
     tables: Mapping[str, TableHealth] = field(default_factory=dict)
     settled: bool = True
-    """Whether nothing ails any of them, told or not: then there is no need to look again soon."""
+    """Whether all are healthy even without patience, so that the next pass need not be soon."""
 
     def of(self, table_id: str) -> TableHealth:
         """The tablets of one table."""
@@ -123,13 +125,13 @@ class Health:
 
 
 def tablet_health(o: Observation) -> Health:
-    """Every tablet of every table, as it is told."""
+    """The health of every tablet of every table, for users."""
     patience, settled = patience_s(o), True
     of_table: dict[str, list[TabletHealth]] = {}
     for tablet in o.catalog.view.tablets if o.catalog is not None else ():
         if tablet.tablet_id != CATALOG_TABLET_ID and tablet.state in _SERVED:
             reason = _ailment(o, tablet, 0.0)
-            if reason:  # else patience makes no difference
+            if reason:  # otherwise patience makes no difference
                 settled, reason = False, _ailment(o, tablet, patience)
             of_table.setdefault(tablet.table_id, []).append(TabletHealth(tablet.tablet_id, reason))
     tables = {
@@ -148,7 +150,7 @@ def _ailment(o: Observation, tablet: TabletView, patience: float) -> str:
 
 
 def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
-    """Whether it has a leader, or had one a moment ago: replicas tell of each change, so the newest word says when."""
+    """Whether it has a leader, or had one a moment ago. Replicas report each change, so the newest report says when."""
     if o.catalog is None:
         return False
     if tablet.leader_node:
@@ -168,13 +170,13 @@ def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:
 
 
 def catalog_tablet(o: Observation) -> TabletView | None:
-    """The catalog's own tablet, or None before the masters told."""
+    """The catalog's own tablet, or None before the masters answered."""
     tablets = o.catalog.view.tablets if o.catalog else ()
     return next((t for t in tablets if t.tablet_id == CATALOG_TABLET_ID), None)
 
 
 def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
-    """Members whose claim is being deleted, by somebody else, and is held by their pod alone: the volume goes with it."""
+    """Members whose claim somebody else deleted. Only their pod still holds it: when the pod ends, the volume is gone."""
     return tuple(
         m
         for m in everyone
@@ -187,12 +189,12 @@ def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
 
 
 def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
-    """How many masters there should be: as many as the catalog has on record, once there is one."""
+    """The number of masters that there should be. Once there is a catalog, the number that it has."""
     catalog = catalog_tablet(o)
     return catalog.replication_factor if catalog is not None else spec.masters.replicas
 
 
 def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Lost nodes that a configuration still counts on. One whose tablets have all moved away is no longer a risk."""
+    """Lost nodes that a configuration still names. A node whose tablets have all moved away is no longer a risk."""
     named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers} if o.catalog else set()
     return tuple(m for m in everyone if m.role == "node" and m.lost and m.node_id in named)

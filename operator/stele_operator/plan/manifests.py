@@ -1,7 +1,7 @@
-"""Kubernetes objects as the operator wants them. Called by plan; pure functions from values to manifests.
+"""The manifests of Kubernetes objects. Called by plan; pure functions from values to manifests.
 
-Invariant: nothing in a running pod's manifest depends on what may change under it; addresses are names, so pods come
-and go without their peers being restarted.
+Invariant: a running pod's manifest contains nothing that may change under it. Addresses are DNS names, so when a pod is
+replaced its peers need no restart.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
 from stele_operator.plan.placement import never_share, part_of
 
 RENDER_REVISION = 2
-"""Raised when a new operator renders pods in a way that they should be made anew for."""
-_GRACE_S = 30  # 10 s to hand leaders over, the rest for the log's last sync on a slow disk
+"""Raised when a new operator changes manifests so that running pods should be created again."""
+_GRACE_S = 30  # 10 s to hand over leaders, the rest for the log's last sync on a slow disk
 _DATA = "/data"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def owner(cluster: ClusterObject) -> Json:
-    """The reference by which an object goes when its TabletCluster goes."""
+    """The owner reference with which Kubernetes deletes an object after its TabletCluster."""
     return {
         "apiVersion": API_VERSION,
         "kind": "TabletCluster",
@@ -39,21 +39,23 @@ def owner(cluster: ClusterObject) -> Json:
 
 
 def adopting(cluster: ClusterObject, owners: Sequence[Json]) -> Json:
-    """The part of a patch's metadata that makes it go with its TabletCluster; empty where it goes with that, or with something
-    else, such as an earlier one of this name. Whoever deletes with `--cascade=orphan` leaves it to nobody."""
+    """The metadata patch that gives an object its TabletCluster as owner.
+
+    Empty if it has an owner already, this or another one. `kubectl delete --cascade=orphan` leaves objects without owner.
+    """
     if any(o.get("controller") for o in owners):
         return {}
     return {"ownerReferences": [*owners, owner(cluster)]}
 
 
 def digest(part: Json) -> str:
-    """Sixteen hex digits that stand for a part of a manifest."""
+    """A hash of a part of a manifest, sixteen hex digits."""
     text = json.dumps(part, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def identity_data(identity: Identity) -> dict[str, str]:
-    """The ConfigMap's data, as observe reads it back."""
+    """The ConfigMap's data, in the form that observe reads."""
     return {
         "clusterUUID": identity.cluster_id,
         "ownerUID": identity.owner_uid,
@@ -114,15 +116,15 @@ def claim(
 
 
 def storage_of(spec: TabletClusterSpec, role: Role) -> Storage:
-    """What the spec says of the volumes of a role."""
+    """The volumes of a role, from the spec."""
     return part_of(spec, role).storage
 
 
 def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
-    """Stands for what a user can change in a pod; another hash means RestartPending."""
+    """A hash of what a user can change in a pod. If it differs from the pod's, the pod is RestartPending."""
     part = part_of(spec, role)
     stated: Json = {"image": image, "resources": _resources(part.resources), "revision": RENDER_REVISION}
-    # The rest only where it is given, as pods were made before it was looked at.
+    # Other fields only if they are given, because older pods were created before those fields existed.
     if not never_share(spec, role):
         stated["machineSpread"] = spec.nodes.machineSpread.value
     labels, annotations = part.podLabels, part.podAnnotations
@@ -131,7 +133,7 @@ def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> Json:
-    """The parts of a pod's spec that are as the user says, under their names there; empty ones left out."""
+    """The parts of a pod's spec that the user gave, under their names in a pod; empty ones are left out."""
     part = part_of(spec, role)
     dumped: Json = {
         "imagePullSecrets": [secret.model_dump() for secret in spec.imagePullSecrets or ()],
@@ -148,7 +150,7 @@ def _asked(spec: TabletClusterSpec, role: Role) -> Json:
 
 
 def _as_said(part: Model | None) -> Json:
-    """Without what is not given. What is empty stays: an empty selector selects all, an absent one nothing."""
+    """A part without absent fields. Empty fields stay: an empty selector selects all, an absent one nothing."""
     said: Json = part.model_dump(mode="json", exclude_none=True) if part is not None else {}
     return said
 
@@ -163,12 +165,12 @@ def pod(
     keeps_off: Sequence[str],
     fork_id: str = "",
 ) -> Json:
-    """A member's pod. `masters`: names of master pods; `formation`: the flags that say how an empty volume is met;
-    `keeps_off`: machines that it is not to take; `fork_id`: which copy of the cluster's volumes it belongs to."""
+    """A member's pod. `masters`: names of master pods; `formation`: flags for an empty volume; `keeps_off`: machines that it
+    must not use; `fork_id`: the copy of the cluster's volumes to which it belongs."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
-        # All of those may be replaced before the pod is, and be elsewhere after a power failure.
+        # All masters may be replaced during the life of this pod, so add the Service that any ready master answers.
         hosts.append(naming.masters_host(cluster.name, cluster.namespace))
     arguments = [
         "--data-dir", f"{_DATA}/stele",
@@ -200,7 +202,7 @@ def pod(
             {"name": "http", "containerPort": naming.PORT_HTTP},
             {"name": "stream", "containerPort": naming.PORT_STREAM},  # no flag: the image's default
         ],
-        # Startup follows the replay of a log of any length; liveness asks the event loop only.
+        # Startup allows for the replay of a log of any length. Liveness only checks the event loop.
         "startupProbe": _probe("/startupz", period_s=1, failures=3600),
         "livenessProbe": _probe("/livez", period_s=10, failures=6),
         "readinessProbe": _probe("/readyz", period_s=2, failures=2),
@@ -211,7 +213,7 @@ def pod(
             "capabilities": {"drop": ["ALL"]},
         },
     }
-    if fork_id:  # not as an option: images of releases without fork ids start all the same
+    if fork_id:  # a variable, not an option: images of releases without fork ids ignore it
         container["env"].append({"name": "STELE_FORK_ID", "value": fork_id})
     part = part_of(spec, role)
     resources = _resources(part.resources)
@@ -226,7 +228,7 @@ def pod(
     if keeps_off:
         annotations[naming.ANNOTATION_KEEPS_OFF] = ",".join(keeps_off)
     asked = _asked(spec, role)
-    # Ours first, and for ever: Kubernetes names a fate, the masters decide loss, and nobody else moves a pod off its volume.
+    # Tolerate Kubernetes' own taints for ever: only the masters decide that a node is lost, and no one else may move its pod.
     tolerations = [
         *(
             {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
@@ -273,7 +275,7 @@ def pod(
 
 
 def _resources(resources: Resources | None) -> Json:
-    """As in the spec, with the memory limit equal to the request unless one was given."""
+    """Resources from the spec. Without a memory limit, the request is the limit."""
     if resources is None:
         return {}
     requests, limits = dict(resources.requests or {}), dict(resources.limits or {})
@@ -294,7 +296,7 @@ def _probe(path: str, period_s: int, failures: int) -> Json:
 def _affinity(
     cluster: str, spec: TabletClusterSpec, role: Role, zone: str, keeps_off: Sequence[str], asked: Json
 ) -> Json:
-    """What is asked for, and ours beside it: both must hold."""
+    """The user's affinity combined with the operator's own terms; both must match."""
     term = {
         "labelSelector": {"matchLabels": {naming.LABEL_CLUSTER: cluster, naming.LABEL_ROLE: role}},
         "topologyKey": naming.LABEL_HOST,
@@ -311,14 +313,14 @@ def _affinity(
     if zone:
         where["matchExpressions"] = [{"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}]
     if keeps_off:
-        # By name, which the label of the host need not be; Kubernetes takes one value for each of these.
+        # By the machine's name, since the hostname label may differ from it. Each matchFields entry takes one value.
         where["matchFields"] = [
             {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in keeps_off
         ]
     if where:
         machines = asked.get("nodeAffinity", {})
         terms = machines.get(_REQUIRED, {}).get("nodeSelectorTerms")
-        # One of the terms must hold: ours is a part of each.
+        # Terms are alternatives, so the operator's conditions are added to each of them.
         both = [_both(term, where) for term in terms] if terms else [where]
         affinity["nodeAffinity"] = {**machines, _REQUIRED: {"nodeSelectorTerms": both}}
     return affinity
@@ -326,12 +328,12 @@ def _affinity(
 
 def _both(term: Json, where: Json) -> Json:
     if not term:
-        return term  # no machine meets it; with more in it some would
+        return term  # an empty term matches no machine; with added conditions it would match some
     return {word: [*term.get(word, ()), *where.get(word, ())] for word in {**term, **where}}
 
 
 def peers_service(cluster: ClusterObject) -> Json:
-    """Headless: a DNS name for every pod, ready or not, for the members themselves."""
+    """The headless Service that gives every pod a DNS name, ready or not, for the members themselves."""
     return _service(
         cluster,
         naming.peers_service(cluster.name),
@@ -345,7 +347,7 @@ def peers_service(cluster: ClusterObject) -> Json:
 
 
 def masters_service(cluster: ClusterObject) -> Json:
-    """Ready masters only, for clients."""
+    """The Service of ready masters, for clients."""
     return _service(
         cluster,
         naming.masters_service(cluster.name),
@@ -373,7 +375,7 @@ def _service(cluster: ClusterObject, name: str, spec: Json) -> Json:
 
 
 def disruption_budget(cluster: ClusterObject, role: Role, min_available: int) -> Json:
-    """How many pods of a role must stay when machines are drained."""
+    """The PodDisruptionBudget of a role. `min_available`: pods that must stay when machines are drained."""
     return _digested(
         {
             "apiVersion": "policy/v1",

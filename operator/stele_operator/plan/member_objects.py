@@ -1,8 +1,8 @@
-"""Pods, claims and Services: what should be there and is not, and what should go. Called by planner; pure.
+"""Pods, claims and Services: which to create, change and delete. Called by cluster_plan; pure.
 
-Invariant: a serial is set aside before the claim that uses it, a claim stands and its node is registered before its
-pod starts, a node is RETIRED, and that noted on its claim, before its pod goes, its pod is gone before its claim is
-let go, and what was let go is deleted only while every tablet has what it should have.
+Invariants: a serial is reserved before a claim uses it. A claim exists and its node is registered before its pod starts. A
+node is RETIRED, and its claim says so, before its pod is deleted. Its pod is gone before its claim is released. A released
+claim is deleted only while every tablet of the role can lose a voter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Result = tuple[list[Action], list[Finding]]
 
 
 def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
-    """Services and disruption budgets, made and kept as they should be."""
+    """Create Services and disruption budgets, and restore them where they differ."""
     wanted: list[Json] = [
         manifests.peers_service(o.cluster),
         manifests.masters_service(o.cluster),
@@ -68,13 +68,13 @@ def plan_services(o: Observation, budgets: Sequence[Budget]) -> list[Action]:
                 "metadata": {"annotations": {naming.ANNOTATION_DIGEST: digest}, **adopting},
                 "spec": manifest["spec"],
             }
-            reason = f"{kind} {name} is not as it should be"
+            reason = f"{kind} {name} differs from what the operator needs"
             actions.append(PatchObject(reason, kind, name, there.uid, there.resource_version, patch))
     return actions
 
 
 def _covers(there: Any, wanted: Any) -> bool:
-    """Whether all that is wanted is there; the API server adds defaults to it."""
+    """Whether `there` contains all of `wanted`. It may contain more, because the API server adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(k in there and _covers(there[k], v) for k, v in wanted.items())
     if isinstance(wanted, list):
@@ -85,7 +85,7 @@ def _covers(there: Any, wanted: Any) -> bool:
 def plan_members(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> Result:
-    """Claims and pods of all members."""
+    """Actions on the claims and pods of all members."""
     actions: list[Action] = list(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
@@ -105,7 +105,7 @@ def plan_members(
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:
-    """The first masters' claims, until the cluster has formed: there is nothing on them that could be lost."""
+    """The first masters' claims. Before the cluster has formed they hold nothing that could be lost."""
     if identity.formed:
         return []
     there = {c.name for c in o.claims}
@@ -140,7 +140,7 @@ def _one(
         return []
     actions = _claim_changes(o, spec, claim, identity.fork_id)
     if pod is None and claim.copied:
-        return actions  # what a lost identity is read back from is noted before anything runs under the new fork id
+        return actions  # record the fork id on the claim before anything runs under it; a lost identity is restored from it
     if pod is None:
         complete = {c.name for c in o.claims} >= {m.name for m in identity.first_masters}
         if identity.formed or (member.role == "master" and complete):
@@ -148,29 +148,31 @@ def _one(
         return actions
     if pod.deleting:
         if member.fate is Fate.MACHINE_DELETED:
-            reason = f"{member.why}: nobody is left to stop pod {pod.name}"
+            reason = f"{member.why}: its kubelet cannot stop pod {pod.name}"
             actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=True))
         return actions
     if pod.phase in ("Failed", "Succeeded"):
-        reason = f"pod {pod.name} has ended ({pod.exit_message or pod.phase}); it is made again on its volume"
+        reason = (
+            f"pod {pod.name} has ended ({pod.exit_message or pod.phase}); it is created again on its volume"
+        )
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif pod.claim_uid != claim.uid:
-        reason = f"pod {pod.name} was made for another claim of this name"
+        reason = f"pod {pod.name} was created for another claim of this name"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif _stranded(o, claim, pod.created_s):
-        reason = f"the volume of {pod.name} was to be made on {claim.selected_machine}, which is down; chosen again"
+        reason = f"the volume of {pod.name} was assigned to {claim.selected_machine}, which is down; it is assigned again"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=True))
         actions.append(
             DeleteClaim(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version)
         )
     elif _waits_in_vain(o, pod, keeps_off(o, spec, member, everyone)):
-        reason = f"{pod.name} waits for a machine; made again, as those that it leaves to others have changed"
+        reason = f"{pod.name} waits for a machine; it is created again because the machines reserved for others have changed"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif _outdated(o, spec, pod) and _rests(o, pod):
-        reason = f"{pod.name} does not run ({_why_not(pod)}) and was made from an older spec; it is made again from this one"
+        reason = f"{pod.name} does not run ({_why_not(pod)}) and has an older spec; it is created again from the present spec"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif adopting := manifests.adopting(o.cluster, pod.owners):
-        reason = f"pod {pod.name} has lost its owner: it would outlive the TabletCluster"
+        reason = f"pod {pod.name} has lost its owner, so it would outlive the TabletCluster"
         actions.append(
             PatchObject(reason, "Pod", pod.name, pod.uid, pod.resource_version, {"metadata": adopting})
         )
@@ -178,16 +180,16 @@ def _one(
 
 
 def _as_made(o: Observation, claim: Claim) -> PatchObject:
-    """Its labels, and whose volume it is, put back."""
+    """Restore the labels of a claim, and the identity of its node."""
     notes = {
         naming.ANNOTATION_NODE_ID: claim.node_id,
         naming.ANNOTATION_CLUSTER_ID: claim.cluster_id,
     }
     patch = {"metadata": {"labels": naming.labels(o.cluster.name, claim.role), "annotations": notes}}
     reason = (
-        f"{claim.name} has lost its labels: nobody who lists claims finds it"
+        f"{claim.name} has lost its labels, so lists of claims omit it"
         if not claim.labelled
-        else f"{claim.name} no longer says whose volume it is"
+        else f"{claim.name} has lost the identity of its node"
     )
     return PatchObject(reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch)
 
@@ -199,8 +201,7 @@ def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
 
 
 def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
-    """Whether a pod that no machine takes could take one which it is to leave to others, or must not take one that is up and
-    free. Only the masters can say who has run where."""
+    """Whether a pod without a machine has an outdated list of reserved machines. Only the masters know who ran where."""
     if pod.machine or not pod.unschedulable or o.catalog is None:
         return False
     left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
@@ -212,8 +213,10 @@ def _outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
 
 
 def _rests(o: Observation, pod: Pod) -> bool:
-    """Whether nothing of a pod runs: no machine has it, or its kubelet says so, and could stop it. What it said when it ended
-    may be why its node is given up, and is not to be forgotten."""
+    """Whether nothing of a pod runs: it has no machine, or its kubelet says so and could stop it.
+
+    A pod that ended is kept if its last message may be the reason to give its node up.
+    """
     if pod.running or pod.ready or pod.exit_code in naming.EXITS_OF_VOLUMES:
         return False
     return not pod.machine or (bool(pod.waiting) and not _gone(o, pod.machine))
@@ -242,11 +245,11 @@ def _start(
     elif member.role == "master" and member.node_id not in identity.formed:
         flags, reason = (
             ["--join"],
-            "takes the place of a lost master" if not member.formed else "back on its volume",
+            "replaces a lost master" if not member.formed else "starts again on its volume",
         )
     else:
-        # A volume that is bound has been used; the masters, which know for certain, may not be there yet.
-        reason = "back on its volume" if member.formed or claim.phase == "Bound" else "a new node"
+        # A bound volume has been used. The masters know for certain, but they may not run yet.
+        reason = "starts again on its volume" if member.formed or claim.phase == "Bound" else "a new node"
     masters = [m.name for m in everyone if m.role == "master" and m.active]
     masters = masters or [m.name for m in identity.first_masters]
     image = spec.image or o.default_image
@@ -256,11 +259,14 @@ def _start(
 
 
 def _claim_changes(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
-    """One thing in a pass: which copy of the cluster it is of, its owner, its size. The owner comes before the size: a size may be refused for good (no allowVolumeExpansion, a quota), and must
-    not decide whether the volume goes with the TabletCluster."""
+    """One change in a pass: the fork id and uid, then the owner, then the size.
+
+    The owner comes before the size, because a size may be refused for good (no allowVolumeExpansion, a quota). That must not
+    decide whether the volume is deleted with the TabletCluster.
+    """
     if not claim.noted(fork_id):
         notes = {naming.ANNOTATION_CLAIM_UID: claim.uid, naming.ANNOTATION_FORK_ID: fork_id}
-        reason = f"{claim.name}: notes which claim it is, by which a copy of it will be known"
+        reason = f"{claim.name}: records its own uid, so that a copy of the claim can be recognized"
         patch: Json = {"metadata": {"annotations": notes}}
         kind = "PersistentVolumeClaim"
         return [PatchObject(reason, kind, claim.name, claim.uid, claim.resource_version, patch)]
@@ -268,12 +274,12 @@ def _claim_changes(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_i
         return [_owner_patch(o, spec, claim)]
     size = manifests.storage_of(spec, claim.role).size
     if claim.phase != "Bound" or claim.requested_bytes >= byte_count(size):
-        return []  # never made smaller: Kubernetes cannot
+        return []  # Kubernetes cannot shrink volumes
     refused = diagnosis.refused_growth(o, claim, size)
     if refused is not None and o.now_s < refused.again_s:
         return []
     patch = {"spec": {"resources": {"requests": {"storage": size}}}}
-    reason, again = f"{claim.name}: storage.size is {size} now", refused is not None
+    reason, again = f"{claim.name}: storage.size is now {size}", refused is not None
     seen = (claim.name, claim.uid, claim.resource_version)
     return [GrowClaim(reason, "PersistentVolumeClaim", *seen, patch, size, again)]
 
@@ -288,8 +294,11 @@ def _owner_patch(o: Observation, spec: TabletClusterSpec, claim: Claim) -> Patch
 def plan_retaining(
     o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]
 ) -> tuple[Action, ...]:
-    """Volumes of this TabletCluster that are to stay when it goes. The one thing that is done to a cluster that is paused,
-    breaks a rule or is being deleted: Kubernetes deletes what is owned all the same."""
+    """Remove the owner from claims under Retain, so that the volumes outlive the TabletCluster.
+
+    This is the only change to a cluster that is paused, breaks a rule or is being deleted, because Kubernetes deletes owned
+    claims in these cases too.
+    """
     if spec.deletionPolicy is not DeletionPolicy.RETAIN:
         return ()
     in_use = [m.claim for m in everyone if m.claim is not None and m.state is not State.RETIRED]
@@ -298,7 +307,7 @@ def plan_retaining(
 
 
 def _gone(o: Observation, machine: str) -> bool:
-    """Whether nobody is left on that machine to stop a pod."""
+    """Whether no kubelet on that machine can stop a pod."""
     seen = o.machine(machine)
     return bool(machine) and o.machines is not None and (seen is None or not seen.ready)
 
@@ -306,13 +315,13 @@ def _gone(o: Observation, machine: str) -> bool:
 def _retired(
     o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: diagnosis.Needing
 ) -> list[Action]:
-    """Retired → so noted on its claim → pod deleted → claim released → claim deleted, one after the other."""
+    """One step after the other: record RETIRED on the claim, delete the pod, release the claim, delete the claim."""
     pod = member.pod
     if member.node is None:
-        return []  # noted once; those who decide it cannot be asked: nothing is started, nothing taken away
+        return []  # recorded before, and the masters cannot be asked now: start nothing, delete nothing
     if pod is not None and claim.released_s is None and not claim.retired:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_RETIRED: f"{o.now_s:.0f}"}}}
-        reason = f"{member.name} is retired: nothing is to start on its volume again"
+        reason = f"{member.name} is retired: no pod may start on its volume again"
         return [
             RetireClaim(
                 reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
@@ -322,11 +331,11 @@ def _retired(
         force = _gone(o, pod.machine)
         if pod.deleting and not force:
             return []
-        reason = f"{member.name} is retired: no tablet counts on it any more"
+        reason = f"{member.name} is retired: no tablet needs it any more"
         return [DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=force)]
     if claim.released_s is None:
         patch = {"metadata": {"annotations": {naming.ANNOTATION_RELEASED: f"{o.now_s:.0f}"}}}
-        reason = f"{member.name} is retired; its claim stays for {spec.healing.keepFor}"
+        reason = f"{member.name} is retired; its claim is kept for {spec.healing.keepFor}"
         return [
             ReleaseClaim(
                 reason, "PersistentVolumeClaim", claim.name, claim.uid, claim.resource_version, patch
@@ -339,8 +348,8 @@ def _retired(
 
 
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
-    """Members whose claims stand: what is registered is on record for ever, so a claim that is refused must not be."""
-    # First masters are on record by their own word, before anybody could tell their names.
+    """Register members whose claims exist. Registration is for ever, so a member with a refused claim is not registered."""
+    # First masters register themselves, without a name.
     registered = {n.node_id for n in catalog.view.nodes if catalog.names.get(n.node_id)}
     return [
         RegisterNode(f"{m.name} is part of the cluster", m.node_id, m.role, m.name)
@@ -352,7 +361,7 @@ def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Actio
 def _newcomers(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> list[Action]:
-    """Members that are missing: their serials set aside first, then their claims; the next pass registers them."""
+    """Missing members: reserve their serials, then create their claims. The next pass registers them."""
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
     missing = {
@@ -373,16 +382,18 @@ def _newcomers(
         zones = choose_zones(o, spec, role, missing[role], staying, everyone)
         for serial, zone in zip(chosen, zones, strict=True):
             name, node_id = naming.member_name(o.cluster.name, role, serial), next(fresh)
-            why = f"{name}: {wanted[role]} {role}s are asked for, {wanted[role] - missing[role]} are there"
+            why = f"{name}: {wanted[role]} {role}s are asked for, but {wanted[role] - missing[role]} exist"
             manifest = manifests.claim(o.cluster, spec, role, name, node_id, identity.cluster_id, zone)
             actions.append(CreateClaim(why, manifest))
     return actions
 
 
 def _unused(o: Observation, identity: Identity, role: Role) -> list[int]:
-    """Serials that are set aside, and with which nothing was ever made: else a claim that is refused would take a new one in
-    each pass. Whoever had a pod is on the masters' record for ever, and with it its name."""
+    """Reserved serials with which nothing was ever created. Otherwise a refused claim would use a new serial in each pass.
+
+    A member that had a pod is registered for ever, with its name.
+    """
     used = {m.name for m in identity.first_masters} | {c.name for c in o.claims} | {p.name for p in o.pods}
     used |= set(o.catalog.names.values()) if o.catalog is not None else set()
-    aside = range(identity.own_from(role), identity.next_serial[role])
-    return [n for n in aside if naming.member_name(o.cluster.name, role, n) not in used]
+    reserved = range(identity.own_from(role), identity.next_serial[role])
+    return [n for n in reserved if naming.member_name(o.cluster.name, role, n) not in used]

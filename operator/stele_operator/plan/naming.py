@@ -1,7 +1,7 @@
 """Names, labels and annotations. Imported by plan, observe and act.
 
-Invariant: a name made of a serial is never used again; the label `stele.dev/cluster` is on everything the operator
-makes, and on nothing else.
+Invariants: a name with a serial is never used again. The label `stele.dev/cluster` is on all objects that the operator
+creates, and on no others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANNOTATION_FORMAT_ID = f"{GROUP}/format-id"
 ANNOTATION_RETIRED = f"{GROUP}/retired-at"
 ANNOTATION_RELEASED = f"{GROUP}/released-at"
 ANNOTATION_CLAIM_UID = f"{GROUP}/claim-uid"
-"""On a pod, the claim that it was made for; on a claim, its own uid when that was noted: a copy has another one."""
+"""On a pod: the uid of its claim. On a claim: its own uid; on a copy of the claim the two differ."""
 ANNOTATION_FORK_ID = f"{GROUP}/fork-id"
 ANNOTATION_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_KEEPS_OFF = f"{GROUP}/keeps-off"
@@ -76,7 +76,7 @@ def masters_service(cluster: str) -> str:
 
 
 def masters_host(cluster: str, namespace: str) -> str:
-    """DNS name at which a ready master answers, whichever there are by then."""
+    """DNS name at which any ready master answers."""
     return f"{masters_service(cluster)}.{namespace}.svc"
 
 
@@ -91,7 +91,7 @@ def port_of(role: Role) -> int:
 
 
 def peer_host(cluster: str, namespace: str, member: str) -> str:
-    """DNS name of a member, wherever its pod runs."""
+    """DNS name of a member, independent of where its pod runs."""
     return f"{member}.{peers_service(cluster)}.{namespace}.svc"
 
 

@@ -1,7 +1,7 @@
-"""What one pass saw: immutable values. Made by observe from authoritative lists; read by everything in plan.
+"""What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything in plan.
 
-Invariant: nothing here is remembered from an earlier pass, but what was refused to it (growth). Times are seconds since 1970 by the API
-server's clock (`Kube.now_s`), which stamps what it makes.
+Invariant: nothing comes from an earlier pass, except refused growth. Times are seconds since 1970 by the API server's clock
+(`Kube.now_s`), which also stamps objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROLES: tuple[Role, ...] = ("master", "node")
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition as it stands in a status."""
+    """A condition of a status."""
 
     type: str
     status: str
@@ -32,8 +32,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObject:
-    """The TabletCluster. `spec` is None where it broke a rule; `faults` says which. `unknown`: fields that it has and this
-    operator does not know."""
+    """The TabletCluster. `spec`: None if it breaks a rule; `faults` says which. `unknown`: fields that this operator does not
+    know."""
 
     namespace: str
     name: str
@@ -48,8 +48,8 @@ class ClusterObject:
 
 @dataclass(frozen=True, slots=True)
 class GroupObject:
-    """A TabletGroup that names this cluster. `created` is its creation time as text, for who came first. `spec`, `faults`
-    and `unknown`: as of a TabletCluster."""
+    """A TabletGroup that names this cluster. `created`: its creation time as text, which decides between rivals. `spec`,
+    `faults` and `unknown`: as in ClusterObject."""
 
     name: str
     uid: str
@@ -63,9 +63,9 @@ class GroupObject:
     unknown: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
     recorded_table: str = ""
-    """Table id in its status: it was there once."""
+    """The table id in its status, which shows that the table existed once."""
     recorded_cluster: str = ""
-    """UUID of the cluster that this table was in."""
+    """The UUID of the cluster that held that table."""
 
     @property
     def table_name(self) -> str:
@@ -74,7 +74,7 @@ class GroupObject:
 
     @property
     def own_table_id(self) -> str:
-        """The id it gives to a table that it makes: its own uid, so that making it twice makes one."""
+        """The id of a table that it creates: its own uid, so that a repeated create makes one table."""
         return self.uid.replace("-", "").lower()
 
 
@@ -88,9 +88,11 @@ class FirstMaster:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ConfigMap `<cluster>-identity`. `formed` maps each first master's UUID to its format id; empty: not formed.
-    `first_serial`: of each role, the first that is known to be set aside for this cluster and not for an earlier one.
-    `fork_id`: which copy of its volumes this is; empty: as the cluster was formed."""
+    """The ConfigMap `<cluster>-identity`. `formed`: from each first master's UUID to its format id; empty: not formed.
+
+    `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier one of this
+    name. `fork_id`: which copy of its volumes this is; "": the original.
+    """
 
     resource_version: str
     cluster_id: str
@@ -102,11 +104,11 @@ class Identity:
     fork_id: str = ""
 
     def own_from(self, role: Role) -> int:
-        """The first serial of a role that may be this cluster's to use though it is set aside already."""
+        """The first reserved serial of a role that this cluster may use."""
         return self.first_serial.get(role, self.next_serial[role])
 
     def with_more(self, count: Mapping[Role, int]) -> Identity:
-        """The same with so many more serials of each role set aside."""
+        """The identity with `count` more reserved serials of each role."""
         return replace(
             self,
             next_serial={role: self.next_serial[role] + count[role] for role in ROLES},
@@ -116,7 +118,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id` are empty where it does not say; `selected_machine`: where the scheduler wants its volume."""
+    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id`: "" if it does not say. `selected_machine`: where
+    the scheduler wants its volume."""
 
     name: str
     uid: str
@@ -135,18 +138,18 @@ class Claim:
     format_id: str = ""
     released_s: float | None = None
     owner_uid: str = ""
-    """Of the TabletCluster that it goes with."""
+    """The uid of the TabletCluster that owns it."""
     labelled: bool = True
-    """Whether it would be found by its labels."""
+    """Whether it has its labels, by which lists find it."""
     identified: bool = True
-    """Whether it says itself whose volume it is."""
+    """Whether it carries the identity of its node."""
     retired: bool = False
-    """The masters said so once: what is to be known of its node while none of them leads."""
+    """Whether it records that its node is RETIRED, for times when no master leads."""
     noted_uid: str = ""
-    """The uid of the claim that its annotations were written for; empty: an operator wrote them that did not note it."""
+    """The claim uid in its annotations; "": an older operator wrote them without it."""
     fork_id: str = ""
     from_source: bool = False
-    """Whether its volume was filled from a snapshot or another claim: no operator asks for that."""
+    """Whether its volume was filled from a snapshot or another claim, which the operator never asks for."""
 
     @property
     def copied(self) -> bool:
@@ -154,13 +157,13 @@ class Claim:
         return self.noted_uid != self.uid if self.noted_uid else self.from_source
 
     def noted(self, fork_id: str) -> bool:
-        """Whether it says what a lost identity is read back from."""
+        """Whether it records all that is needed to restore a lost identity."""
         return self.noted_uid == self.uid and self.fork_id == fork_id
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod of this cluster. `exit_code` is of the container's last end, None if it never ended."""
+    """A pod of this cluster. `exit_code`: of the container's last end; None if it never ended."""
 
     name: str
     uid: str
@@ -180,20 +183,20 @@ class Pod:
     exit_code: int | None = None
     exit_message: str = ""
     exit_reason: str = ""
-    """Kubernetes' own word for that end, where it says more than that there was one: OOMKilled, Evicted."""
+    """Kubernetes' reason for that end if it is specific, such as OOMKilled or Evicted."""
     waiting: str = ""
     unschedulable: str = ""
     keeps_off: tuple[str, ...] = ()
-    """Machines that it was made not to take."""
+    """Machines that its affinity excludes."""
     unready_since_s: float = 0.0
-    """When it was made, or was last ready."""
+    """When it was created, or was last ready."""
     owners: tuple[dict[str, Any], ...] = ()
-    """Its ownerReferences, as they stand."""
+    """Its ownerReferences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """What keeps pods off a machine that do not tolerate it."""
+    """A taint of a machine."""
 
     key: str
     value: str
@@ -214,7 +217,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MasterReport:
-    """What a master said of itself, asked directly."""
+    """A master's own answer about itself."""
 
     node_id: str
     cluster_id: str
@@ -225,7 +228,7 @@ class MasterReport:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table as the catalog has it."""
+    """A column of a table in the catalog."""
 
     name: str
     type: str
@@ -234,7 +237,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as the catalog has it. `hash`: columns and buckets of each level."""
+    """A table in the catalog. `hash`: columns and buckets of each level."""
 
     table_id: str
     name: str
@@ -249,8 +252,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What the leader master told. `formed_nodes`: UUIDs that were ever seen with a formatted volume;
-    `names`: of pods, by their nodes' UUIDs; a node may be on record without."""
+    """The leader master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted volume. `names`: pod
+    names by the UUIDs of their nodes; a registered node may have none."""
 
     view: ClusterView
     tables: tuple[Table, ...] = ()
@@ -274,8 +277,8 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """A Service or PodDisruptionBudget that exists: what the operator compares of it. `digest`: of the spec that the
-    operator last gave it; `spec`: as it is now, with what the API server added."""
+    """The parts of an existing Service or PodDisruptionBudget that the operator compares. `digest`: of the spec that the
+    operator wrote last. `spec`: the present one, with additions of the API server."""
 
     kind: str
     name: str
@@ -288,7 +291,7 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGrowth:
-    """That the API server did not let a claim grow to `size`, and why; not tried again before `again_s`."""
+    """The API server refused to let a claim grow to `size`; `why` has its message. Not tried again before `again_s`."""
 
     size: str
     why: str
@@ -298,7 +301,8 @@ class RefusedGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything one pass saw. `machines` is None where the operator may not read them; `catalog` where no leader answered."""
+    """Everything that one pass observed. `machines`: None if the operator may not read them. `catalog`: None if no leader
+    answered."""
 
     now_s: float
     cluster: ClusterObject
@@ -313,19 +317,19 @@ class Observation:
     catalog: Catalog | None = None
     catalog_problem: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Why a pod or claim could not be made in this very pass, by kind and name, or the masters refuse the table of a TabletGroup:
-    empty until it was tried."""
+    """Refusals in this pass, by kind and name: of pods and claims by the API server, of a TabletGroup's table by the masters.
+    Empty until actions were tried."""
     fresh_ids: tuple[str, ...] = ()
-    """Random identifiers, enough for all that one pass may make: chance is an argument."""
+    """Random identifiers, enough for all that one pass may create. They are an input so that planning stays pure."""
     refused_growth: Mapping[str, RefusedGrowth] = field(default_factory=dict)
-    """By the uids of claims; of all that is here the one thing that earlier passes have seen."""
+    """By the uids of claims. This is the only field from earlier passes."""
 
     _machines: Mapping[str, Machine] = field(init=False, repr=False, compare=False)
     _pods: Mapping[str, Pod] = field(init=False, repr=False, compare=False)
     _groups: Mapping[str, GroupObject] = field(init=False, repr=False, compare=False)
     _makers: Mapping[str, GroupObject] = field(init=False, repr=False, compare=False)
     _claimants: Mapping[str, Sequence[GroupObject]] = field(init=False, repr=False, compare=False)
-    """Found once: hundreds of TabletGroups each ask for a few of them."""
+    """An index by table name, because hundreds of TabletGroups each look for rivals."""
 
     def __post_init__(self) -> None:
         claimants: dict[str, list[GroupObject]] = {}
@@ -350,7 +354,7 @@ class Observation:
         return self._groups.get(name)
 
     def maker(self, table_id: str) -> GroupObject | None:
-        """The TabletGroup that makes its table under this id, or None."""
+        """The TabletGroup whose own table has this id, or None."""
         return self._makers.get(table_id)
 
     def groups_of_table(self, name: str) -> Sequence[GroupObject]:

@@ -1,7 +1,7 @@
-"""What an action of a pass counts on. Called by act; pure.
+"""Dependencies between the actions of a pass. Called by act; pure.
 
-A failure holds up what counts on it, and nothing else: a refused registration keeps one pod from starting, and neither
-another pod nor a volume that has to grow. Invariant: what is held up holds up in its turn what counts on it.
+A failed action blocks only the actions that depend on it. A refused registration keeps one pod from starting, but no other
+pod, and no volume from growing. Invariant: a blocked action blocks in turn the actions that depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stele_operator.plan.actions import (
     SetFinalizers,
 )
 
-_SERIALS = "the serials are set aside"
+_SERIALS = "the serials are reserved"
 _MASTERS = "a master leads"
 
 
@@ -42,7 +42,7 @@ def _held_by_finalizer(group: str) -> str:
 
 
 def grants(action: Action) -> str:
-    """What others may count on once the action is done; empty: nothing."""
+    """The condition that the action establishes for others; "": none."""
     match action:
         case ReplaceIdentity():
             return _SERIALS
@@ -57,7 +57,7 @@ def grants(action: Action) -> str:
 
 
 def needs(action: Action) -> tuple[str, ...]:
-    """What must not have failed before it in the same pass."""
+    """The conditions on which the action depends."""
     match action:
         case CreateClaim():
             return (_SERIALS,)
@@ -74,7 +74,7 @@ def needs(action: Action) -> tuple[str, ...]:
 
 
 def identity(action: Action) -> tuple[str, ...]:
-    """What makes an action the same one in the next pass, though it is planned anew."""
+    """Identifies the same action in later passes."""
     kind = type(action).__name__
     match action:
         case CreateObject() | PatchObject() | DeleteObject():
@@ -88,7 +88,7 @@ def identity(action: Action) -> tuple[str, ...]:
 
 
 class Failure(Protocol):
-    """Why an action was not done. `unanswered`: no master answered, so none would answer the next call either."""
+    """The failure of an action. `unanswered`: no master answered, so the next call to masters would fail too."""
 
     @property
     def error(self) -> str: ...
@@ -98,20 +98,20 @@ class Failure(Protocol):
 
 
 class Held:
-    """What failed so far in a pass."""
+    """The failures so far in a pass."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
 
     def why(self, action: Action) -> str:
-        """Why the action has to wait, in words; empty: it may be done."""
+        """Why the action must wait, in words; "": it need not."""
         for need in needs(action):
             if need in self._missing:
-                return f"not before {need}: {self._missing[need]}"
+                return f"waits until {need}: {self._missing[need]}"
         return ""
 
     def failed(self, action: Action, failure: Failure) -> None:
-        """It was not done: what counts on it waits for a later pass."""
+        """Record that the action was not done, so that dependent actions wait for a later pass."""
         if grant := grants(action):
             self._missing.setdefault(grant, failure.error)
         if failure.unanswered:

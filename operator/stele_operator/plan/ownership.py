@@ -1,9 +1,9 @@
-"""Whose volume a claim is, where somebody changed what it says of that. Called by planner; pure.
+"""Finds out whose volume a claim is if somebody changed its labels or annotations. Called by cluster_plan; pure.
 
-A member's name is made of a serial, so the catalog, and before it the identity, tells of each name which node has it. That
-is no proof for a claim that somebody else may have made under this name: its pod has to be made for this very claim, or
-else what is left on it has to say that it is ours. Should its volume be another's all the same, the node refuses it.
-Invariant: what a claim says is believed before anything else; where nothing proves it ours it is left as it is.
+A member's name has a serial, so the catalog (before it exists, the identity) maps each name to one node. That is no proof:
+somebody else may have created a claim of that name. So its pod must have been created for this very claim, or its
+remaining metadata must say that it is ours. If its volume is another node's all the same, the node refuses it.
+Invariant: what a claim says has precedence. A claim that nothing proves ours is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stele_operator.plan.observation import Claim, Observation
 
 
 def with_owners(o: Observation) -> Observation:
-    """The observation with claims as they were made; those that name no node, and that nothing leads to one, left out."""
+    """The observation with the identities of claims restored. Claims whose node cannot be determined are left out."""
     claims = (_as_made(o, claim) for claim in o.claims)
     return replace(o, claims=tuple(c for c in claims if c.node_id))
 
@@ -28,7 +28,7 @@ def _as_made(o: Observation, claim: Claim) -> Claim:
 
 
 def _node_of(o: Observation, claim: Claim, cluster_id: str) -> str:
-    """The node of this cluster that it was made for; empty where that is not certain."""
+    """The node of this cluster for which the claim was created; "" if that is not certain."""
     recorded = _recorded(o, claim.name)
     pod = o.pod(claim.name)
     if claim.node_id in recorded:
@@ -42,7 +42,7 @@ def _node_of(o: Observation, claim: Claim, cluster_id: str) -> str:
 
 
 def _recorded(o: Observation, name: str) -> set[str]:
-    """Nodes on record under this name: one at most, unless somebody's change was believed once."""
+    """Nodes registered under this name. Normally one at most; more if a changed claim was once believed."""
     found = (
         {m.node_id for m in o.identity.first_masters if m.name == name} if o.identity is not None else set()
     )

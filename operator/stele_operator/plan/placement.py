@@ -1,7 +1,7 @@
-"""In which zone a new member goes, and whose machines it keeps off. Called by upkeep; pure.
+"""Chooses the zone of a new member, and the machines that it must not use. Called by member_objects; pure.
 
-Invariant: members of a role are spread over the zones as evenly as live machines allow; one that never ran takes no
-machine that another may come back to.
+Invariants: members of a role are spread over the zones as evenly as live machines allow. A member that never ran uses no
+machine to which another member may return.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ _WHOLE = re.compile("-?[0-9]{1,18}")
 
 
 def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
-    """Zones of the spec that no machine carries; empty when machines cannot be read."""
+    """Zones of the spec without any machine; empty if machines cannot be read."""
     if o.machines is None:
         return ()
     known = sorted({m.zone for m in o.machines if m.zone})
     return tuple(
-        f"zones names {zone}, which no machine carries; there are: {', '.join(known) or 'none'}"
+        f"zones names {zone}, but no machine is in that zone; known zones: {', '.join(known) or 'none'}"
         for zone in spec.zones
         if zone not in known
     )
 
 
 def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
-    """Roles whose nodeSelector and affinity leave them no machine at all, or none in a zone of the spec; empty when machines
-    cannot be read. Whether a machine is up does not count, nor its taints: pods may be given tolerations by others, too."""
+    """Roles whose nodeSelector and affinity match no machine, or none in a zone of the spec.
+
+    Empty if machines cannot be read. Machines that are down count, and taints are ignored, because others may add
+    tolerations to pods.
+    """
     if o.machines is None:
         return ()
     faults = []
@@ -42,10 +45,10 @@ def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
         there = {m.zone for m in o.machines if selects(spec, role, m)}
         known = {m.zone for m in o.machines}
         if asked and not there:
-            faults.append(f"{asked}, which no machine carries")
+            faults.append(f"{asked}, which no machine matches")
         elif asked:
             faults += [
-                f"{asked}, which no machine in zone {zone} carries"
+                f"{asked}, which no machine in zone {zone} matches"
                 for zone in spec.zones
                 if zone in known - there
             ]
@@ -53,7 +56,7 @@ def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> str:
-    """What machines a role asks for, and by which fields; empty where any will do."""
+    """The machines that a role asks for, and by which fields; "" if any will do."""
     part, fields, wanted = part_of(spec, role), [], []
     if part.nodeSelector:
         fields.append(f"{role}s.nodeSelector")
@@ -74,7 +77,7 @@ def _in_words(term: NodeTerm) -> str:
 
 
 def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
-    """Members that are not where the spec would put them now, each with the reason: nobody is moved for that."""
+    """Members on machines that the present spec would not choose, each with the reason. They are not moved."""
     faults = []
     first_on: dict[tuple[Role, str], str] = {}
     for member in everyone:
@@ -106,10 +109,10 @@ def choose_zones(
     staying: Iterable[Claim],
     everyone: Collection[Member],
 ) -> list[str]:
-    """A zone for each of `count` new members; empty strings where the spec names none.
+    """A zone for each of `count` new members; "" for each if the spec names none.
 
-    `staying`: claims of the members they join. Whoever is on its way out holds no zone, or its replacement would go to
-    another one, where a member is already. But a machine that one of `everyone` may come back to is no room (`keeps_off`).
+    `staying`: claims of the members that they join. A member that is being retired holds no zone; otherwise its replacement
+    would go to a zone that has a member already. A machine to which one of `everyone` may return is no room (`keeps_off`).
     """
     if not spec.zones:
         return [""] * count
@@ -132,7 +135,7 @@ def choose_zones(
 def _room(
     o: Observation, spec: TabletClusterSpec, role: Role, everyone: Collection[Member]
 ) -> dict[str, int] | None:
-    """Live machines per zone that could take a member of the role; None where machines cannot be read."""
+    """Live machines per zone that could take a member of the role; None if machines cannot be read."""
     if o.machines is None:
         return None
     alone = never_share(spec, role)
@@ -147,19 +150,19 @@ def _room(
 
 
 def admits(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
-    """Whether a new pod of the role may be given the machine as it is, were it not for other pods."""
+    """Whether a new pod of the role could run on the machine, apart from other pods there."""
     tolerations = part_of(spec, role).tolerations or ()
     barred = (not any(_tolerates(t, taint) for t in tolerations) for taint in machine.taints if _bars(taint))
     return machine.ready and machine.schedulable and selects(spec, role, machine) and not any(barred)
 
 
 def selects(spec: TabletClusterSpec, role: Role, machine: Machine) -> bool:
-    """Whether the machine is one of those that the role's nodeSelector and affinity ask for."""
+    """Whether the machine matches the role's nodeSelector and affinity."""
     return not _leaves_out(part_of(spec, role), machine)
 
 
 def _leaves_out(part: Masters | Nodes, machine: Machine) -> str:
-    """The field that keeps pods of a role off the machine, whatever runs there; empty where none does."""
+    """The field that excludes the machine for pods of a role; "" if none does."""
     if not (part.nodeSelector or {}).items() <= machine.labels.items():
         return "nodeSelector"
     terms = _terms(part)
@@ -167,14 +170,14 @@ def _leaves_out(part: Masters | Nodes, machine: Machine) -> str:
 
 
 def _terms(part: Masters | Nodes) -> list[NodeTerm]:
-    """Terms of which a machine must meet one; empty where any will do."""
+    """Terms of which a machine must match one; empty if any machine will do."""
     nodes = part.affinity.nodeAffinity if part.affinity is not None else None
     required = nodes.requiredDuringSchedulingIgnoredDuringExecution if nodes is not None else None
     return required.nodeSelectorTerms if required is not None else []
 
 
 def _meets(machine: Machine, term: NodeTerm) -> bool:
-    """As Kubernetes' scheduler judges it: a term that says nothing is met by no machine."""
+    """Whether the machine matches a term, as Kubernetes' scheduler decides it: an empty term matches no machine."""
     labels, fields = term.matchExpressions or (), term.matchFields or ()
     named = ((machine.name in r.values) is (r.operator is FieldOperator.IN) for r in fields)
     return bool(labels or fields) and all(_holds(r, machine.labels) for r in labels) and all(named)
@@ -211,22 +214,22 @@ def _tolerates(toleration: Toleration, taint: Taint) -> bool:
 
 
 def part_of(spec: TabletClusterSpec, role: Role) -> Masters | Nodes:
-    """What the spec says of a role."""
+    """The part of the spec for a role."""
     return spec.masters if role == "master" else spec.nodes
 
 
 def never_share(spec: TabletClusterSpec, role: Role) -> bool:
-    """Whether two members of the role are never on one machine."""
+    """Whether two members of the role must never be on one machine."""
     return role == "master" or spec.nodes.machineSpread is MachineSpread.REQUIRED
 
 
 def keeps_off(
     o: Observation, spec: TabletClusterSpec, member: Member, everyone: Iterable[Member]
 ) -> tuple[str, ...]:
-    """Machines, by name, that the pod of a member which never ran leaves to others of its role; none for one that ran.
+    """Names of machines that are reserved for other members of its role. None for a member that ran before.
 
-    A pod that waits for a machine is given one the moment another's pod is deleted, before that is made again; and the
-    other's volume may be of no use elsewhere.
+    A waiting pod gets a machine the moment that another member's pod is deleted, before that pod is created again. But the
+    other member's volume may be usable only on that machine.
     """
     if not never_share(spec, member.role) or member.claim is None or _may_have_run(o, member, member.claim):
         return ()
@@ -235,7 +238,7 @@ def keeps_off(
 
 
 def _may_have_run(o: Observation, member: Member, claim: Claim) -> bool:
-    """The masters know for certain; while they cannot be asked, whoever has a volume may have."""
+    """Whether the member may have run. The masters know for certain; while they cannot be asked, a bound volume counts."""
     return member.formed or (o.catalog is None and claim.phase == "Bound")
 
 

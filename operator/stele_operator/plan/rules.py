@@ -1,7 +1,7 @@
-"""The rules of the custom resources that a schema alone cannot state, repeated here. Called by planner and tables.
+"""The rules of the custom resources that a schema cannot express. Called by cluster_plan and tables.
 
-The API server's CEL rules say the same, where there is one that runs them; what they let through is checked again
-against what is there. Invariant: all faults are found, not the first one only.
+They repeat the CEL rules, which not every API server runs, and compare the spec with what exists. Invariant: all faults are
+found, not only the first.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from stele_operator.plan.observation import Observation, Table
 
 
 def cluster_faults(o: Observation) -> tuple[str, ...]:
-    """What is wrong with the TabletCluster; empty when nothing is."""
+    """The faults of the TabletCluster; empty if there are none."""
     spec = o.cluster.spec
     if spec is None:
         return ("spec is missing",)
     faults = []
     if len(o.cluster.name) > CLUSTER_NAME_LENGTH_MAX:
         faults.append(
-            f"metadata.name has {len(o.cluster.name)} characters, at most {CLUSTER_NAME_LENGTH_MAX} are possible: names "
-            "of pods are made of it"
+            f"metadata.name has {len(o.cluster.name)} characters; at most {CLUSTER_NAME_LENGTH_MAX} are allowed, because "
+            "names of pods contain it"
         )
     if spec.masters.replicas not in (1, 3, 5):
         faults.append(f"masters.replicas is {spec.masters.replicas}; it must be 1, 3 or 5")
@@ -38,19 +38,19 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
 
 
 def masters_differ(o: Observation, spec: TabletClusterSpec) -> str:
-    """That another number of masters is asked for than the cluster has on record; empty when it is not so."""
+    """The fault that the spec asks for another number of masters than the cluster has; "" if it does not."""
     recorded = masters_wanted(o, spec)
     if spec.masters.replicas == recorded:
         return ""
     return (
-        f"masters.replicas is {spec.masters.replicas}, but the cluster was formed with {recorded}, and goes on with so "
-        "many: their number cannot change yet. While status.deletionPolicy is Retain, the TabletCluster can be deleted "
-        f"and applied again with {recorded}"
+        f"masters.replicas is {spec.masters.replicas}, but the cluster was formed with {recorded} masters and keeps them: "
+        "their number cannot change yet. While status.deletionPolicy is Retain, you can delete the TabletCluster and apply "
+        f"it again with {recorded}"
     )
 
 
 def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
-    """What is wrong with a TabletGroup by itself; empty when nothing is."""
+    """The faults of a TabletGroup by itself; empty if there are none."""
     faults = []
     names = [c.name for c in spec.columns]
     columns = {c.name: c for c in spec.columns}
@@ -77,7 +77,7 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
 
 
 def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
-    """How a table that exists differs from what the TabletGroup asks for; empty when it does not."""
+    """How an existing table differs from its TabletGroup; empty if it does not."""
     differences = []
     wanted = {c.name: (c.type.replace(" ", ""), c.nullable) for c in spec.columns}
     there = {c.name: (c.type.replace(" ", ""), c.nullable) for c in table.columns}
@@ -88,7 +88,7 @@ def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
             differences.append(f"the table has a column {name} that the TabletGroup lacks")
         elif wanted[name] != there[name]:
             differences.append(
-                f"column {name} is {_typed(there[name])} in the table, {_typed(wanted[name])} is asked for"
+                f"column {name} is {_typed(there[name])} in the table, but {_typed(wanted[name])} in the TabletGroup"
             )
     if tuple(spec.primaryKey) != table.primary_key:
         differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")

@@ -1,8 +1,8 @@
-"""The statuses, from what was seen, found and done. Called by report; pure.
+"""Builds statuses from the observation, the findings and the actions. Called by report; pure.
 
-Conditions follow kstatus: Ready is true when it is so; Reconciling, Degraded and Stalled are true when something is
-the matter. DrainBlocked, which kstatus does not know, is true while the disruption budgets let nobody go.
-Invariant: a status stays below 64 KiB, whatever the cluster; tablets never enter it one by one.
+Conditions follow kstatus: Ready is true if the resource serves; Reconciling, Degraded and Stalled are true if something is
+wrong or under way. DrainBlocked, which kstatus does not have, is true while the disruption budgets allow no eviction.
+Invariant: a status stays below 64 KiB, whatever the size of the cluster; tablets are counted, not listed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TROUBLE = (
 
 
 def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: str) -> Json:
-    """The status of a TabletCluster. `heals`: the driver's newest words; `now`: as Kubernetes writes times."""
+    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time format."""
     status: Json = {
         "observedGeneration": o.cluster.generation,
         "selector": f"{naming.LABEL_CLUSTER}={o.cluster.name},{naming.LABEL_ROLE}=node",
@@ -55,13 +55,13 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
         "readyReplicas": sum(m.role == "node" and m.state is State.READY for m in plan.members),
         "readyMasters": _serving_masters(o, plan),
         "conditions": _written(o.cluster.conditions, _cluster_conditions(o, plan), o.cluster.generation, now),
-        "members": [_member(m) for m in _by_trouble(plan.members)[:MEMBERS_MAX]],
+        "members": [_member(m) for m in _unhealthy_first(plan.members)[:MEMBERS_MAX]],
     }
     if o.identity is not None:
         status["clusterUUID"] = o.identity.cluster_id
-    kept = [c for c in o.claims if c.released_s is None]  # a released one stays as it was made until it goes
+    kept = [c for c in o.claims if c.released_s is None]  # a released one keeps its owner until it is deleted
     if kept:
-        # A claim that is held by its pod alone goes when that goes, whoever owns it.
+        # A claim that somebody deleted is gone when its pod ends, whoever owns it.
         owned = any(c.owned for c in kept) or bool(going(plan.members))
         status["deletionPolicy"] = (DeletionPolicy.DELETE if owned else DeletionPolicy.RETAIN).value
     if o.catalog is not None:
@@ -76,7 +76,7 @@ def _serving_masters(o: Observation, plan: Plan) -> int:
     return sum(m.role == "master" and m.state is State.READY and m.node_id in named for m in plan.members)
 
 
-def _by_trouble(members: Sequence[Member]) -> list[Member]:
+def _unhealthy_first(members: Sequence[Member]) -> list[Member]:
     return sorted(members, key=lambda m: _TROUBLE.index(m.state))
 
 
@@ -97,7 +97,7 @@ def _member(m: Member) -> Json:
 
 
 def healing_status(heals: Sequence[Progress]) -> Json:
-    """The part of a TabletCluster's status that tells what the driver is doing."""
+    """The part of a TabletCluster's status that shows the driver's work."""
     return {"active": [_heal(p) for p in heals[:HEALS_MAX]], "total": len(heals)}
 
 
@@ -130,7 +130,9 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
     reconciling = _reconciling(o, plan, found)
     return [
         _condition(
-            "Ready", not not_ready, not_ready or ("Writable", "every tablet has a leader; tables can be made")
+            "Ready",
+            not not_ready,
+            not_ready or ("Writable", "every tablet has a leader; tables can be created"),
         ),
         _condition(
             "Reconciling",
@@ -147,7 +149,7 @@ Why = tuple[str, str]
 
 
 def _drains(o: Observation, plan: Plan) -> Condition:
-    """Whether pods may be evicted. A budget that stays as it was, and what was said of it, stand or fall together."""
+    """Whether pods may be evicted. If a budget is left unchanged, its condition is left unchanged too."""
     before = next((c for c in o.cluster.conditions if c.type == DRAIN_BLOCKED), None)
     told = [b for b in plan.budgets if o.catalog is not None or b.reason != "MastersUnavailable"]
     if before is not None and not told:
@@ -156,7 +158,7 @@ def _drains(o: Observation, plan: Plan) -> Condition:
     if blocked:
         return _condition(DRAIN_BLOCKED, True, (blocked[0].reason, "; ".join(b.message for b in blocked)))
     if not plan.budgets:
-        return _condition(DRAIN_BLOCKED, False, ("Unknown", "the disruption budgets are not made yet"))
+        return _condition(DRAIN_BLOCKED, False, ("Unknown", "the disruption budgets are not created yet"))
     return _condition(DRAIN_BLOCKED, False, ("Drainable", "one node and one master may be evicted at a time"))
 
 
@@ -164,12 +166,12 @@ def _well(known: bool) -> Why:
     return (
         ("Healthy", "every tablet has all its voters")
         if known
-        else ("Unknown", "nothing is known of tablets yet")
+        else ("Unknown", "the state of the tablets is not known yet")
     )
 
 
 def _first(findings: Sequence[Finding], kind: Kind) -> Why | None:
-    """The first finding's reason, and the messages of all of that kind."""
+    """The reason of the first finding of this kind, and the messages of all of them."""
     chosen = [f for f in findings if f.kind is kind]
     if not chosen:
         return None
@@ -208,7 +210,7 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
     first = _first(found, Kind.RECONCILING)
     if first is not None:
         return None if first[0] == "Paused" else first
-    # To ask again for what was refused is no progress: it would never end.
+    # To repeat a refused request is no progress: Reconciling would never end.
     doing = [a for a in plan.actions if not asked_again(o, a)]
     if doing:
         return "Acting", "; ".join(dict.fromkeys(a.reason for a in doing))
@@ -217,31 +219,31 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
     return None
 
 
-def _at_rest(o: Observation, found: Sequence[Finding], trouble: Why | None) -> Why:
+def _at_rest(o: Observation, found: Sequence[Finding], problem: Why | None) -> Why:
     paused = next((f for f in found if f.reason == "Paused"), None)
     if paused is not None:
         return paused.reason, paused.message
     notes = [why for why in (_first(found, Kind.REMARK), _stale(o)) if why is not None]
     if notes:
         return notes[0][0], "; ".join(message for _, message in notes)
-    return _idle(trouble)
+    return _idle(problem)
 
 
 def _stale(o: Observation) -> Why | None:
     stale = restart_pending(o)
     if not stale:
         return None
-    return "RestartPending", f"made from an older spec, and so until they are next made: {', '.join(stale)}"
+    return "RestartPending", f"these pods keep an older spec until they are created again: {', '.join(stale)}"
 
 
-def _idle(trouble: Why | None) -> Why:
-    if trouble is not None:
-        return "Waiting", f"nothing can be done about it for now: {trouble[1]}"
+def _idle(problem: Why | None) -> Why:
+    if problem is not None:
+        return "Waiting", f"nothing can be done about this now: {problem[1]}"
     return "AsAskedFor", "nothing is left to do"
 
 
 def restart_pending(o: Observation) -> tuple[str, ...]:
-    """Pods that were made from an older spec and keep it until they are made again."""
+    """Pods with an older spec, which they keep until they are created again."""
     spec = o.cluster.spec
     if spec is None:
         return ()
@@ -250,7 +252,7 @@ def restart_pending(o: Observation) -> tuple[str, ...]:
 
 
 def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refusal: str = "") -> Json:
-    """The status of a TabletGroup. `refusal`: why the masters did not make its table."""
+    """The status of a TabletGroup. `refusal`: why the masters did not create its table."""
     table = table_of(o, group)
     found = plan.about(group.name)
     status: Json = {"observedGeneration": group.generation}
@@ -273,7 +275,7 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     stalled, degraded = _first(found, Kind.STALLED), _first(found, Kind.DEGRADED)
     refused = ("Refused", refusal) if refusal else None
     waiting = refused or _first(found, Kind.NOT_READY)
-    not_ready = None if serves else waiting or stalled or ("Waiting", "not yet looked at")
+    not_ready = None if serves else waiting or stalled or ("Waiting", "the operator has not looked at it yet")
     waits = None if stalled else waiting or _first(found, Kind.RECONCILING)
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
@@ -288,13 +290,13 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
 
 
 def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
-    """The status of a TabletGroup whose TabletCluster does not exist: which table it has, and nothing of its tablets."""
+    """The status of a TabletGroup whose TabletCluster does not exist: it keeps the table, but shows no tablets."""
     why = ("ClusterNotFound", f"there is no TabletCluster {cluster} in this namespace")
     conditions = [
         _condition("Ready", False, why),
         _condition("Reconciling", True, why),
-        _condition("Degraded", False, ("Unknown", "nothing is known of it")),
-        _condition("Stalled", False, ("NotStalled", "it goes on as soon as the TabletCluster is made")),
+        _condition("Degraded", False, ("Unknown", "the state of its tablets is not known")),
+        _condition("Stalled", False, ("NotStalled", "it continues as soon as the TabletCluster exists")),
     ]
     status: Json = {
         "observedGeneration": group.generation,
@@ -312,7 +314,7 @@ def _condition(kind: str, holds: bool, why: Why) -> Condition:
 def _written(
     there: Sequence[Condition], wanted: Sequence[Condition], generation: int, now: str
 ) -> list[Json]:
-    """As written down: a condition keeps the time of its last change of status."""
+    """The conditions as JSON. A condition whose status is unchanged keeps the time of its last transition."""
     known = {c.type: c for c in there}
     result = []
     for condition in wanted:

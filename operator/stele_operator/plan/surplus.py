@@ -1,7 +1,7 @@
-"""Members that are not needed: made for others that have returned since. Called by planner; pure.
+"""Finds members that are not needed, because the members that they replaced have returned. Called by cluster_plan; pure.
 
-The driver retires those that hold nothing; then upkeep lets pod and claim go as of any retired member, the claim after
-`keepFor`. Invariant: as many members as the spec asks for are well without them.
+The driver retires those that hold no replicas. Then their pods and claims are deleted like those of any retired member, the
+claims after `keepFor`. Invariant: without them there are as many healthy members as the spec asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stele_operator.plan.observation import ROLES, Observation, Role
 
 
 def unneeded(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> frozenset[str]:
-    """UUIDs of members beyond what the spec asks for that hold nothing, the newest first."""
+    """UUIDs of members beyond the number in the spec that hold no replicas, newest first."""
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view

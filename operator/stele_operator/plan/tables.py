@@ -1,8 +1,7 @@
-"""TabletGroups to tables. Called by planner; pure.
+"""Creates and drops the tables of TabletGroups. Called by cluster_plan; pure.
 
-Invariant: a table is dropped only for a TabletGroup that is being deleted, whose spec says `deletionPolicy: Delete` at
-that moment, and whose table it is; a TabletGroup that breaks a rule changes nothing, and of one that is known in part no
-table is made.
+Invariants: a table is dropped only for its own TabletGroup, while that is being deleted and its spec says `deletionPolicy:
+Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that matter, no table is created.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _RETAINED = "deletionPolicy is Retain: its table stays"
 
 
 def table_of(o: Observation, group: GroupObject) -> Table | None:
-    """The table that belongs to a TabletGroup: the one made under its uid, else one of its name."""
+    """The table of a TabletGroup: the one created under its uid, else one of its name."""
     if o.catalog is None:
         return None
     own = o.catalog.table(group.own_table_id)
@@ -32,8 +31,10 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _owned(o: Observation, group: GroupObject) -> Table | None:
-    """The table that goes with a TabletGroup: made under its uid, or on record in its status and what it asks for. A name
-    alone is none of its own: another one, which retains its table, may have gone a moment ago."""
+    """The table that is dropped with a TabletGroup: created under its uid, or recorded in its status and as it asks for.
+
+    A table of its name alone is not its own: another TabletGroup may have retained it a moment ago.
+    """
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     for table_id in (group.own_table_id, group.recorded_table if here else ""):
         table = o.catalog.table(table_id) if o.catalog is not None else None
@@ -43,21 +44,25 @@ def _owned(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _foreign(group: GroupObject, table: Table) -> bool:
-    """A table that somebody else made, and otherwise than this TabletGroup asks for: it was said to be left as it is. Where
-    the spec cannot be read nobody knows; nothing is dropped then."""
+    """Whether somebody else created the table, with another definition than the TabletGroup's. It is left unchanged.
+
+    True also if the spec cannot be read, so that nothing is dropped.
+    """
     own = table.table_id == group.own_table_id
     return not own and group.spec is not None and bool(table_differences(group.spec, table))
 
 
 def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
-    """Whether a TabletGroup's status says that a table is its own, once and for all: a foreign one is not. What stands there
-    already stays, or a table that is dropped by someone else would be made again."""
+    """Whether a TabletGroup's status may record the table as its own; not a foreign one.
+
+    A recorded table stays recorded. Otherwise a table that somebody else dropped would be created again.
+    """
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     return not _foreign(group, table) or (here and group.recorded_table == table.table_id)
 
 
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
-    """Whether its table was in this very cluster, and is no longer."""
+    """Whether its table existed in this cluster and does not any more."""
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     return here and bool(group.recorded_table)
 
@@ -65,7 +70,7 @@ def _was_dropped(o: Observation, group: GroupObject) -> bool:
 def plan_tables(
     o: Observation, everyone: tuple[Member, ...], health: Health
 ) -> tuple[list[Action], list[Finding]]:
-    """What to do for every TabletGroup of the cluster, oldest first."""
+    """Actions and findings for every TabletGroup of the cluster, oldest first."""
     actions: list[Action] = []
     findings: list[Finding] = []
     for group in sorted(o.groups, key=lambda g: (g.created, g.name)):
@@ -93,7 +98,7 @@ def _finalizer(group: GroupObject) -> list[Action]:
         return []
     others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
     reason = (
-        "deletionPolicy is Delete: when this TabletGroup is deleted, the finalizer holds it until its table is dropped"
+        "deletionPolicy is Delete: when this TabletGroup is deleted, the finalizer keeps it until its table is dropped"
         if wanted
         else "deletionPolicy is Retain: when this TabletGroup is deleted, its table stays"
     )
@@ -102,7 +107,7 @@ def _finalizer(group: GroupObject) -> list[Action]:
 
 
 def let_go(group: GroupObject, reason: str) -> list[Action]:
-    """Take the finalizer off a TabletGroup that is being deleted."""
+    """Remove the finalizer of a TabletGroup that is being deleted."""
     if FINALIZER_TABLE not in group.finalizers:
         return []
     others = tuple(f for f in group.finalizers if f != FINALIZER_TABLE)
@@ -110,8 +115,10 @@ def let_go(group: GroupObject, reason: str) -> list[Action]:
 
 
 def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Finding]]:
-    """TabletGroups that are being deleted, in a cluster that nothing is done to: those that retain their tables go, the others
-    are told why they wait."""
+    """Handle TabletGroups that are being deleted, in a cluster that the operator must not change.
+
+    Those that retain their tables lose the finalizer. The others get a message that says why they wait.
+    """
     actions: list[Action] = []
     findings: list[Finding] = []
     for group in o.groups:
@@ -126,7 +133,7 @@ def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Findin
 
 
 def _retains(group: GroupObject) -> bool:
-    """The finalizer tells what the policy was at some earlier pass; what counts is what the spec says now."""
+    """Whether the present spec retains the table. The finalizer only shows the policy of an earlier pass."""
     return group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.RETAIN
 
 
@@ -135,10 +142,11 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         return []
     if o.cluster.deleting:
         return let_go(
-            group, f"TabletCluster {o.cluster.name} is going, and the table with it or with its volumes"
+            group,
+            f"TabletCluster {o.cluster.name} is being deleted, and the table with it or with its volumes",
         )
     if o.identity is not None and not o.identity.formed:
-        return let_go(group, "the cluster has not formed: there is no table yet")
+        return let_go(group, "the cluster has not formed, so there is no table yet")
     if _retains(group):
         return let_go(group, _RETAINED)
     if o.catalog is None:
@@ -147,11 +155,11 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         return []
     table = _owned(o, group)
     if table is None:
-        return let_go(group, "its table is gone, or never was its own: one that differs is left as it is")
+        return let_go(group, "its table is gone; a table of its name that is not its own is kept")
     if group.spec is None:
         message = (
-            f"table {table.name} stays, since this operator cannot read the spec, which may say Retain: "
-            f"{'; '.join(group.faults)}; mend it or the operator, or take the finalizer {FINALIZER_TABLE} off to keep the table"
+            f"table {table.name} is kept, because this operator cannot read the spec, which may say Retain: "
+            f"{'; '.join(group.faults)}. Correct the spec, or upgrade the operator. To keep the table, remove the finalizer {FINALIZER_TABLE}"
         )
         findings.append(Finding(Kind.STALLED, "InvalidSpec", message, group.name))
         return []
@@ -160,10 +168,10 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
 
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
-    """Another TabletGroup that has the same table: it was made under its uid, or is to be, since that one is older."""
+    """Another TabletGroup with the same table: the table was created under its uid, or will be, because it is older."""
     others = [g for g in o.groups_of_table(group.table_name) if g.uid != group.uid]
     makers = [g for g in others if o.catalog is not None and o.catalog.table(g.own_table_id) is not None]
-    # Times of creation are whole seconds: of two made in one, the later may come first.
+    # Creation times have whole seconds, so among two of the same second the names decide.
     older = [g for g in others if (g.created, g.name) < (group.created, group.name)]
     return next(iter(makers + older), None)
 
@@ -194,7 +202,9 @@ def _staying(
         differences = table_differences(spec, table)
         if differences:
             found(
-                Kind.STALLED, "TableDiffers", f"table {table.name} is left as it is: {'; '.join(differences)}"
+                Kind.STALLED,
+                "TableDiffers",
+                f"table {table.name} exists with another definition and is left unchanged: {'; '.join(differences)}",
             )
         counts = health.of(table.table_id).counts
         if counts.total == 0 or counts.unavailable:
@@ -214,7 +224,7 @@ def _staying(
         return found(
             Kind.STALLED,
             "TableRemoved",
-            f"table {group.table_name} was dropped by someone else; delete this TabletGroup and make it again for a new one",
+            f"somebody else dropped table {group.table_name}; for a new table, delete this TabletGroup and create it again",
         )
     rival = _rival(o, group)
     if rival is not None:
@@ -224,14 +234,14 @@ def _staying(
             f"table {group.table_name} belongs to TabletGroup {rival.name}; choose another name",
         )
     if group.unknown:
-        message = f"the table is not made, as what it is made of cannot change: {overlooked(group.unknown)}"
+        message = f"the table is not created yet, because its definition could not be changed later: {overlooked(group.unknown)}"
         return found(Kind.NOT_READY, OPERATOR_OLDER, message)
     if spec.replicationFactor > cluster.nodes.replicas:
         return found(
             Kind.STALLED,
             "TooFewNodes",
-            f"replicationFactor {spec.replicationFactor} needs as many nodes, TabletCluster {o.cluster.name} has "
-            f"nodes.replicas={cluster.nodes.replicas}; raise it, or make the table with fewer copies",
+            f"replicationFactor {spec.replicationFactor} needs as many nodes, but TabletCluster {o.cluster.name} has "
+            f"nodes.replicas={cluster.nodes.replicas}; raise that, or create the table with a lower replicationFactor",
         )
     waiting = [m.name for m in everyone if m.role == "node" and m.active and _may_still_start(o, m)]
     ready = sum(m.role == "node" and m.active and m.state is State.READY for m in everyone)
@@ -239,12 +249,12 @@ def _staying(
         message = (
             f"waiting for nodes {', '.join(waiting)} to start"
             if waiting
-            else f"{ready} nodes are ready, {spec.replicationFactor} are needed"
+            else f"{ready} nodes are ready, but {spec.replicationFactor} are needed"
         )
         return found(Kind.NOT_READY, "NodesStarting", message)
     refused = o.refused.get(("TabletGroup", group.name))
     if refused is not None:
-        message = f"{refused}; there is no table yet: correct its spec or, where that cannot change, delete the TabletGroup and make it again"
+        message = f"{refused}; the table is not created: correct the spec or, if the field cannot change, delete the TabletGroup and create it again"
         found(Kind.STALLED, "Refused", message)
     else:
         found(Kind.NOT_READY, "Creating", f"table {group.table_name} is being created")
@@ -253,7 +263,7 @@ def _staying(
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:
-    """Worth waiting for: tablets placed on the nodes that came first would all sit there."""
+    """Whether to wait for this node. Otherwise all tablets would be placed on the nodes that started first."""
     if member.state is State.STARTING:
         return member.pod is None or o.now_s - member.pod.created_s < START_PATIENCE_S
     pending_s = o.now_s - (
