@@ -1,7 +1,7 @@
-"""A Spark session that is set up for Stele, and a Java for it where the machine has none.
+"""Creates a Spark session for Stele, and finds a Java for it if the machine has none.
 
-`session()` is a convenience: any session of Spark 4.3 or newer finds the data source by itself, in threads that it is the
-active one of (`activate`).
+`session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself, in threads where the session
+is active (`activate`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         "spark.driver.host": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Else a refusal begins with the traceback of Spark's worker, and its own sentence comes last.
+        # Without this an error begins with the traceback of Spark's worker, and its message comes last.
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
@@ -101,10 +101,10 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
 def activate(spark: SparkSession) -> None:
     """Make `spark` the calling thread's session, for `save()` in a thread other than the one that made the frame.
 
-    Spark keeps the active session by thread, and looks there, and nowhere else, for a data source that is written in Python.
-    Where there is none it says DATA_SOURCE_NOT_FOUND. Call it once in each thread; several sessions may be used by turns.
+    Spark has one active session for each thread, and only that one finds data sources written in Python. Without it Spark
+    raises DATA_SOURCE_NOT_FOUND. Call this once in each thread. A thread may switch between sessions.
     """
-    spark.createDataFrame([], "none int")  # which sets it; Spark has no other call for it
+    spark.createDataFrame([], "none int")  # this activates the session; Spark has no direct call for it
 
 
 def _from_environment() -> Path | None:
@@ -118,7 +118,7 @@ def _from_path() -> Path | None:
 
 
 def _wrapped(java: Path) -> Path:
-    """A folder that looks like a JAVA_HOME, whose bin/java drops the module the wheel lacks."""
+    """A JAVA_HOME whose bin/java removes the option for a module that the wheel lacks."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = cache / "stele" / "java"
     wrapper = home / "bin" / "java"
@@ -126,8 +126,8 @@ def _wrapped(java: Path) -> Path:
     if wrapper.exists() and wrapper.read_text() == text:
         return home
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as aside:
-        aside.write(text)
-    os.chmod(aside.name, 0o755)
-    os.replace(aside.name, wrapper)
+    with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as temporary:
+        temporary.write(text)
+    os.chmod(temporary.name, 0o755)
+    os.replace(temporary.name, wrapper)
     return home

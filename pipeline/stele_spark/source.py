@@ -1,17 +1,17 @@
 """The Spark data source `stele`: a batch reader and an upserting sink.
 
-The driver picks one snapshot and makes one partition per tablet; executors scan their tablets over Arrow Flight and
-write back through sessions that retry without applying twice. Channels are opened inside `read` and `write`, after
-Spark forked or pickled, never before.
+The driver chooses one snapshot and makes one partition per tablet. Executors scan their tablets over Arrow Flight, and write
+through sessions that retry without applying twice. Channels are opened inside `read` and `write`, never before Spark forks
+or pickles.
 
-Options, and what is refused: docs/spark.md. What can be known in the driver is checked there, at load() or save(), before a
-task runs: a refusal in a task comes with Spark's log of it, once for each attempt.
+Options and refusals: docs/spark.md. Whatever the driver can check is checked there, at load() or save(), before a task
+runs. An error in a task appears in Spark's log once for each attempt.
 
-Spark's own filter pushdown is left alone: Spark 4.3 keeps the partitions that one filter planned and gives them to a
-later query of the same frame that has no filter, which then misses rows (tests/spark holds the case). For the same
-reason a frame stays at the snapshot of its first action; load again to see newer rows.
+Spark's own filter pushdown is not used. Spark 4.3 reuses the partitions planned for one filter in a later query of the same
+frame. If that query has no filter, it misses rows (tests/spark has the case). For the same reason a frame stays at the
+snapshot of its first action; load again to see newer rows.
 
-Invariant: all partitions of one read see the same snapshot; a task that is tried again changes nothing that is there.
+Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from stele_spark import types
 _SCAN_TIMEOUT_S = 60.0
 _BLOCK_TIMEOUT_S = 60.0
 _BUFFER_BYTES = 16 << 20
-"""Of a task that writes, and as many may run on one machine as it has cores."""
+"""Write buffer of one task. A machine may run as many tasks as it has cores."""
 _CLOCK_BEHIND_MAX_S = 2.5
-"""Clocks up to 2 s apart are nobody's fault (stele.model.clock), and timestamps run half a second ahead at most."""
+"""Clocks may be up to 2 s apart (stele.model.clock), and timestamps run at most half a second ahead."""
 _LOCATE_TIMEOUT_S = 2.0
 _CHECK_TIMEOUT_S = 10.0
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
 OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
     "table": "the name of a table",
-    "where": "of a read: comparisons joined by AND",
-    "snapshot": "of a read: a hybrid time, or an ISO 8601 time",
-    "op": f"of a write: {', '.join(WRITE_OPS)}",
+    "where": "for reads: comparisons joined by AND",
+    "snapshot": "for reads: a hybrid time, or an ISO 8601 time",
+    "op": f"for writes: {', '.join(WRITE_OPS)}",
 }
 _ONLY_OF = {"where": "read", "snapshot": "read", "op": "write"}
 
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Within, in a worker of Spark: what Stele refuses is told by its sentence alone, without the worker's traceback.
+    """Within the block, in a Spark worker: errors of Stele show only their message, without the worker's traceback.
 
-    Spark asks the environment as it writes an exception down (`pyspark.util.handle_worker_exception`), and the worker
-    ends with it, so no function of the user ever loses its own traceback.
+    Spark reads the setting from the environment when it formats an exception (`pyspark.util.handle_worker_exception`).
+    The worker ends with that exception, so functions of the user never lose their tracebacks.
     """
     try:
         yield
@@ -110,13 +110,13 @@ class Options:
 
 
 def _unknown(given: dict[str, str]) -> list[str]:
-    if "provider" in given:  # CREATE TABLE; readers of such a table would be given no options at all
-        return ["CREATE TABLE is not understood; CREATE TEMPORARY VIEW ... USING stele OPTIONS (...) is"]
-    if "path" in given or "paths" in given:  # Spark's names for what load() and save() were given
+    if "provider" in given:  # CREATE TABLE; Spark would pass no options to readers of such a table
+        return ["CREATE TABLE is not supported; use CREATE TEMPORARY VIEW ... USING stele OPTIONS (...)"]
+    if "path" in given or "paths" in given:  # Spark's names for the argument of load() and save()
         return ['load() and save() take no path; name the table with option("table", ...)']
     unknown = [f'"{key}"{did_you_mean(key, OPTIONS)}' for key in given if key not in OPTIONS]
     there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
-    return [f"no option {', '.join(unknown)}; there are {there}"] if unknown else []
+    return [f"unknown option {', '.join(unknown)}; options are {there}"] if unknown else []
 
 
 def _refuse(faults: list[str]) -> None:
@@ -139,7 +139,7 @@ class SteleDataSource(ds.DataSource):
 
     @_one_sentence()
     def schema(self) -> StructType:
-        """The table's schema; a read with `.schema(...)` takes fewer columns, and does not ask here."""
+        """The table's schema. A read with `.schema(...)` selects columns, and does not call this."""
         self._is_for("read")
         with Client(self._parsed.masters) as client:
             table = client.open_table(self._parsed.table)
@@ -157,11 +157,11 @@ class SteleDataSource(ds.DataSource):
         """A sink that upserts.
 
         Raises:
-            Rejected: for mode overwrite; rows are replaced by key, a table is never emptied by a write.
+            Rejected: mode overwrite. A write replaces rows by key and never empties the table.
         """
         self._is_for("write")
         if overwrite:
-            raise Rejected('data source stele: use mode("append"): rows with the same key are replaced')
+            raise Rejected('data source stele: use mode("append"), which replaces rows with the same key')
         return Writer(self._parsed, schema)
 
     def _is_for(self, use: str) -> None:
@@ -179,17 +179,17 @@ def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) 
     return table.asynchronous.plan_scan(
         columns,
         options.where or (),
-        ordered=True,  # so that a scan resumes at another replica behind the last row it gave
+        ordered=True,  # so that a scan can resume at another replica after its last row
         snapshot=options.snapshot or None,
     )
 
 
 def _check(plan: ScanPlan, options: Options) -> None:
-    """Ask one tablet for one row, where the snapshot is the user's.
+    """If the user chose the snapshot, read one row of one tablet at it.
 
     Raises:
         Rejected: SNAPSHOT_TOO_OLD.
-        Retryable: it cannot be read yet, or nobody answers.
+        Retryable: the snapshot cannot be read yet, or no replica answers.
     """
     if not options.snapshot or not plan.tablets:
         return
@@ -221,7 +221,7 @@ class Reader(ds.DataSourceReader):
             types.check_nulls(schema, table.schema)
             _check(_plan(table, options, self._columns), options)
         arrow = types.arrow_types(schema)
-        # Spark compares nullability too, and a schema of the user's may call any column nullable.
+        # Spark also compares nullability, and the user's schema may declare any column nullable.
         self._arrow = pa.schema([pa.field(f.name, arrow[f.name], f.nullable) for f in schema])
 
     @_one_sentence()
@@ -235,17 +235,17 @@ class Reader(ds.DataSourceReader):
         """Rows of one tablet as record batches, in exactly the columns asked for.
 
         Raises:
-            Rejected: NOT_FOUND, the table was deleted, or deleted and made anew.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and created again.
             SteleError: no replica served it in time.
         """
-        if not isinstance(partition, TabletPartition):  # Spark's own, where no tablet can hold a wanted row
+        if not isinstance(partition, TabletPartition):  # Spark's own, if no tablet can hold a wanted row
             return
         (tablet,) = partition.plan.tablets
         pool = FlightPool()
         failed = 0
 
         def locate() -> None:
-            # Nodes may have moved since the driver planned. Any replica serves a scan: asked only once none of them does.
+            # Replicas may have moved since the driver planned. Ask the masters only when no known replica serves.
             nonlocal failed
             failed += 1
             if tablet.replicas and failed % len(tablet.replicas):
@@ -260,18 +260,18 @@ class Reader(ds.DataSourceReader):
                         tablet.update(there[tablet.tablet_id])
                     elif locations.complete:
                         raise Rejected(
-                            f"table {self._options.table} was deleted and made anew since this frame was planned; "
+                            f"table {self._options.table} was deleted and created again since this frame was planned; "
                             "load() it again",
                             code=Code.NOT_FOUND,
                         )
             except Retryable:
-                # The masters may be away; the nodes are asked again.
+                # The masters may be unavailable; the known nodes are tried again.
                 time.sleep(_LOCATE_TIMEOUT_S * random.random())
 
         try:
             with _one_sentence():
                 for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):
-                    assert batch is not None  # only scans without order start again
+                    assert batch is not None  # only unordered scans start again
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
         finally:
             pool.close()
@@ -279,15 +279,17 @@ class Reader(ds.DataSourceReader):
 
 @dataclass
 class Written(ds.WriterCommitMessage):
-    """What one task wrote. `timestamp`: the highest hybrid time of its rows, 0 if there were none."""
+    """The result of one task. `timestamp`: the highest hybrid time of its rows, 0 if there were none."""
 
     rows: int
     timestamp: int
 
 
 class Writer(ds.DataSourceArrowWriter):
-    """Writes record batches; upserts are idempotent, so a task may run twice. Made in the driver, which asks the masters where
-    the tablets are: a task asks them only for those that are elsewhere by then."""
+    """Writes record batches. Upserts are idempotent, so a task may run twice.
+
+    Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets that have moved.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -303,10 +305,10 @@ class Writer(ds.DataSourceArrowWriter):
         """Write a task's batches and wait until all of it is durable on a majority.
 
         Raises:
-            RowErrors: if rows were refused; the first few are named. The other rows that were taken in by then are written,
-                later ones are not read any more.
-            Rejected: NOT_FOUND, the table was deleted, or deleted and made anew.
-            SteleError: a block was not written within 60 s; others may be.
+            RowErrors: rows were refused; the first few are named. Other rows read by then are written; later ones are not
+                read.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and created again.
+            SteleError: a block was not written within 60 s. Other blocks may be written.
         """
         with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
             table = client.open_planned(self._plan)
@@ -324,11 +326,11 @@ class Writer(ds.DataSourceArrowWriter):
 
     @_one_sentence()
     def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Every task's rows are durable already. Returns once a read that begins on this machine sees them.
+        """Wait until a read that begins on this machine sees the rows. They are durable already.
 
         Raises:
-            Rejected: CLOCK_BEHIND, its clock is further behind the cluster's than clocks may be; with the snapshot that has
-                the rows.
+            Rejected: CLOCK_BEHIND, this machine's clock is too far behind the cluster's. The message has the snapshot that
+                contains the rows.
         """
         latest = max((m.timestamp for m in messages if isinstance(m, Written)), default=0)
         deadline = time.monotonic() + _CLOCK_BEHIND_MAX_S
@@ -336,12 +338,12 @@ class Writer(ds.DataSourceArrowWriter):
             behind_s = (seen_us - now_us) / 1e6
             if time.monotonic() + behind_s > deadline:
                 raise Rejected(
-                    f"table {self._options.table}: all rows are written, but this machine's clock is behind the cluster's, and "
-                    f'load() does not see them for another {behind_s:.1f} s; with option("snapshot", "{latest}") it does; set '
-                    "the clock right",
+                    f"table {self._options.table}: all rows are written, but this machine's clock is behind the cluster's, so "
+                    f'load() sees them only after {behind_s:.1f} s, or with option("snapshot", "{latest}"); '
+                    "synchronize the clock",
                     code=Code.CLOCK_BEHIND,
                 )
             time.sleep(behind_s)
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Rows that were written stay: each is whole, and the next attempt replaces it by key."""
+        """Nothing to undo: written rows stay, and the next attempt replaces them by key."""

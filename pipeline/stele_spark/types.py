@@ -1,6 +1,6 @@
-"""Between Stele's column types and Spark's. Called by source.py; talks to nothing.
+"""Converts between Stele's column types and Spark's. Called by source.py; does no I/O.
 
-Invariant: a type that Stele has maps to exactly one Spark type, whose Arrow form is the one Stele's rows have.
+Invariant: each Stele type maps to exactly one Spark type, whose Arrow type is that of Stele's rows.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
 
 
 def projection(asked: T.StructType, table: Schema) -> list[str]:
-    """Names of the columns of a frame that is read with the user's schema, or written, in its order.
+    """Names of the columns of a frame (read with the user's schema, or written), in its order.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH, naming every column that the table lacks, has with another type, or that is given twice.
+        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with another type, and every repeated one.
     """
     have = {field.name: field.dataType for field in spark_schema(table)}
     faults = []
@@ -61,7 +61,7 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
             faults.append(f"{name!r} is given twice")
     for field in asked:
         if field.name not in have:
-            faults.append(f"{field.name!r} is no column of the table")
+            faults.append(f"the table has no column {field.name!r}")
         elif have[field.name] != field.dataType:
             faults.append(
                 f"{field.name!r} is {have[field.name].simpleString()} in the table, "
@@ -72,15 +72,15 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
 
 
 def check_nulls(asked: T.StructType, table: Schema) -> None:
-    """Check a read's schema against nulls: Spark takes a column at its word, and fails at the first null or drops it.
+    """Check that a read's schema is nullable where the table is. Otherwise Spark fails at the first null, or drops it.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH, naming every column that may hold null and is asked for as one that does not.
+        Rejected: SCHEMA_MISMATCH. Names every column that may be null in the table but not in the schema.
     """
     have = {field.name: field for field in spark_schema(table)}
     _refuse(
         [
-            f"{field.name!r} may be null in the table: leave NOT NULL out"
+            f"{field.name!r} may be null in the table; remove NOT NULL"
             for field in asked
             if have[field.name].nullable and not field.nullable
         ],

@@ -75,7 +75,7 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
     assert "expected" in _run(folder, "off", "n9", code=1)
     told = _run(folder, "wipe", "n2", code=1)
-    assert f"machine n2 is on: switch it off first with `stele-local --folder {folder} off n2`" in told
+    assert f"machine n2 is on; switch it off first with `stele-local --folder {folder} off n2`" in told
     assert (
         _run(folder, "exec", "--", sys.executable, "-c", "import os; print(os.environ['KUBECONFIG'])")
         .strip()
@@ -117,7 +117,7 @@ def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
     _until(lambda: len(processes.left_over(folder)) == 2, "both run")
     os.kill(_owner(folder), signal.SIGKILL)
     _until(lambda: len(processes.left_over(folder)) == 1, "the stray is left")
-    assert "1 processes were left over" in _run(folder, "down")
+    assert "1 leftover processes were killed" in _run(folder, "down")
     assert processes.left_over(folder) == []
 
 

@@ -72,7 +72,7 @@ def count(cluster: Cluster, table: str, **options: str) -> int:
 
 def test_an_option_that_there_is_not_is_refused() -> None:
     """A misspelt `where` would read the whole table."""
-    with pytest.raises(Rejected, match='no option "wehre"'):
+    with pytest.raises(Rejected, match='unknown option "wehre"'):
         Options.parse({"masters": "m:1", "table": "t", "WEHRE": "id = 1"})
 
 

@@ -1,4 +1,4 @@
-"""The command `stele-local`: starts, asks and stops a one-machine Kubernetes. All work is in `cluster`."""
+"""The command `stele-local`: starts, controls and stops a one-machine Kubernetes. `cluster` does the work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _access(folder: Path) -> Json:
         return access
     except FileNotFoundError:
         raise click.ClickException(
-            f"no cluster runs in {folder}: start one with `{as_called(folder)} up`"
+            f"no cluster runs in {folder}; start one with `{as_called(folder)} up`"
         ) from None
 
 
@@ -53,7 +53,7 @@ def _control(folder: Path, *words: str) -> Json:
         raise click.ClickException(json.load(error)["message"]) from error
     except OSError as error:
         raise click.ClickException(
-            f"the cluster in {folder} does not answer ({error}): `{as_called(folder)} down` clears it"
+            f"the cluster in {folder} does not answer ({error}); end it with `{as_called(folder)} down`"
         ) from error
 
 
@@ -63,7 +63,7 @@ def _control(folder: Path, *words: str) -> Json:
     type=click.Path(path_type=Path),
     envvar="STELE_LOCAL_DIR",
     default=Path.home() / ".cache" / "stele-local",
-    help="Where the cluster keeps everything (STELE_LOCAL_DIR).",
+    help="The folder of the cluster (environment: STELE_LOCAL_DIR).",
 )
 @click.pass_context
 def main(context: click.Context, folder: Path) -> None:
@@ -75,7 +75,10 @@ def _settings(function: Any) -> Any:
     function = click.option("--machines", default=5, show_default=True, type=click.IntRange(1, 50))(function)
     function = click.option("--zones", default=3, show_default=True, type=click.IntRange(1, 10))(function)
     return click.option(
-        "--node-grace", default=4.0, show_default=True, help="Seconds of silence until NotReady."
+        "--node-grace",
+        default=4.0,
+        show_default=True,
+        help="Seconds without a report until a machine is NotReady.",
     )(function)
 
 
@@ -108,7 +111,7 @@ def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if owner_of(folder) is not None:
         raise click.ClickException(
-            f"a cluster runs in {folder} already: `{as_called(folder)} down` first, or give another --folder"
+            f"a cluster runs in {folder} already; run `{as_called(folder)} down` first, or give another --folder"
         )
     (folder / "cluster.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
@@ -121,7 +124,7 @@ def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
     while not (folder / "cluster.json").exists():
         if process.poll() is not None or time.monotonic() > until:
             process.kill()
-            raise click.ClickException(f"the cluster did not start: see {folder / 'stele-local.log'}")
+            raise click.ClickException(f"the cluster did not start; see {folder / 'stele-local.log'}")
         time.sleep(0.05)
     click.echo(f"export KUBECONFIG={folder / 'kubeconfig'}")
 
@@ -137,13 +140,12 @@ def down(folder: Path) -> None:
         _end(folder, owner)
     path.unlink(missing_ok=True)
     left = processes.sweep(folder)
-    over = f", {left} processes were left over" if left else ""
+    over = f", {left} leftover processes were killed" if left else ""
     click.echo(f"down{over}" if was_there or left else f"no cluster runs in {folder}")
 
 
 def _end(folder: Path, pid: int) -> None:
-    """Ends the cluster of the folder and the process it runs in: also one that hangs, at its start too, when it tells nobody yet
-    where it listens."""
+    """Ends the cluster of the folder and its process, also if the process hangs or has not yet published its address."""
     with contextlib.suppress(click.ClickException):
         _control(folder, "down")
         _gone(folder, pid)
@@ -153,7 +155,7 @@ def _end(folder: Path, pid: int) -> None:
 
 
 def _gone(folder: Path, pid: int) -> None:
-    """Waits until it is, for a while."""
+    """Waits a while for the process to end."""
     until = time.monotonic() + STOP_SECONDS
     while (owner_of(folder) == pid or Path(f"/proc/{pid}").exists()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -162,7 +164,7 @@ def _gone(folder: Path, pid: int) -> None:
 @main.command()
 @click.pass_obj
 def status(folder: Path) -> None:
-    """Machines, their nodes and pods."""
+    """Show machines, their nodes and pods."""
     for row in _control(folder, "status")["machines"]:
         power, ready = "on" if row["on"] else "off", "Ready" if row["node_ready"] else "NotReady"
         click.echo(f"{row['name']:4} {row['zone']:4} {power:4} {ready:9} {' '.join(row['pods'])}")
@@ -178,28 +180,28 @@ def _machine_command(verb: str, text: str, done: str) -> None:
 
 
 _machine_command(
-    "off", "Power failure of a machine: all its processes are killed.", "is off: its processes were killed"
+    "off", "Switch a machine off: all its processes are killed.", "is off: its processes were killed"
 )
 _machine_command(
-    "on", "Power again; its disks as they were.", "is on: the pods that it still has start again"
+    "on", "Switch a machine on again, with its old disks.", "is on: its remaining pods start again"
 )
-_machine_command("wipe", "While it is off: its disks are lost.", "has lost its disks")
+_machine_command("wipe", "Empty the disks of a machine that is off.", "has lost its disks")
 
 
 @main.command()
 @click.pass_obj
 def env(folder: Path) -> None:
-    """The line that points kubectl at the cluster."""
+    """Print the line that points kubectl at the cluster."""
     _access(folder)
     click.echo(f"export KUBECONFIG={folder / 'kubeconfig'}")
 
 
 @main.command("exec", context_settings={"ignore_unknown_options": True})
-@click.option("--namespace", default="default", show_default=True, help="Where short names are looked up.")
+@click.option("--namespace", default="default", show_default=True, help="Namespace for short names.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.pass_obj
 def exec_(folder: Path, namespace: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND with the cluster's names and KUBECONFIG (Python programs only see the names)."""
+    """Run COMMAND with the cluster's DNS names and KUBECONFIG. Only Python programs see the names."""
     _access(folder)
     names = {"STELE_LOCAL_HOSTS": str(folder / "hosts.json"), "STELE_LOCAL_NAMESPACE": namespace}
     shim = Path(__file__).parent / "names"

@@ -1,7 +1,7 @@
-"""What single built-in kinds do beyond the generic: defaults on creation, fields that may not change, own rules.
+"""Defaults, immutable fields and rules of single built-in kinds.
 
-Called by `registry` only. Defaults are those that a real API server writes into the object and that our parts or a user
-of kubectl may look at; the ones left out are listed in tests/kube_contract/README.md."""
+Called only by `registry`. Defaults are those of a real API server, as far as our parts or kubectl users read them.
+tests/kube_contract/README.md lists the others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _pod(obj: Json) -> None:
     for word in ("initContainers", "ephemeralContainers", "schedulingGates"):
         if spec.get(word):
             raise not_offered(f"spec.{word} of a Pod")
-    if runtime := spec.get("runtimeClassName"):  # there are none here
+    if runtime := spec.get("runtimeClassName"):  # no RuntimeClass exists here
         why = f'pod rejected: RuntimeClass "{runtime}" not found'
         raise forbidden("pods", "", obj["metadata"].get("name", ""), why)
     for container in spec["containers"]:
@@ -153,7 +153,7 @@ def _service(obj: Json) -> None:
     for port in spec.get("ports") or ():
         port.setdefault("protocol", "TCP")
         port.setdefault("targetPort", port["port"])
-    # An address that nobody answers on: names of a service resolve to its pods' addresses (see `dns`).
+    # Nothing listens on this address: the DNS name of a service resolves to its pods' addresses (see `dns`).
     spec.setdefault("clusterIP", f"10.96.0.{next(_serial) % 250}")
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
     spec.setdefault("sessionAffinity", "None")
@@ -164,7 +164,7 @@ def _service(obj: Json) -> None:
 
 
 def on_update(plural: str, old: Json, new: Json) -> None:
-    """Refuses what may not change; raises ApiError."""
+    """Refuses changes of immutable fields; raises ApiError."""
     name = new["metadata"]["name"]
     if plural == "pods":
         _pod_update(name, old, new)

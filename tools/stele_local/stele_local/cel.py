@@ -102,7 +102,7 @@ class Rules:
     """The compiled rules of one schema, by identity of the schema node that holds them."""
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema  # keeps the nodes alive, so that their ids stay theirs
+        self._schema = schema  # keeps the nodes alive, so that their Python ids stay unique
         self._compiled: dict[int, list[_Rule]] = {}
         self._compile(schema)
 
@@ -117,8 +117,10 @@ class Rules:
                 self._compile(value)
 
     def check(self, value: Any, old: Any = MISSING, ratchets: bool = True) -> list[Cause]:
-        """Every rule that `value` breaks; `old` is the object before an update. Unless it does not ratchet, what is as it
-        was may break rules that do not speak of the change: they may be younger than it.
+        """Every rule that `value` breaks. `old`: the object before an update.
+
+        With `ratchets`, unchanged parts may break rules, because the rules may be newer than the object. Transition rules
+        always count.
         """
         return list(self._check(value, old, self._schema, "", ratchets)) if self._compiled else []
 
@@ -141,7 +143,7 @@ class Rules:
 
 
 def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
-    """Defaults that break a rule, as they are written: what lies below them is not filled in first."""
+    """Rules that defaults break. The defaults are checked as written, without further defaults below them."""
     for name, below in (schema.get("properties") or {}).items():
         where = f"{path}.properties[{name}]"
         if "default" in below:
@@ -154,7 +156,7 @@ def faults_of_defaults(schema: Schema, path: str) -> Iterator[Cause]:
 
 
 def _correlate(item: Any, old: Any, schema: Schema) -> Any:
-    """Only lists of type map tell which old item an item was."""
+    """The old value of a list item. Only in lists of type map can items be matched."""
     keys = schema.get("x-kubernetes-list-map-keys")
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return MISSING
@@ -165,7 +167,7 @@ def _correlate(item: Any, old: Any, schema: Schema) -> Any:
 
 @functools.cache
 def _program(text: str) -> Any:
-    """Parsing takes milliseconds, and a definition says the same of many of its parts."""
+    """A parsed rule; cached, because parsing takes milliseconds and definitions repeat rules."""
     try:
         return _ENVIRONMENT.program(_ENVIRONMENT.compile(text), functions=_FUNCTIONS)
     except CELParseError as error:

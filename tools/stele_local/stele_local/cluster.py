@@ -1,10 +1,10 @@
-"""A whole one-machine Kubernetes: API server, controllers, machines. The Python API of tests and of the demo.
+"""A complete one-machine Kubernetes: API server, controllers, machines. The Python API for tests and the demo.
 
     async with LocalCluster(folder) as cluster:
         await cluster.off("n2")
 
-Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariant: when the context is
-left, also by an exception or Ctrl-C, none of those processes is left; and a folder has one cluster at a time."""
+Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariants: none of those processes
+survives the context, also after an exception or Ctrl-C. A folder has one cluster at a time."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Settings:
 
 
 class FolderTaken(Exception):
-    """Another cluster runs in the folder. Its processes would be taken for what an earlier owner left behind."""
+    """Another cluster runs in the folder. Its processes would look like leftovers of an earlier owner."""
 
 
 class LocalCluster:
-    """One cluster in this process's event loop. To be entered from the main thread: pods die with that thread."""
+    """One cluster in this process's event loop. Enter it from the main thread, because pods die with that thread."""
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         self.folder, self.settings = folder.resolve(), settings or Settings()
@@ -73,7 +73,7 @@ class LocalCluster:
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = _own(self.folder)
-        processes.sweep(self.folder)  # what an earlier owner left behind holds the addresses
+        processes.sweep(self.folder)  # leftover processes of an earlier owner would hold the addresses
         self._claim, network = _claim_network()
         settings = self.settings
         self.store = Store(settings.history_max)
@@ -155,25 +155,25 @@ class LocalCluster:
         _write_private(self.folder / "cluster.json", json.dumps(access))
 
     def environment(self, namespace: str = "default") -> dict[str, str]:
-        """Variables with which a process sees the cluster's API and names, and is ended with the cluster."""
+        """Environment variables of a process in the cluster: for the API, for DNS names, and to end with the cluster."""
         return {"KUBECONFIG": str(self.kubeconfig), **self._kubelet.process_environment(namespace)}
 
     # -- machines
 
     async def off(self, name: str) -> None:
-        """Power failure: SIGKILL to all its processes, and none is left when this returns. Raises KeyError for an unknown
-        machine, as all of these."""
+        """Switch a machine off: SIGKILL to all its processes. Returns when they are gone. Raises KeyError for an unknown
+        machine, as do `on` and `wipe`."""
         await self._kubelet.power_off(self.machines[name])
         log.info("machine off", machine=name)
 
     async def on(self, name: str) -> None:
-        """Power again; its disks as they were."""
+        """Switch a machine on again, with its old disks."""
         await self._kubelet.power_on(self.machines[name])
         self.wake()
         log.info("machine on", machine=name)
 
     async def wipe(self, name: str) -> None:
-        """Its disks are lost; raises ValueError while it is on."""
+        """Empty a machine's disks; raises ValueError while it is on."""
         try:
             self.machines.wipe(name)
         except ValueError as error:
@@ -229,20 +229,20 @@ class LocalCluster:
 
 
 def _lock(folder: Path) -> int:
-    """Makes the folder ours until the descriptor is closed, or we die. Raises FolderTaken."""
+    """Locks the folder until the descriptor is closed, or this process ends. Raises FolderTaken."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise FolderTaken(
-            f"a cluster runs in {folder} already: `{as_called(folder)} down` first, or give another --folder"
+            f"a cluster runs in {folder} already; run `{as_called(folder)} down` first, or give another --folder"
         ) from None
     return descriptor
 
 
 def _own(folder: Path) -> int:
-    """The lock, with our process id in it. Raises FolderTaken."""
+    """Locks the folder and writes our process id into the lock file. Raises FolderTaken."""
     descriptor = _lock(folder)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -250,19 +250,20 @@ def _own(folder: Path) -> int:
 
 
 def as_called(folder: Path) -> str:
-    """`stele-local` as it is called for this folder, for people."""
+    """The command line of `stele-local` for this folder, for messages."""
     return f"stele-local --folder {shlex.quote(str(folder))}"
 
 
 def owner_of(folder: Path) -> int | None:
-    """Id of the process that runs a cluster in the folder, or starts one, or hangs; None where there is none, 0 where it does
-    not say which it is."""
+    """The id of the process that holds the folder's lock, also one that starts or hangs. None: no process; 0: unknown."""
     with contextlib.suppress(FileNotFoundError):
         for _ in range(100):
             try:
                 os.close(_lock(folder))
             except FolderTaken:
-                if text := (folder / "lock").read_text():  # written the moment after it was locked
+                if text := (
+                    folder / "lock"
+                ).read_text():  # the id is written a moment after the lock is taken
                     return int(text)
                 time.sleep(0.01)
             else:
@@ -272,7 +273,7 @@ def owner_of(folder: Path) -> int | None:
 
 
 def _claim_network() -> tuple[socket.socket, str]:
-    """A /16 of loopback that no other cluster of this machine uses; held by an abstract socket until we end."""
+    """A /16 of loopback that no other cluster on this machine uses; an abstract socket holds it until we end."""
     for second in range(20, 250):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -281,12 +282,12 @@ def _claim_network() -> tuple[socket.socket, str]:
             claim.close()
             continue
         return claim, f"127.{second}"
-    raise OSError("all loopback networks 127.20 to 127.249 are taken by other clusters: stele-local down")
+    raise OSError("other clusters use all loopback networks 127.20 to 127.249; end one with stele-local down")
 
 
 def _write_private(path: Path, text: str) -> None:
-    aside = path.with_suffix(".new")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = path.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-    os.replace(aside, path)
+    os.replace(temporary, path)

@@ -1,6 +1,6 @@
 """One container: a process group that is started, probed, restarted with back-off, and stopped in time.
 
-Owns: the processes and the container's status. Tells its pod of every change through `on_change`. Invariant: when
+Owns: the processes and the container's status. Reports every change to its pod through `on_change`. Invariant: after
 `run` has ended or `kill` was called, no process of the group is left."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 log = structlog.get_logger("stele_local.container")
 LAUNCH = str(Path(__file__).with_name("launch.py"))
 MESSAGE_BYTES_MAX = 4096
-RETRY_SECONDS = 0.5  # how often what waits for a volume or a config map looks again
+RETRY_SECONDS = 0.5  # pause between two checks for a missing volume or config map
 Tell = Callable[[str, str, str], None]  # type, reason, message of an event
 
 
@@ -41,7 +41,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pause before a restart: none before the first, then doubling. Reset by a run of `reset_seconds`."""
+    """The pause before a restart: none before the first, then doubling. A run of `reset_seconds` resets it."""
 
     first_seconds: float = 1.0
     most_seconds: float = 20.0
@@ -91,7 +91,7 @@ class Container:
         return status
 
     async def run(self) -> None:
-        """Returns when the container has ended for good: by its policy, or because of `stop`."""
+        """Runs until the container has ended for good, by its policy or because of `stop`."""
         crashes = code = 0
         try:
             while True:
@@ -129,7 +129,7 @@ class Container:
                 await self._stopping.wait()
 
     async def _prepared(self) -> Program | None:
-        """Waits until all that it needs is there, which may have gone since it was started first; None if it is to stop."""
+        """Waits until its volumes and config maps exist, also before a restart; None if it must stop."""
         while not self._stopping.is_set():
             try:
                 return self._prepare()
@@ -149,7 +149,7 @@ class Container:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = {**program.environment, "STELE_TERMINATION_LOG": str(message_path)}
         with self.log_path().open("ab") as output:
-            # Not asyncio's: a cancellation while it starts a process can hang it for good (Python 3.11).
+            # Not asyncio's: in Python 3.11 a cancellation during the start of a process can hang for ever.
             process = subprocess.Popen(  # noqa: ASYNC220
                 [sys.executable, "-S", "-E", LAUNCH, str(os.getpid()), *program.command],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=program.folder, env=environment,
@@ -164,7 +164,7 @@ class Container:
         self._on_change()
         try:
             code = await self._attend(process)
-        finally:  # also when the machine lost its power: nothing of the group may be left
+        finally:  # also when the machine is switched off: no process of the group may be left
             self.kill()
             await _exit_code(process)
             self._process = None

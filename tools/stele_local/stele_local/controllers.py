@@ -1,7 +1,7 @@
-"""Level-triggered loops over the registry: one pass looks at all there is and does what is missing.
+"""Level-triggered loops over the registry: a pass looks at all objects and does what is missing.
 
-Owns: waking and running a pass, the events it tells, and two controllers without state: garbage collection with
-namespaces, and disruption budgets. Invariant: a pass may be repeated or interrupted anywhere."""
+Owns: waking and running passes, events, and two controllers without state: garbage collection with namespaces, and
+disruption budgets. Invariant: a pass may be repeated or interrupted anywhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loop:
             except ApiError as error:  # someone else changed or removed the object: look again
                 log.info("pass interrupted", loop=self._name, why=error.message)
                 self._dirty.set()
-            except Exception:  # over an object that is not as we make them; the next pass does the rest
+            except Exception:  # some object has an unexpected form; the next pass handles the others
                 log.exception("pass failed", loop=self._name)
             await asyncio.sleep(BATCH_SECONDS)
             try:
@@ -56,7 +56,7 @@ class Loop:
 
 
 class Recorder:
-    """Writes core/v1 Events; the same story about the same object raises `count` instead."""
+    """Writes core/v1 Events. A repeated event about the same object only raises `count`."""
 
     def __init__(self, registry: Registry, component: str) -> None:
         self._registry, self._component = registry, component
@@ -84,12 +84,12 @@ class Recorder:
         }  # fmt: skip
         try:
             self._registry.create(EVENT, namespace, event)
-        except ApiError as error:  # the namespace is going: the story goes with it
+        except ApiError as error:  # the namespace is being deleted, and its events with it
             log.debug("event dropped", reason=reason, why=error.message)
 
 
 def collect_garbage(registry: Registry) -> None:
-    """Dependents of gone owners go; `foregroundDeletion` and `orphan` are let go when their turn comes."""
+    """Delete dependents of deleted owners; process the finalizers `foregroundDeletion` and `orphan`."""
     everything = [(registry.kind_of(table), obj) for table, obj in registry.store.everything()]
     living = {obj["metadata"]["uid"]: obj for _, obj in everything}
     for kind, obj in everything:
@@ -200,7 +200,7 @@ def count_budgets(registry: Registry, budgets: Kind) -> None:
         healthy = sum(is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
         least, most = spec.get("minAvailable"), spec.get("maxUnavailable")
         if isinstance(least, str) or isinstance(most, str):
-            continue  # percentages need the controller that owns the pods; ours have none
+            continue  # percentages need the controller that owns the pods, and pods here have none
         wanted = least if least is not None else max(0, len(pods) - (1 if most is None else most))
         state = {
             "observedGeneration": metadata["generation"], "expectedPods": len(pods), "currentHealthy": healthy,

@@ -1,4 +1,4 @@
-"""What clients ask before they ask: versions, groups, resources, and as much OpenAPI as `kubectl apply` needs. Pure."""
+"""API discovery: versions, groups, resources, and as much OpenAPI as `kubectl apply` needs. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def resources(group: str, version: str, kinds: list[Kind]) -> Json | None:
             listed.append({"name": f"{kind.plural}/scale", **sub, **scale})
         if kind.plural == "pods":
             listed.append({"name": "pods/log", **sub, "verbs": ["get"]})
-    if not group:  # the core list has no apiVersion: so it is
+    if not group:  # a real API server sends no apiVersion in the core list
         return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
     return {
         "kind": "APIResourceList",
@@ -79,7 +79,7 @@ def openapi_index(kinds: list[Kind]) -> Json:
 
 
 def openapi(group: str, version: str, kinds: list[Kind]) -> Json:
-    """Only what tells kubectl that this server validates fields itself (`fieldValidation`)."""
+    """Just enough OpenAPI for kubectl to see that this server validates fields itself (`fieldValidation`)."""
     paths: Json = {}
     check = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string", "uniqueItems": True}}]
     for kind in (k for k in kinds if (k.group, k.version) == (group, version)):

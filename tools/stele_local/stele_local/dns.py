@@ -1,6 +1,6 @@
-"""Which names the cluster knows: pods of headless services, and services. Owns the hosts file that `names/` reads.
+"""The DNS names of the cluster: services, and pods of headless services. Owns the hosts file that `names/` reads.
 
-Names of a service answer its pods' addresses themselves (there are no virtual ones), so a port must be a target port."""
+The name of a service resolves to its pods' addresses (there are no virtual ones), so clients must use target ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOMAIN = "svc.cluster.local"
 
 
 def names(registry: Registry) -> dict[str, list[str]]:
-    """Every name with its addresses, as cluster DNS would answer."""
+    """Every name with its addresses, as cluster DNS would resolve it."""
     known: dict[str, list[str]] = {}
     for service in registry.store.objects(SERVICE.key):
         spec, namespace, name = service["spec"], service["metadata"]["namespace"], service["metadata"]["name"]
@@ -48,7 +48,7 @@ def names(registry: Registry) -> dict[str, list[str]]:
 
 
 class HostsFile:
-    """The file, replaced as a whole, and only when it changes."""
+    """The hosts file. It is replaced atomically, and only if it changes."""
 
     def __init__(self, registry: Registry, path: Path) -> None:
         self._registry, self.path = registry, path
@@ -58,11 +58,11 @@ class HostsFile:
         current = names(self._registry)
         if current == self._written:
             return
-        aside = self.path.with_suffix(".new")
-        aside.write_text(json.dumps(current))
-        os.replace(aside, self.path)
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(json.dumps(current))
+        os.replace(temporary, self.path)
         self._written = current
 
     def environment(self, namespace: str) -> dict[str, str]:
-        """What a process needs to see these names."""
+        """Environment variables with which a process sees these names."""
         return {"STELE_LOCAL_HOSTS": str(self.path), "STELE_LOCAL_NAMESPACE": namespace}

@@ -43,7 +43,7 @@ ReadLog = Callable[[Json, Mapping[str, str]], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path names. `name` is empty for a collection."""
+    """The resource that a path names. `name`: "" for a collection."""
 
     kind: Kind
     namespace: str | None
@@ -69,7 +69,7 @@ class ApiServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """The token comes as a bearer token, or before the path: kubectl sends none over plain HTTP."""
+        """Check the token, a bearer token or a prefix of the path, since kubectl sends no bearer token over plain HTTP."""
         parts = [part for part in request.path.split("/") if part]
         request[_PARTS] = parts[1:] if parts[:1] == [self._token] else parts
         authorised = hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}")
@@ -195,7 +195,7 @@ class ApiServer:
         )
         metadata: Json = {"resourceVersion": str(store.version)}
         if kind.custom:
-            metadata["continue"] = ""  # all at once, whatever the limit: clients must take that
+            metadata["continue"] = ""  # everything in one answer; a server may ignore the limit
         if _wants_table(request):
             body = _table(request, kind, items, metadata["resourceVersion"])
             return _json(body)
@@ -371,7 +371,7 @@ def _decode(text: str, prefix: str = "") -> Any:
 
 
 async def _text(request: web.Request, kind: Kind) -> str:
-    """The body; raises ApiError 501 for what a real API server reads of built-in kinds alone."""
+    """The body; raises ApiError 501 for protobuf, which a real API server reads only for built-in kinds."""
     if request.content_type == PROTOBUF and not kind.custom:
         raise status.not_offered("bodies in protobuf, as kubectl drain sends them")
     return await request.text()

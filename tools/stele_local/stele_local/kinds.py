@@ -1,7 +1,7 @@
-"""Which kinds there are. Owns: the table of built-in kinds and the reading of a CustomResourceDefinition into a `Kind`.
+"""The kinds. Owns: the table of built-in kinds, and the conversion of a CustomResourceDefinition to a `Kind`.
 
-Holds no objects. Invariant: a `Kind` says everything the generic code needs; nothing else asks for a kind by name
-except `builtin` (defaults and rules of one kind) and the controllers."""
+Holds no objects. Invariant: a `Kind` has all that the generic code needs. Only `builtin` and the controllers look at kinds
+by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The kubelets: on every machine that is on, its pods as processes. Owns a `Pod` for each, and pod addresses.
+"""The kubelets: they run the pods of machines that are on, as processes. Owns a `Pod` for each, and pod addresses.
 
-Invariant: a machine that is off runs no process, from when `power_off` has returned; a pod's object goes only after its
-processes are gone."""
+Invariants: after `power_off` has returned the machine runs no process. A pod's object is removed only after its processes
+are gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger("stele_local.kubelet")
 
 
 class Addresses:
-    """A loopback address per pod name, the same one for ever."""
+    """A loopback address for each pod name, which never changes."""
 
     def __init__(self, network: str) -> None:
         self._network = network
@@ -62,7 +62,7 @@ class Pod:
         self._changed.set()
 
     def kill(self) -> None:
-        """The machine lost its power, or the object is gone: everything ends now."""
+        """End everything now, because the machine was switched off or the object is gone."""
         for container in self.containers.values():
             container.kill()
         self.task.cancel()
@@ -158,7 +158,7 @@ class Pod:
         return 0
 
     def _start_containers_status(self) -> None:
-        """Whatever ran before (the machine was off) runs no more."""
+        """Reset the status: containers of an earlier run, before the machine was off, no longer run."""
 
         def begin(new: Json) -> None:
             status = new["status"]
@@ -260,7 +260,7 @@ class Pod:
 
 
 class Kubelet:
-    """All machines' kubelets in one: pods are told apart by the machine they run on."""
+    """The kubelets of all machines in one object."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class Kubelet:
         self._power = {machine.name: asyncio.Lock() for machine in machines}
 
     def process_environment(self, namespace: str) -> dict[str, str]:
-        """What marks a process as part of this cluster and lets it see cluster names."""
+        """Environment variables that mark a process as part of this cluster and let it see cluster names."""
         return {
             "PYTHONPATH": str(dns.SHIM),
             processes.FOLDER_VARIABLE: str(self._folder),
@@ -311,10 +311,10 @@ class Kubelet:
             await self._gone(machine)
 
     async def power_on(self, machine: Machine) -> None:
-        """Its pods start again, once the last process of its life before is gone: nothing of then may speak for them."""
+        """Start its pods again, after the last process from before `power_off` is gone."""
         async with self._power[machine.name]:
             if not machine.on:
-                await self._gone(machine)  # whoever switched it off may have been cancelled
+                await self._gone(machine)  # an earlier power_off may have been cancelled
                 machine.on = True
 
     async def _gone(self, machine: Machine) -> None:

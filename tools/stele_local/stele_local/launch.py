@@ -1,6 +1,6 @@
-"""The last step before a container's program: die with stele_local, then become the program. Run as a script.
+"""Starts a container's program so that it dies with stele_local. Run as a script.
 
-Usage: launch.py PARENT_PID PROGRAM ARGUMENT...   Imports only what starts fast."""
+Usage: launch.py PARENT_PID PROGRAM ARGUMENT...   It imports only light modules, to start fast."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
 """The machines: their power, disks, Node objects and addresses. Knows nothing of pods' processes.
 
-Invariant: a machine that is off runs nothing and reports nothing; its Node turns NotReady after the grace."""
+Invariant: a machine that is off runs nothing and reports nothing; its Node turns NotReady after the grace period."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage":
 
 @dataclass(slots=True)
 class Machine:
-    """One machine. `seen`: when it was on last, on the monotonic clock."""
+    """One machine. `seen`: when it was last on, by the monotonic clock."""
 
     name: str
     zone: str
@@ -61,15 +61,15 @@ class Machines:
         return self._machines.get(name)
 
     def wipe(self, name: str) -> None:
-        """Its disks are lost. Raises ValueError while it is on."""
+        """Empty its disks. Raises ValueError while it is on."""
         machine = self._machines[name]
         if machine.on:
-            raise ValueError(f"machine {name} is on: switch it off first")
+            raise ValueError(f"machine {name} is on; switch it off first")
         shutil.rmtree(machine.folder)
         machine.folder.mkdir(parents=True)
 
     def step(self) -> None:
-        """Nodes register and report; silent ones become NotReady, and their pods not ready."""
+        """Register and refresh the Nodes of machines that are on; make silent Nodes and their pods not ready."""
         for machine in self:
             node = self._registry.find(NODE, "", machine.name)
             if machine.on:
@@ -135,7 +135,7 @@ def condition(obj: Json, type_: str) -> str | None:
 
 
 def set_condition(obj: Json, type_: str, value: str, reason: str = "", message: str = "") -> None:
-    """Sets one of `status.conditions`; the transition time moves only when the value does."""
+    """Sets one of `status.conditions`. The transition time changes only with the value."""
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     old = next((c for c in conditions if c["type"] == type_), None)
     new: Json = {"type": type_, "status": value, "lastTransitionTime": now()}

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 Json = dict[str, Any]
-_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # the API server's: no vowels, so no words
+_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"  # as in the API server; without vowels no words appear
 _chance = random.SystemRandom()
 _UNITS: dict[str, int | Decimal] = {
     "": 1, "m": Decimal("0.001"), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60,
@@ -21,7 +21,7 @@ _STEP = re.compile(
 
 
 def now() -> str:
-    """UTC in whole seconds, as metadata carries it."""
+    """The time in UTC and whole seconds, as in metadata."""
     return stamp(datetime.datetime.now(datetime.UTC))
 
 
@@ -55,7 +55,7 @@ def random_suffix() -> str:
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """RFC 7386; builds a new value and leaves both arguments alone."""
+    """A merge patch (RFC 7386) applied to a new value; the arguments are unchanged."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}
@@ -68,7 +68,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def find(obj: Any, *keys: str, default: Any = None) -> Any:
-    """The value below `keys`, or `default` where any of them is missing or null."""
+    """The value below `keys`, or `default` if any of them is missing or null."""
     for key in keys:
         if not isinstance(obj, dict) or obj.get(key) is None:
             return default
@@ -77,7 +77,7 @@ def find(obj: Any, *keys: str, default: Any = None) -> Any:
 
 
 def drop_nulls(value: Any) -> Any:
-    """A copy in which null means absent, as built-in kinds are decoded."""
+    """A copy without null fields. A real API server decodes built-in kinds so."""
     if isinstance(value, dict):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     return [drop_nulls(item) for item in value] if isinstance(value, list) else value
@@ -117,6 +117,6 @@ def quantity(text: str | int | float) -> Decimal:
     parts = re.fullmatch(r"([+-]?[0-9.]+)([A-Za-z]{0,2})", str(text))
     if parts is None or parts[2] not in _UNITS or not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", parts[1]):
         raise ValueError(
-            f"{text!r} is no quantity: expected a number and one of {', '.join(u for u in _UNITS if u)}"
+            f"{text!r} is not a quantity: expected a number and one of {', '.join(u for u in _UNITS if u)}"
         )
     return Decimal(parts[1]) * _UNITS[parts[2]]

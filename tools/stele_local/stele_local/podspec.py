@@ -1,7 +1,7 @@
-"""From a container's spec to what a process needs: its environment, arguments and real folders. Reads, never runs.
+"""Converts a container's spec to the environment, arguments and real folders of a process. Starts nothing.
 
-Processes see the real file system: a mountPath at the start of an argument or variable (or after `=`, `:` or `,`) is
-replaced by the folder that backs it. Raises NotYet while something it needs is missing."""
+Processes see the real file system. So a mountPath in an argument or variable is replaced by its real folder, at the start
+or after `=`, `:` or `,`. Raises NotYet while a part is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)")
 
 
 class NotYet(Exception):
-    """A volume, claim or config map that is not there; `reason` is the event's and the container's."""
+    """A volume, claim or config map is missing. `reason`: for the event and the container's state."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -31,21 +31,21 @@ class NotYet(Exception):
 
     @property
     def state(self) -> Json:
-        """The state of a container that waits for it."""
+        """The state of a container that waits for the missing part."""
         reason = "ContainerCreating" if self.reason == "FailedMount" else self.reason
         return {"waiting": {"reason": reason, "message": self.message}}
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where a pod's parts come from."""
+    """The sources of a pod's volumes and variables."""
 
     registry: Registry
     machines: Machines
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` as Kubernetes expands it: unknown names stay, `$$` is one dollar."""
+    """Expands `$(NAME)` as Kubernetes does: unknown names stay, `$$` is one dollar."""
     return _VARIABLE.sub(lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), text)
 
 
@@ -105,7 +105,7 @@ def _variable(sources: Sources, pod: Json, variable: Json, before: Mapping[str, 
 
 
 def mounts(sources: Sources, pod: Json, container: Json, home: Path) -> dict[str, Path]:
-    """mountPath → real folder (or file), made and filled. `home` is the pod's own folder."""
+    """Creates and fills the pod's mounts. Returns mountPath → real folder (or file). `home`: the pod's own folder."""
     declared = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     result: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():

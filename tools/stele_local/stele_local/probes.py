@@ -23,7 +23,7 @@ def port_number(value: int | str, container: Json) -> int:
 
 
 async def check_once(probe: Json, container: Json, address: str) -> str:
-    """Empty if the probe succeeded, else why it failed."""
+    """Why the probe failed; "" if it succeeded."""
     target = probe.get("httpGet") or probe["tcpSocket"]
     writer: asyncio.StreamWriter | None = None
     try:
@@ -47,7 +47,7 @@ async def check_once(probe: Json, container: Json, address: str) -> str:
 
 
 async def verdicts(probe: Json, container: Json, address: str) -> AsyncIterator[tuple[bool, str]]:
-    """(holds, last failure) whenever a threshold is reached, for ever. Thresholds count from the last change."""
+    """Yields (success, last failure) each time that a threshold is reached, for ever. Counts restart with each change."""
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     good = bad = 0
     while True:

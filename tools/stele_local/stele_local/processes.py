@@ -1,6 +1,6 @@
-"""Finds and ends processes by the marks in their environment: a cluster's whose owner died, a machine's that lost its power.
+"""Finds and ends processes by marks in their environment: leftovers of a cluster, or those of a machine that is off.
 
-Reads /proc; Linux only. Invariant: when `sweep` has returned, no process that carries the marks is left."""
+Reads /proc; Linux only. Invariant: after `sweep` has returned, no process with the marks is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.01
 
 
 def left_over(folder: Path, machine: str = "") -> list[int]:
-    """Process ids that carry the cluster's mark in their environment, ours excepted; only those of `machine`, if given."""
+    """Ids of processes with the cluster's mark, except our own; only those of `machine` if given."""
     marks = {f"{FOLDER_VARIABLE}={folder}".encode()}
     if machine:
         marks.add(f"{MACHINE_VARIABLE}={machine}".encode())
@@ -25,7 +25,7 @@ def left_over(folder: Path, machine: str = "") -> list[int]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 variables = (entry / "environ").read_bytes().split(b"\0")
-            except OSError:  # gone meanwhile, or another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
             if marks.issubset(variables):
                 found.append(int(entry.name))
@@ -33,7 +33,7 @@ def left_over(folder: Path, machine: str = "") -> list[int]:
 
 
 def sweep(folder: Path, machine: str = "") -> int:
-    """Kills them all and waits until they are gone; returns how many there were."""
+    """Kills all marked processes and waits until they are gone. Returns how many there were."""
     killed: set[int] = set()
     while alive := left_over(folder, machine):
         for pid in alive:

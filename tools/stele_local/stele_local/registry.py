@@ -1,7 +1,7 @@
-"""Create, get, list, update, patch, delete: the rules of the API without its HTTP. Used by `http` and by the controllers.
+"""Create, get, list, update, patch, delete: the rules of the API without HTTP. Used by `http` and by the controllers.
 
-Owns: admission of one object (metadata, schema, CEL, built-in rules) and the life of its deletion. Must not: know
-requests or watch streams. Invariant: every write passes `_admit`; what is stored was valid when it was written."""
+Owns: the admission of an object (metadata, schema, CEL, built-in rules) and the steps of its deletion. Knows no requests or
+watch streams. Invariant: every write passes `_admit`, so a stored object was valid when it was written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BAD_NAME = (
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An object as stored (or as it would be, on a dry run), and the fields that were dropped as unknown."""
+    """An object as stored (on a dry run, as it would be), and its unknown fields, which were dropped."""
 
     obj: Json
     unknown: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`strict`: unknown fields are refused instead of dropped (fieldValidation=Strict); in a patch with other words."""
+    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). For patches the message differs."""
 
     dry_run: bool = False
     strict: bool = False
@@ -113,7 +113,7 @@ class Registry:
     # -- reading
 
     def get(self, kind: Kind, namespace: str, name: str) -> Json:
-        """The stored object, shared: not to be changed. Raises ApiError 404."""
+        """The stored object, which is shared and must not be changed. Raises ApiError 404."""
         obj = self.store.get(kind.key, namespace, name)
         if obj is None:
             raise status.not_found(kind.plural, kind.group, name)
@@ -190,12 +190,12 @@ class Registry:
     def patch(
         self, kind: Kind, namespace: str, name: str, patch: Json, sub: str = "", options: WriteOptions = PLAIN
     ) -> Written:
-        """RFC 7386 merge patch; a resourceVersion in it is compared with the object's."""
+        """Applies a merge patch (RFC 7386). A resourceVersion in it must equal the object's."""
         old = self.get(kind, namespace, name)
         return self.replace(kind, namespace, name, merge_patch(old, patch), sub, options)
 
     def change(self, kind: Kind, obj: Json, alter: Callable[[Json], None], sub: str = "") -> Json | None:
-        """For controllers: alters the newest state of `obj` by a function; None if it is gone or was made anew."""
+        """For controllers: changes the newest state of `obj` with `alter`. None if it is gone or was created again."""
         metadata = obj["metadata"]
         newest = self.find(kind, metadata.get("namespace", ""), metadata["name"])
         if newest is None or newest["metadata"]["uid"] != metadata["uid"]:
@@ -231,7 +231,7 @@ class Registry:
         return self._update(kind, old, new, sub, options)
 
     def _update(self, kind: Kind, old: Json, new: Json, sub: str, options: WriteOptions = PLAIN) -> Written:
-        """`new` is ours to change. An update that changes nothing writes nothing."""
+        """Stores an update; may change `new`. An update without changes writes nothing."""
         before = old["metadata"]
         if sub == "status":
             new = {
@@ -337,7 +337,7 @@ class Registry:
         return new, False
 
     def _hold(self, kind: Kind, new: Json, options: DeleteOptions) -> None:
-        """The finalizers that the way of deletion asks for."""
+        """Adds the finalizers for foreground deletion or orphaning."""
         metadata = new["metadata"]
         finalizers = [f for f in metadata.get("finalizers", []) if f not in (FOREGROUND, ORPHAN)]
         if options.propagation == "Foreground":
@@ -406,7 +406,7 @@ def stamp_after(seconds: int) -> str:
 
 
 def _may_go(kind: Kind, metadata: Json, obj: Json) -> bool:
-    """Whether nothing holds a deleted object any longer."""
+    """Whether a deleted object can be removed: no finalizer and no grace period is left."""
     if "deletionTimestamp" not in metadata or metadata.get("finalizers"):
         return False
     if kind is NAMESPACE:
@@ -415,7 +415,7 @@ def _may_go(kind: Kind, metadata: Json, obj: Json) -> bool:
 
 
 def _check_defaults(definition: Json) -> list[Cause]:
-    """The real one names the schema of the only version so."""
+    """Faults of a definition's defaults, with the paths that a real API server reports."""
     schemas = [find(v, "schema", "openAPIV3Schema", default={}) for v in definition["spec"]["versions"]]
     return [c for s in schemas for c in faults_of_defaults(s, "spec.validation.openAPIV3Schema")]
 

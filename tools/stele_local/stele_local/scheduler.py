@@ -1,7 +1,8 @@
-"""Where a pod runs. Level-triggered: each pass tries every pod without a machine.
+"""Assigns pods to machines. Level-triggered: each pass tries every pod without a machine.
 
-Knows: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim, required pod affinity and
-anti-affinity (that both ways), topologySpreadConstraints that must hold. Left out: resources, preferences but an even spread."""
+Respects: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim, required pod
+affinity and anti-affinity (both ways), and required topologySpreadConstraints. Ignores: resources, and preferences except
+an even spread."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ class Scheduler:
         return self._uneven(pod, node) or self._affinity(pod, node) or self._anti_affinity(pod, node)
 
     def _placed(self) -> Iterator[tuple[Json, Json]]:
-        """Pods that have machines and have not ended, each with its machine."""
+        """Pods with a machine that have not ended, each with its machine."""
         machines = {n["metadata"]["name"]: n for n in self._nodes()}
         for pod in self._registry.store.objects(POD.key):
             machine = machines.get(pod["spec"].get("nodeName", ""))
@@ -99,7 +100,7 @@ class Scheduler:
                 yield pod, machine
 
     def _uneven(self, pod: Json, node: Json) -> str:
-        """What topologySpreadConstraints say against it."""
+        """Why topologySpreadConstraints exclude the machine; "" if they do not."""
         for rule in pod["spec"].get("topologySpreadConstraints") or ():
             if rule["whenUnsatisfiable"] != "DoNotSchedule":
                 continue
@@ -114,7 +115,7 @@ class Scheduler:
         return ""
 
     def _spread(self, pod: Json, rule: Json) -> dict[str, int]:
-        """Pods that a constraint counts, in each place that a machine for the pod is in."""
+        """The number of pods that a constraint counts, for each place with a machine for the pod."""
         key, spec = rule["topologyKey"], pod["spec"]
         able = [
             n
@@ -135,7 +136,7 @@ class Scheduler:
         for term in find(pod["spec"], "affinity", "podAffinity", _REQUIRED, default=[]):
             key, here = term["topologyKey"], _labels(node).get(term["topologyKey"])
             others = [_labels(m).get(key) for other, m in self._placed() if self._selects(term, pod, other)]
-            # Where there is none yet, one that is of those itself may be the first.
+            # If no pod matches the term yet, a pod that matches its own term may be the first.
             first = not others and self._selects(term, pod, pod)
             if here is None or (here not in others and not first):
                 return "node(s) didn't match pod affinity rules"
@@ -155,7 +156,7 @@ class Scheduler:
         return ""
 
     def _selects(self, term: Json, owner: Json, other: Json) -> bool:
-        """Whether a term of `owner` speaks of `other`."""
+        """Whether a term of `owner` selects `other`."""
         spaces = set(term.get("namespaces") or ())
         if (selector := term.get("namespaceSelector")) is not None:
             found = self._registry.store.objects(NAMESPACE.key)
@@ -204,7 +205,7 @@ def _tolerates(spec: Json, taint: Json) -> bool:
 
 
 def _bears(toleration: Json, taint: Json) -> bool:
-    """Without a key every taint, without an effect all of its; the operator is Equal unless it says Exists."""
+    """Whether a toleration matches a taint. No key: every taint; no effect: every effect; the default operator is Equal."""
     if toleration.get("effect") not in (taint["effect"], None, ""):
         return False
     if toleration.get("key") not in (taint["key"], None, ""):
@@ -217,13 +218,13 @@ def _labels(obj: Json) -> Json:
 
 
 def _not_borne(spec: Json, node: Json) -> list[Json]:
-    """Taints of the machine that keep such a pod off it."""
+    """Taints of the machine that exclude the pod."""
     taints = find(node, "spec", "taints", default=[])
     return [t for t in taints if t["effect"] in ("NoSchedule", "NoExecute") and not _tolerates(spec, t)]
 
 
 def selected(spec: Json, node: Json) -> bool:
-    """Whether a pod's nodeSelector and node affinity let it on the machine."""
+    """Whether a pod's nodeSelector and node affinity match the machine."""
     if any(_labels(node).get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
     terms = find(spec, "affinity", "nodeAffinity", _REQUIRED, "nodeSelectorTerms")
@@ -231,7 +232,7 @@ def selected(spec: Json, node: Json) -> bool:
 
 
 def _term_holds(term: Json, node: Json) -> bool:
-    """One that says nothing holds nowhere."""
+    """Whether a term matches the machine. An empty term matches none."""
     labels, fields = term.get("matchExpressions"), term.get("matchFields")
     named = matches_selector({"matchExpressions": fields}, {"metadata.name": node["metadata"]["name"]})
     return bool(labels or fields) and named and matches_selector({"matchExpressions": labels}, _labels(node))

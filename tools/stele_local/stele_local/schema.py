@@ -1,6 +1,6 @@
-"""Structural schemas: prune what is unknown, fill in defaults, tell every fault. Pure; CEL rules are in `cel`.
+"""Structural schemas: prunes unknown fields, fills in defaults, reports every fault. Pure; CEL rules are in `cel`.
 
-Sentences and cause reasons are those of a real API server. Defaulting works in place on the caller's own copy."""
+Messages and reasons are those of a real API server. Defaults are filled into the caller's own copy in place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TYPES = {
 
 
 def blocks(causes: list[Cause]) -> bool:
-    """Whether faults of these kinds keep CEL rules from being evaluated at all."""
+    """Whether these faults prevent the evaluation of CEL rules."""
     return any(cause.reason in _BLOCKING for cause in causes)
 
 
@@ -240,7 +240,7 @@ def duplicates(value: Any, schema: Schema, path: str = "") -> Iterator[Cause]:
 
 
 def check_scale(value: Json, paths: Mapping[str, str]) -> Iterator[Cause]:
-    """The scale subresource reads replicas by path: what lies there must be a whole number."""
+    """The scale subresource reads replicas by path. The value there must be a whole number."""
     for name in ("specReplicasPath",):
         keys, current, walked = paths[name].strip(".").split("."), value, ""
         for key in keys:
@@ -262,7 +262,7 @@ def _scale_fault(path: str, walked: str, value: Any, wanted: str) -> Cause:
         dict: "map[string]interface {}",
         list: "[]interface {}",
     }[type(value)]
-    # the accessor stops one step below the value that is no map
+    # the real accessor reports the path one step below the value that is not a map
     where = walked if wanted == "int64" else ".".join(path.split(".")[: walked.count(".") + 2])
     message = f"Invalid value: 0: {where} accessor error: {value} is of the type {go_type}, expected {wanted}"
     return Cause("FieldValueInvalid", message, path)

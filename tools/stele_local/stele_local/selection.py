@@ -53,8 +53,10 @@ def _exists(key: str, wanted: bool) -> Test:
 
 
 def matches_selector(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """A LabelSelector object (matchLabels, matchExpressions) or a term of a node affinity; None matches nothing, an empty one
-    everything, an operator that there is not nothing."""
+    """Whether a LabelSelector (matchLabels, matchExpressions), or a term of a node affinity, matches.
+
+    None matches nothing, an empty selector everything, and an unknown operator nothing.
+    """
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):

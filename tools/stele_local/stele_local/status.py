@@ -1,6 +1,6 @@
-"""What the API server answers when it refuses. Owns: the `Status` body; the sentences that do not depend on a schema.
+"""Refusals of the API server. Owns: the `Status` body, and the messages that do not depend on a schema.
 
-Raised anywhere below `http`, turned into a response there and nowhere else. Sentences are those of a real API server
+Raised anywhere below `http`, which alone turns them into responses. Messages are those of a real API server
 (tests/kube_contract)."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cause:
 
 
 class ApiError(Exception):
-    """A refusal with its HTTP code and the reason that clients switch on."""
+    """A refusal with its HTTP code, and the reason by which clients distinguish refusals."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ def invalid(kind: str, group: str, name: str, causes: Sequence[Cause]) -> ApiErr
     """All faults of an object in one answer."""
     told = list(
         dict.fromkeys(str(cause) for cause in causes)
-    )  # the sentence names each fault once, the list all
+    )  # the message names each fault once; the list of causes has all
     sentence = told[0] if len(told) == 1 else f"[{', '.join(told)}]"
     message = f'{_qualified(kind, group)} "{name}" is invalid: {sentence}'
     listed = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]
@@ -106,7 +106,7 @@ def expired(message: str) -> ApiError:
 
 
 def not_offered(what: str) -> ApiError:
-    """For all that stele_local leaves out: a plain no, never a wrong answer."""
+    """The refusal of everything that stele_local does not implement."""
     return ApiError(501, "NotImplemented", f"stele_local does not offer {what}; use a real Kubernetes for it")
 
 

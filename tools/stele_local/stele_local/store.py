@@ -1,7 +1,7 @@
 """Objects, their versions, and the history that watches read. Knows nothing of kinds' rules or of HTTP.
 
-Owns: the one resourceVersion counter and the bounded history. Invariant: a stored object is never changed in place
-(readers share it), versions only rise, and an event is in the history before any watcher hears of it."""
+Owns: the resourceVersion counter and the bounded history. Invariants: a stored object is never changed in place, because
+readers share it. Versions only rise. A change is in the history before any watcher gets it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Store:
         return self._tables.get(table, {}).get((namespace, name))
 
     def objects(self, table: Table, namespace: str | None = None) -> list[Json]:
-        """In the order a real one lists: by namespace, then name."""
+        """All objects, by namespace and then name, as a real API server lists them."""
         rows = self._tables.get(table, {})
         return [rows[key] for key in sorted(rows) if namespace is None or key[0] == namespace]
 
@@ -53,7 +53,7 @@ class Store:
                 yield table, obj
 
     def put(self, table: Table, obj: Json) -> Json:
-        """Stores `obj` (which the caller gives away) under a new version."""
+        """Stores `obj` under a new version. The caller must not change `obj` afterwards."""
         metadata = obj["metadata"]
         key = (metadata.get("namespace", ""), metadata["name"])
         rows = self._tables.setdefault(table, {})
@@ -73,11 +73,11 @@ class Store:
         return last
 
     def open_table(self, table: Table) -> None:
-        """A kind that is served from now on: older versions than this are too old to watch it from."""
+        """Begin to serve a kind. Watches of it cannot start at an older version than the present one."""
         self._forgotten.setdefault(table, self.version)
 
     def drop_table(self, table: Table) -> None:
-        """A kind that is no longer served: its watches end."""
+        """Stop serving a kind, and end its watches."""
         self._tables.pop(table, None)
         self._history.pop(table, None)
         self._forgotten.pop(table, None)
@@ -90,7 +90,7 @@ class Store:
         if len(history) > self._history_max:
             self._forgotten[change.table] = history.popleft().version
         for queue in list(self._watchers.get(change.table, ())):
-            if queue.qsize() >= WATCH_QUEUE_MAX:  # a watcher that never reads: it may come back and get 410
+            if queue.qsize() >= WATCH_QUEUE_MAX:  # this watcher does not read; if it returns it gets 410
                 self._watchers[change.table].remove(queue)
                 queue.put_nowait(None)
             else:
@@ -99,14 +99,14 @@ class Store:
             listener(change)
 
     def forget_history(self) -> None:
-        """What a compaction does: every older version is now too old to resume from."""
+        """Compact the history: no watch can resume from an older version."""
         for table, history in self._history.items():
             if history:
                 self._forgotten[table] = history[-1].version
                 history.clear()
 
     def oldest(self, table: Table) -> int:
-        """The lowest version from which a watch can still resume."""
+        """The lowest version from which a watch can resume."""
         return self._forgotten.get(table, 0)
 
     def since(self, table: Table, version: int) -> list[Change]:

@@ -25,7 +25,7 @@ def _ready(pod: Json) -> str:
 
 
 def _phase(pod: Json) -> str:
-    """What kubectl shows as STATUS: the first container's reason beats the phase."""
+    """The STATUS column of kubectl: the first container's reason, else the phase."""
     shown = find(pod, "status", "reason") or find(pod, "status", "phase", default="Unknown")
     for state in find(pod, "status", "containerStatuses", default=[]):
         shown = (
@@ -187,7 +187,7 @@ def _cell(column: Column) -> Callable[[Json], Any]:
 
 
 def render(kind: Kind, objects: Iterable[Json], version: str, include: str, headed: bool = True) -> Json:
-    """A Table; `include` is None, Metadata or Object, as in the includeObject parameter."""
+    """A Table. `include`: None, Metadata or Object, as in the parameter includeObject."""
     if kind.custom:
         cells = _custom(kind)
     else:

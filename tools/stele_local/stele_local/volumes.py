@@ -1,4 +1,4 @@
-"""Claims and volumes: bound where the first consumer runs, a folder on that machine, gone with it.
+"""Claims and volumes. A volume is a folder on the machine of its first consumer, and is lost with that machine's disks.
 
 Owns: PVs of class `local`, phases of claims, growth, and the finalizer that keeps a claim while a pod uses it."""
 
@@ -20,12 +20,12 @@ PV_PROTECTION = "kubernetes.io/pv-protection"
 
 
 def folder(machines: Machines, volume: Json) -> Path:
-    """Where a PV's data lies: a folder of its machine."""
+    """The folder with a PV's data, on its machine."""
     return machines[machine_of(volume)].folder / "volumes" / str(volume["metadata"]["name"])
 
 
 def machine_of(volume: Json) -> str:
-    """The machine it lies on; empty for one made by hand that names none."""
+    """The machine of a PV; "" if somebody created it without one."""
     terms = find(volume, "spec", "nodeAffinity", "required", "nodeSelectorTerms", default=[])
     expressions = [e for term in terms for e in term.get("matchExpressions") or ()]
     return str(expressions[0]["values"][0]) if expressions else ""
@@ -113,7 +113,7 @@ class Volumes:
             self._registry.change(PVC, claim, lambda new: new["metadata"].update(finalizers=kept))
 
     def _reclaim(self, volume: Json) -> None:
-        """A volume whose claim is gone goes too, once its machine can be asked (or has lost it)."""
+        """Delete a volume whose claim is gone, once its machine is on (or has lost its disks)."""
         reference = volume["spec"].get("claimRef")
         metadata = volume["metadata"]
         if not reference and volume["status"]["phase"] == "Pending":

@@ -1,7 +1,7 @@
-"""Watch streams: from a version on, through a selector, to JSON events. Used by `http`; writes no objects.
+"""Watch streams: JSON events of the changes after a version, filtered by a selector. Used by `http`; writes no objects.
 
-Invariant: a stream that starts at version V yields every later change of its selection once, in order, or says 410; and
-every change that a bookmark covers before that bookmark."""
+Invariants: a stream that starts at version V yields every later change of its selection once, in order, or ends with 410.
+A bookmark comes after all changes that it covers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stele_local.store import Change, Store
 
 Json = dict[str, Any]
 BOOKMARK_SECONDS = 60.0
-LAST_BOOKMARK_SECONDS = 2.0  # a bookmark goes out this long before a stream ends by its time-out
+LAST_BOOKMARK_SECONDS = 2.0  # a bookmark is sent this long before a stream ends by its time-out
 INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """`version` None or 0: begin with what there is. `initial` asks for the bookmark that ends it."""
+    """`version`: None or 0 begins with the existing objects. `initial`: send a bookmark after those."""
 
     namespace: str | None
     chosen: Test
@@ -44,7 +44,7 @@ def _bookmark(kind: Kind, version: int, annotations: Json | None = None) -> Json
 
 
 def _event(change: Change, options: WatchOptions) -> Json | None:
-    """A change as this selection sees it: an object that leaves the selection is DELETED for it."""
+    """The event of a change for this selection. An object that leaves the selection counts as DELETED."""
     if options.namespace is not None and change.obj["metadata"].get("namespace", "") != options.namespace:
         return None
     held = change.before is not None and options.chosen(change.before)
@@ -84,7 +84,7 @@ async def stream(
             return
         version = (
             store.version
-        )  # taken first: what is written while the reader takes its time comes by the queue
+        )  # opened first, so that later writes reach the queue while the reader is still busy
         if not start:
             for obj in store.objects(kind.key, options.namespace):
                 if options.chosen(obj):
@@ -103,9 +103,9 @@ async def stream(
                 async with asyncio.timeout_at(until):
                     change = await queue.get()
             except TimeoutError:
-                at = loop.time()  # well behind what was waited for, where the loop stood still
+                at = loop.time()  # may be well past the deadline if the loop was blocked
                 if options.bookmarks and at >= bookmark_at:
-                    if queue.empty():  # else what it would cover goes out first
+                    if queue.empty():  # otherwise the changes that it covers must go first
                         yield _bookmark(kind, store.version)
                         bookmark_at = _next_bookmark(at, deadline)
                 elif at >= deadline:

@@ -1,8 +1,8 @@
-"""Cluster DNS without root: Python resolves cluster names from a file. Lies on the PYTHONPATH of pods' processes only.
+"""Cluster DNS without root: Python resolves cluster names from a file. Only pods' processes have it on their PYTHONPATH.
 
-STELE_LOCAL_HOSTS names a JSON file {name: [address, ...]} that stele_local keeps current; STELE_LOCAL_NAMESPACE is
-the pod's, for short names. A name below `svc.cluster.local` that is not in the file does not exist. Other names take
-the system's way. Programs that are not Python see nothing of this."""
+STELE_LOCAL_HOSTS names a JSON file {name: [address, ...]} that stele_local keeps current. STELE_LOCAL_NAMESPACE is the
+pod's namespace, for short names. A name below `svc.cluster.local` that is not in the file does not exist. The system
+resolves all other names. Only Python programs see cluster names."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def _hosts() -> "dict[str, list[str]]":
 
 
 def addresses(name: str) -> "list[str] | None":
-    """Addresses of a cluster name; None where it is not ours to answer."""
+    """Addresses of a cluster name; None if the name is not a cluster name."""
     name = name.rstrip(".").lower()
     hosts = _hosts()
     for suffix in ("", f".{_namespace}.svc.{DOMAIN}", f".svc.{DOMAIN}", f".{DOMAIN}"):
