@@ -38,7 +38,7 @@ async def test_a_refused_volume_is_taken_back_by_an_order_that_says_what_it_brea
     liveness = master_of(cluster.running["master"]).liveness
 
     def noted(node: Node) -> bool:
-        told = liveness.nodes[node.node_id].told
+        told = liveness.nodes[node.node_id].last_start
         return told is not None and told[::2] == (node.incarnation, node.log.synced_place)
 
     try:
