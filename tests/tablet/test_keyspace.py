@@ -203,7 +203,7 @@ def test_operations_code_round_trip_and_faults() -> None:
     for end in range(len(data)):
         with pytest.raises(Corrupt):
             decode_operations(data[:end])
-    with pytest.raises(Rejected, match=r"a key of 0 bytes.*written twice"):
+    with pytest.raises(Rejected, match=r"a key has 0 bytes.*written twice"):
         encode_operations([KeyOperation(KeyOp.REPLACE, b"")] * 2)
     with pytest.raises(Rejected) as caught:
         decode_operations(b"\x09" + data[1:])
