@@ -1,7 +1,7 @@
 """Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
 
-Invariant: what counts on an action that failed is not done (plan/order.py), and all else is; the next pass plans anew
-from what is there.
+Invariant: what counts on an action that failed is not done (plan/order.py), and all else is; the next pass
+plans anew from what is there.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ _UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an action. `error`: "" if it was done. `changed_under`: an object had changed since it was observed."""
+    """The result of an action. `error`: "" if it was done. `changed_under`: an object had changed since it
+    was observed."""
 
     action: Action
     error: str = ""
     changed_under: bool = False
     refused: bool = False
-    """The API server refused it for a lasting reason (no allowVolumeExpansion, a quota, an admission rule), or the masters
-    refused an impossible table."""
+    """The API server refused it for a lasting reason (no allowVolumeExpansion, a quota, an admission
+    rule), or the masters refused an impossible table."""
     held: bool = False
-    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on an action that
-    failed; then `changed_under` is set too."""
+    """Not tried in this pass. Either it failed a moment ago, and `error` is that failure. Or it depends on
+    an action that failed; then `changed_under` is set too."""
     unanswered: bool = False
     """No master answered."""
 
@@ -94,14 +95,16 @@ class Actor:
         link: MasterLink | None,
         waits: Callable[[Action], Outcome | None] = lambda action: None,
     ) -> None:
-        """`waits`: the outcome of an action that failed a moment ago and must not be tried yet; None: try it."""
+        """`waits`: the outcome of an action that failed a moment ago and must not be tried yet; None: try
+        it."""
         self._kube = kube
         self._namespace = namespace
         self._link = link
         self._waits = waits
 
     async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
-        """Carry out each action once, in order, except those that depend on one that failed. Returns all outcomes."""
+        """Carry out each action once, in order, except those that depend on one that failed. Returns all
+        outcomes."""
         outcomes, held = [], Held()
         for action in actions:
             outcome = self._not_now(action, held) or await self._one(action)
@@ -173,7 +176,8 @@ class Actor:
             await self._recognise(action, exc)
 
     async def _recognise(self, action: CreateObject, exists: Conflict) -> None:
-        """Handle an object that exists but was not listed: it was created since, lost its labels, or is somebody else's."""
+        """Handle an object that exists but was not listed: it was created since, lost its labels, or is
+        somebody else's."""
         everything = await self._kube.list(action.kind, self._namespace)
         there = next((raw for raw in everything if raw["metadata"]["name"] == action.name), None)
         if there is None:

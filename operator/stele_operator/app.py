@@ -71,7 +71,8 @@ async def run(options: Options) -> None:
 
 
 async def serve(kube: Kube, options: Options) -> None:
-    """Run over a connection. It answers probes from the start, so that it is not killed while it waits for the API server.
+    """Run over a connection. It answers probes from the start, so that it is not killed while it waits for
+    the API server.
 
     Raises:
         BadKubeconfig, Rejected: as `run`.
@@ -91,7 +92,8 @@ async def serve(kube: Kube, options: Options) -> None:
 
 
 def _prepare_interpreter() -> None:
-    """Tune the interpreter: threads yield to the event loop soon, and the collector skips what is loaded by now."""
+    """Tune the interpreter: threads yield to the event loop soon, and the collector skips what is loaded
+    by now."""
     sys.setswitchinterval(0.001)
     gc.collect()
     gc.freeze()
@@ -101,7 +103,8 @@ def _prepare_interpreter() -> None:
 async def _introduce(kube: Kube, options: Options) -> None:
     """Wait for the CustomResourceDefinitions, and in a pod for the API server too.
 
-    Outside a pod an unusable API server is an error at once. A pod that ended would restart only after up to five minutes.
+    Outside a pod an unusable API server is an error at once. A pod that ended would restart only after up to
+    five minutes.
     """
     told = ""
     while True:

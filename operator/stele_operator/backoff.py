@@ -1,7 +1,7 @@
 """Remembers between passes when to try a failed action again. Used by reconcile and act; plans nothing.
 
-Invariant: an action that is not tried reports its last error. A new operator, or a change of the TabletCluster's spec,
-begins with an empty memory, so everything is tried once more.
+Invariant: an action that is not tried reports its last error. A new operator, or a change of the
+TabletCluster's spec, begins with an empty memory, so everything is tried once more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Backoff:
         return Outcome(action, failed.error, refused=failed.refused, held=True)
 
     def learn(self, outcomes: Iterable[Outcome], now_s: float) -> None:
-        """Record outcomes of a pass. The wait doubles with each failure. If an object changed meanwhile there is no wait."""
+        """Record outcomes of a pass. The wait doubles with each failure. If an object changed meanwhile
+        there is no wait."""
         for outcome in outcomes:
             key = identity(outcome.action)
             self._planned.add(key)

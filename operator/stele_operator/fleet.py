@@ -1,7 +1,7 @@
 """All cluster tasks of this process, and the sweep that finds dead watches. Used by app and handlers.
 
-Owns the tasks. Events are hints that wake a task sooner. The sweep lists all resources every 30 s, and starts the tasks of
-which no event came. Invariant: at most one task per namespace and name.
+Owns the tasks. Events are hints that wake a task sooner. The sweep lists all resources every 30 s, and starts
+the tasks of which no event came. Invariant: at most one task per namespace and name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Fleet:
         )
 
     def saw(self, raw: Json, *, deleted: bool) -> None:
-        """Handle a watch event of a TabletCluster or TabletGroup. The operator's own status writes wake no task."""
+        """Handle a watch event of a TabletCluster or TabletGroup. The operator's own status writes wake no
+        task."""
         metadata = raw["metadata"]
         uid = metadata["uid"]
         self._seen[uid] = (metadata["resourceVersion"], self._clock())
@@ -94,7 +95,8 @@ class Fleet:
     def note_pass(self, done: bool = True) -> None:
         """Record that a pass has ended. Not `done`: the API server refused it or gave an unusable answer.
 
-        That counts as alive: a restart would not help, and the kubelet delays each further restart, up to minutes.
+        That counts as alive: a restart would not help, and the kubelet delays each further restart, up to
+        minutes.
         """
         self._passed = self._clock()
         if done:
@@ -107,7 +109,8 @@ class Fleet:
             await asyncio.sleep(SWEEP_S)
 
     async def sweep(self) -> None:
-        """Run one sweep. Each namespace is handled by itself: one that was deleted, with its Role, must not stop the others."""
+        """Run one sweep. Each namespace is handled by itself: one that was deleted, with its Role, must
+        not stop the others."""
         now = self._clock()
         listed: dict[str, str] = {}
         answered = True

@@ -1,6 +1,8 @@
-"""Remembers between passes which volumes were refused to grow. Used by reconcile; makes no decisions and no calls.
+"""Remembers between passes which volumes were refused to grow. Used by reconcile; makes no decisions and no
+calls.
 
-Invariant: each entry is a refusal by the API server. A new operator begins with an empty memory and tries each once more.
+Invariant: each entry is a refusal by the API server. A new operator begins with an empty memory and tries
+each once more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """kopf's watches, which only wake cluster tasks. Made by app.
 
-There are only event handlers, so kopf writes no annotation and no finalizer, and no deletion hangs without an operator.
-Invariant: a handler returns at once.
+There are only event handlers, so kopf writes no annotation and no finalizer, and no deletion hangs without an
+operator. Invariant: a handler returns at once.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stele_operator.plan.naming import LABEL_CLUSTER
 class _Patience:
     """The pauses (s) between kopf's tries of one request. They never end.
 
-    If they ended, one refused watch (403) would end kopf, and with it the operator for all namespaces. So the watches of a
-    deleted namespace wait until it exists again.
+    If they ended, one refused watch (403) would end kopf, and with it the operator for all namespaces. So the
+    watches of a deleted namespace wait until it exists again.
     """
 
     def __iter__(self) -> Iterator[float]:

@@ -1,7 +1,7 @@
 """Runs the driver for one cluster, and reports heals by node. Called by reconcile.
 
-Owns the driver's newest records. Invariant: the driver's claim is held only while there is work. Without a policy (too many
-nodes lost, cluster paused, wrong spec) nothing is ordered.
+Owns the driver's newest records. Invariant: the driver's claim is held only while there is work. Without a
+policy (too many nodes lost, cluster paused, wrong spec) nothing is ordered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _WAITS = frozenset(step.__name__ for step in WAITS)
 
 
 class Healer:
-    """The driver of one cluster, with its last records. `now_s`: the clock that measures the length of heals."""
+    """The driver of one cluster, with its last records. `now_s`: the clock that measures the length of
+    heals."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
@@ -66,8 +67,8 @@ class Healer:
     ) -> str:
         """Let the driver work for a few rounds; without view or policy it releases its claim.
 
-        `names`: member names by the first eight digits of their UUIDs. `on_round` is called after each round. Returns why
-        the driver could not work, or "".
+        `names`: member names by the first eight digits of their UUIDs. `on_round` is called after each round.
+        Returns why the driver could not work, or "".
         """
         if view is None or policy is None:
             if self._done:

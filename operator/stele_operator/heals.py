@@ -1,8 +1,10 @@
-"""Summarizes the driver's steps for single tablets as one heal per node. Used by heal; makes no calls or decisions.
+"""Summarizes the driver's steps for single tablets as one heal per node. Used by heal; makes no calls or
+decisions.
 
-A machine has hundreds of tablets with six steps each, and single events would hide everything else. So a node's heal is
-reported when it begins, now and then while it runs, and when it ends. `status.healing` lists single tablets.
-Invariant: the end of a heal is reported once, as soon as no tablet of its node needs anything more.
+A machine has hundreds of tablets with six steps each, and single events would hide everything else. So a
+node's heal is reported when it begins, now and then while it runs, and when it ends. `status.healing` lists
+single tablets. Invariant: the end of a heal is reported once, as soon as no tablet of its node needs anything
+more.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A record of the driver with its heal and the bytes copied. `node`: "" if no member is at fault, as when a replica is
-    added or an unneeded one is removed."""
+    """A record of the driver with its heal and the bytes copied. `node`: "" if no member is at fault, as
+    when a replica is added or an unneeded one is removed."""
 
     record: Progress
     node: str = ""
@@ -133,7 +135,8 @@ class _Heal:
 
 
 class Heals:
-    """The heals of one cluster. Its memory may be lost at any time; the remaining work then counts as a new heal."""
+    """The heals of one cluster. Its memory may be lost at any time; the remaining work then counts as a
+    new heal."""
 
     def __init__(self) -> None:
         self._heals: dict[str, _Heal] = {}
@@ -142,7 +145,8 @@ class Heals:
         self._told: set[tuple[str, str, str]] = set()
 
     def note(self, round_: Sequence[Work], names: Mapping[str, str], now_s: float) -> list[News]:
-        """The news of a round of the driver. `names`: member names by the first eight digits of their UUIDs."""
+        """The news of a round of the driver. `names`: member names by the first eight digits of their
+        UUIDs."""
         begun = []
         for heal in self._heals.values():
             heal.open = {}

@@ -1,7 +1,7 @@
 """The verbs of the Kubernetes API that the operator needs. Called by observe, act, report and lease.
 
-Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: a missing object is None, a changed object
-is `Conflict`, and any other failure is `KubeError` with the server's own message.
+Owns the connection. Plain dicts in and out; knows no kind's meaning. Invariant: a missing object is None, a
+changed object is `Conflict`, and any other failure is `KubeError` with the server's own message.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def in_cluster(kubeconfig: str) -> bool:
 
 
 async def configuration(kubeconfig: str = "") -> Configuration:
-    """How to reach Kubernetes: by the given file, else the pod's own account, else KUBECONFIG or ~/.kube/config.
+    """How to reach Kubernetes: by the given file, else the pod's own account, else KUBECONFIG or
+    ~/.kube/config.
 
     Raises:
         BadKubeconfig: one line that says what to do.
@@ -135,10 +136,11 @@ class Kube:
         """How far the API server's wall clock is ahead of our monotonic clock."""
 
     def now_s(self) -> float:
-        """Seconds since 1970 by the API server's clock, from its last answer; before the first answer, by our own.
+        """Seconds since 1970 by the API server's clock, from its last answer; before the first answer, by our
+        own.
 
-        Recorded times are compared with this clock, which also stamps objects. Our machine's clock may be a day wrong, and
-        then a claim that was just released would be due for deletion.
+        Recorded times are compared with this clock, which also stamps objects. Our machine's clock may be a
+        day wrong, and then a claim that was just released would be due for deletion.
         """
         return time.time() if self._ahead_s is None else time.monotonic() + self._ahead_s
 
@@ -218,7 +220,8 @@ class Kube:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, resource_version: str, force: bool = False
     ) -> None:
-        """Delete an object if it has not changed since it was observed. An object that is gone counts as deleted."""
+        """Delete an object if it has not changed since it was observed. An object that is gone counts as
+        deleted."""
         preconditions = {"uid": uid}
         if resource_version:
             preconditions["resourceVersion"] = resource_version

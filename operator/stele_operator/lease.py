@@ -1,7 +1,8 @@
-"""A Lease, so that only one operator acts. Called by app. Our own loop, because no library offers a fenced one.
+"""A Lease, so that only one operator acts. Called by app. Our own loop, because no library offers a fenced
+one.
 
-Invariant: a process that could not renew for two thirds of the Lease's duration ends before another may take the Lease.
-Requests that it sent before carry uid, resourceVersion or the driver's epoch.
+Invariant: a process that could not renew for two thirds of the Lease's duration ends before another may take
+the Lease. Requests that it sent before carry uid, resourceVersion or the driver's epoch.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def _die(why: str) -> NoReturn:
 
 
 class Lease:
-    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`: monotonic seconds,
-    the same clock as the event loop's sleeps and time-outs."""
+    """Holds the Lease `stele-operator` of one namespace under `identity`. `die` does not return. `clock`:
+    monotonic seconds, the same clock as the event loop's sleeps and time-outs."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class Lease:
         """When the last successful renewal was sent. Others count from its arrival, which is later."""
 
     async def acquire(self) -> None:
-        """Wait until this process holds the Lease. Our own clock, not the holder's, decides that the holder is dead."""
+        """Wait until this process holds the Lease. Our own clock, not the holder's, decides that the
+        holder is dead."""
         seen: tuple[str, str] | None = None
         since = self._clock()
         told = False
@@ -121,7 +123,8 @@ class Lease:
         log.info("lease taken", identity=self._identity, before=spec.get("holderIdentity"))
 
     async def keep_for_ever(self) -> None:
-        """Renew until the Lease is lost, then end the process at once, because another may act from then on."""
+        """Renew until the Lease is lost, then end the process at once, because another may act from then
+        on."""
         interval_s = self._duration_s / 4
         wait_s = interval_s
         while True:

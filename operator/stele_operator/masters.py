@@ -1,7 +1,7 @@
 """The operator's calls to the masters. Called by observe and act; owns the connections of one cluster.
 
-Invariant: every call carries the cluster's UUID and fork id. If the address now belongs to another cluster, or to another
-copy of this one, the call is refused.
+Invariant: every call carries the cluster's UUID and fork id. If the address now belongs to another cluster,
+or to another copy of this one, the call is refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class MasterLink:
     async def reports(self, addresses: Mapping[tuple[str, int], str]) -> tuple[MasterReport, ...]:
         """Each master's answer about itself. Masters that do not answer are left out.
 
-        `addresses`: by pod uid and restart count. The answer of a formed master is cached until its process ends.
+        `addresses`: by pod uid and restart count. The answer of a formed master is cached until its process
+        ends.
         """
         self._formed = {run: report for run, report in self._formed.items() if run in addresses}
         asked = [run for run in addresses if run not in self._formed]

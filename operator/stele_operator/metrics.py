@@ -1,4 +1,5 @@
-"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal and fleet; served by app.
+"""The operator's metrics, each declared once with a description. Set by reconcile, act, heal and fleet;
+served by app.
 
 Invariant: a deleted cluster leaves no series behind (`forget`), and unknown values have no series.
 """

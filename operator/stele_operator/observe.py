@@ -1,7 +1,7 @@
 """Observe: reads authoritative lists and parses them once. Called by reconcile; changes nothing.
 
-Invariant: a missing answer raises; it never becomes an empty list. Two things may be None, and the plan allows for that:
-machines, if the operator may not read them, and masters that do not run yet.
+Invariant: a missing answer raises; it never becomes an empty list. Two things may be None, and the plan
+allows for that: machines, if the operator may not read them, and masters that do not run yet.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:
 def read_spec(model: type[Spec], raw: Json) -> tuple[Spec | None, tuple[str, ...], tuple[str, ...]]:
     """(spec, faults, unknown fields). The spec is None if it breaks a rule, and lacks the unknown fields.
 
-    The API server drops fields that its definitions lack. So unknown fields come from definitions newer than this operator,
-    as during an upgrade.
+    The API server drops fields that its definitions lack. So unknown fields come from definitions newer than
+    this operator, as during an upgrade.
     """
     spec = raw.get("spec") or {}
     try:
@@ -231,7 +231,8 @@ def _claims(raws: Sequence[Json], cluster: str) -> tuple[Claim, ...]:
 
 
 def unlisted_claims(o: Observation) -> tuple[str, ...]:
-    """Names of claims that should exist and were not listed. A claim that lost its labels is missing in the list only."""
+    """Names of claims that should exist and were not listed. A claim that lost its labels is missing in
+    the list only."""
     names = {p.name for p in o.pods}
     if o.identity is not None and not o.identity.formed:
         names |= {m.name for m in o.identity.first_masters}
@@ -343,7 +344,8 @@ async def observe_kubernetes(kube: Kube, raw: Json, default_image: str) -> tuple
     """
     cluster = parse_cluster(raw)
     namespace, selector = cluster.namespace, f"{naming.LABEL_CLUSTER}={cluster.name}"
-    # Read the identity before the lists. Its compare-and-set then fails if the lists were outdated when the plan was made.
+    # Read the identity before the lists. Its compare-and-set then fails if the lists were outdated when the
+    # plan was made.
     identity = await kube.get("ConfigMap", namespace, naming.identity_name(cluster.name))
     pods, claims, services, budgets, groups, machines = await asyncio.gather(
         kube.list("Pod", namespace, selector),
@@ -396,7 +398,8 @@ async def observe_unlisted(kube: Kube, o: Observation) -> Observation:
 async def observe_masters(
     link: MasterLink, o: Observation
 ) -> tuple[tuple[MasterReport, ...], Catalog | None, str]:
-    """(each master's report about itself, only while the cluster forms; the leader's view or None; why it is None)."""
+    """(each master's report about itself, only while the cluster forms; the leader's view or None; why it
+    is None)."""
     pods = [p for p in o.pods if p.role == "master" and p.ip and p.running and not _is_down(o, p.machine)]
     addresses = [_address(p) for p in pods]
     link.learn(addresses)

@@ -1,7 +1,8 @@
 """One task per TabletCluster: observe, plan, act, heal, report. Started and woken by handlers.
 
-Owns the task's connections; everything else is read again in each pass. Invariant: a pass works on the object that it has
-just read. So a TabletCluster that was deleted and created again under its name counts as a different one.
+Owns the task's connections; everything else is read again in each pass. Invariant: a pass works on the object
+that it has just read. So a TabletCluster that was deleted and created again under its name counts as a
+different one.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class ClusterTask:
             await self._hang_up()
 
     async def _tell_failure(self, exc: Exception) -> None:
-        """Send an event that a pass failed. Status and conditions are not updated, so they may be outdated."""
+        """Send an event that a pass failed. Status and conditions are not updated, so they may be
+        outdated."""
         if self._seen is not None and not _unreachable(exc):
             text = f"the operator can do nothing for this cluster until this is fixed: {str(exc) or type(exc).__name__}"
             with contextlib.suppress(Exception):  # it is in the log already
@@ -147,7 +149,8 @@ class ClusterTask:
             await link.close()
 
     async def run_pass(self) -> float | None:
-        """Run one pass. Returns the wait (s) until the next, or None if the cluster and its TabletGroups are gone.
+        """Run one pass. Returns the wait (s) until the next, or None if the cluster and its TabletGroups are
+        gone.
 
         Raises:
             KubeError, SteleError: the pass failed. No action was based on incomplete lists.
@@ -164,8 +167,8 @@ class ClusterTask:
             self._led_s = o.now_s
         if self._must_settle(o):
             return _SETTLE_S
-        # Thousands of tablets take seconds to judge. Such steps are pure and run in a thread, because this loop serves the
-        # Lease, probes and watches.
+        # Thousands of tablets take seconds to judge. Such steps are pure and run in a thread, because this
+        # loop serves the Lease, probes and watches.
         plan = await asyncio.to_thread(make_plan, o)
         outcomes = await self._act(o, plan.actions)
         self._backoff.end_pass()
@@ -177,8 +180,8 @@ class ClusterTask:
             plan = await asyncio.to_thread(make_plan, o)
         await self._tell(raw, o, outcomes)
         resting = await asyncio.to_thread(self._healer.rests, view, plan.policy)
-        # Write the cluster's status before healing, which takes long, so that it is true meanwhile. TabletGroups may be
-        # hundreds, so they are written during healing.
+        # Write the cluster's status before healing, which takes long, so that it is true meanwhile.
+        # TabletGroups may be hundreds, so they are written during healing.
         told = await self._try_report(raw, o, partial(self._report_cluster, raw, o, plan))
         rest = asyncio.create_task(
             self._try_report(raw, o, partial(self._report_groups, raw, groups, o, plan, outcomes))
@@ -211,7 +214,8 @@ class ClusterTask:
         return replace(o, master_reports=reports, catalog=catalog, catalog_problem=problem)
 
     def _must_settle(self, o: Observation) -> bool:
-        """Whether to wait for a new leader master that has not heard from all nodes. To it, most nodes seem silent."""
+        """Whether to wait for a new leader master that has not heard from all nodes. To it, most nodes
+        seem silent."""
         unsettled = o.catalog is not None and not o.catalog.view.settled
         self._unsettled = self._unsettled + 1 if unsettled else 0
         return 0 < self._unsettled <= _SETTLE_MAX
@@ -240,7 +244,8 @@ class ClusterTask:
             )
 
     async def _orphans(self) -> float | None:
-        """Handle TabletGroups whose TabletCluster does not exist: write that to their status, remove their finalizers."""
+        """Handle TabletGroups whose TabletCluster does not exist: write that to their status, remove their
+        finalizers."""
         await self._hang_up()
         metrics.gone(self.namespace, self.name)
         groups = [
@@ -262,7 +267,8 @@ class ClusterTask:
     async def _try_report(self, raw: Json, o: Observation, report: Callable[[], Awaitable[None]]) -> bool:
         """Write statuses. Returns whether all were written.
 
-        A failure must not stop healing: a webhook that refuses statuses may run on the very machine that was lost.
+        A failure must not stop healing: a webhook that refuses statuses may run on the very machine that was
+        lost.
         """
         try:
             await report()
@@ -307,7 +313,8 @@ class ClusterTask:
         await at_once(report(group, there) for group, there in told)
 
     def _stands(self, o: Observation, group: GroupObject) -> bool:
-        """Whether to leave the last status of a TabletGroup unchanged, because masters elect a leader, mostly for seconds."""
+        """Whether to leave the last status of a TabletGroup unchanged, because masters elect a leader,
+        mostly for seconds."""
         lately = self._led_s is not None and 0 <= o.now_s - self._led_s < patience_s(o)
         said = {c.observed_generation for c in group.conditions} == {group.generation}
         return o.catalog is None and lately and said and not group.deleting
@@ -328,7 +335,8 @@ class ClusterTask:
                 await self._say(raw, o, action, action.event, action.reason, False)
 
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
-        """Send events when Ready changes, and when all tablets are healthy again. Findings explain the causes."""
+        """Send events when Ready changes, and when all tablets are healthy again. Findings explain the
+        causes."""
         before = {c.type: c.status for c in o.cluster.conditions}
         for condition in status["conditions"]:
             kind, holds = condition["type"], condition["status"] == "True"

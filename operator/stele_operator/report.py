@@ -1,7 +1,7 @@
 """Writes statuses and events. Called by reconcile; the only writer of both.
 
-Remembers recent events; that memory may be lost at any time. Invariants: an unchanged status is not written, so the
-operator's own writes wake no task. A repeated event is counted up, not created again.
+Remembers recent events; that memory may be lost at any time. Invariants: an unchanged status is not written,
+so the operator's own writes wake no task. A repeated event is counted up, not created again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Reporter:
         self._healing: dict[str, str] = {}
 
     async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
-        """Write a status if it changed; changed byte counts alone are written every 10 s. Returns whether it was written."""
+        """Write a status if it changed; changed byte counts alone are written every 10 s. Returns whether
+        it was written."""
         metadata, there = raw["metadata"], raw.get("status") or {}
         uid = metadata["uid"]
         too_soon = 0 <= now_s - self._written_s.get(uid, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S

@@ -1,7 +1,7 @@
 """Creates a Spark session for Stele, and finds a Java for it if the machine has none.
 
-`session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself, in threads where the session
-is active (`activate`).
+`session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself, in threads
+where the session is active (`activate`).
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
 
 
 def activate(spark: SparkSession) -> None:
-    """Make `spark` the calling thread's session, for `save()` in a thread other than the one that made the frame.
+    """Make `spark` the calling thread's session, for `save()` in a thread other than the one that made the
+    frame.
 
-    Spark has one active session for each thread, and only that one finds data sources written in Python. Without it Spark
-    raises DATA_SOURCE_NOT_FOUND. Call this once in each thread. A thread may switch between sessions.
+    Spark has one active session for each thread, and only that one finds data sources written in Python.
+    Without it Spark raises DATA_SOURCE_NOT_FOUND. Call this once in each thread. A thread may switch between
+    sessions.
     """
     spark.createDataFrame([], "none int")  # this activates the session; Spark has no direct call for it
 

@@ -1,15 +1,15 @@
 """The Spark data source `stele`: a batch reader and an upserting sink.
 
-The driver chooses one snapshot and makes one partition per tablet. Executors scan their tablets over Arrow Flight, and write
-through sessions that retry without applying twice. Channels are opened inside `read` and `write`, never before Spark forks
-or pickles.
+The driver chooses one snapshot and makes one partition per tablet. Executors scan their tablets over Arrow
+Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
+`write`, never before Spark forks or pickles.
 
-Options and refusals: docs/spark.md. Whatever the driver can check is checked there, at load() or save(), before a task
-runs. An error in a task appears in Spark's log once for each attempt.
+Options and refusals: docs/spark.md. Whatever the driver can check is checked there, at load() or save(),
+before a task runs. An error in a task appears in Spark's log once for each attempt.
 
-Spark's own filter pushdown is not used. Spark 4.3 reuses the partitions planned for one filter in a later query of the same
-frame. If that query has no filter, it misses rows (tests/spark has the case). For the same reason a frame stays at the
-snapshot of its first action; load again to see newer rows.
+Spark's own filter pushdown is not used. Spark 4.3 reuses the partitions planned for one filter in a later
+query of the same frame. If that query has no filter, it misses rows (tests/spark has the case). For the same
+reason a frame stays at the snapshot of its first action; load again to see newer rows.
 
 Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing.
 """
@@ -59,10 +59,12 @@ _ONLY_OF = {"where": "read", "snapshot": "read", "op": "write"}
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Within the block, in a Spark worker: errors of Stele show only their message, without the worker's traceback.
+    """Within the block, in a Spark worker: errors of Stele show only their message, without the worker's
+    traceback.
 
-    Spark reads the setting from the environment when it formats an exception (`pyspark.util.handle_worker_exception`).
-    The worker ends with that exception, so functions of the user never lose their tracebacks.
+    Spark reads the setting from the environment when it formats an exception
+    (`pyspark.util.handle_worker_exception`). The worker ends with that exception, so functions of the user
+    never lose their tracebacks.
     """
     try:
         yield
@@ -125,7 +127,8 @@ def _refuse(faults: list[str]) -> None:
 
 
 class SteleDataSource(ds.DataSource):
-    """`spark.read.format("stele")` and `frame.write.format("stele")`. Spark makes one at load() and at save()."""
+    """`spark.read.format("stele")` and `frame.write.format("stele")`. Spark makes one at load() and at
+    save()."""
 
     @_one_sentence()
     def __init__(self, options: dict[str, str]) -> None:
@@ -245,7 +248,8 @@ class Reader(ds.DataSourceReader):
         failed = 0
 
         def locate() -> None:
-            # Replicas may have moved since the driver planned. Ask the masters only when no known replica serves.
+            # Replicas may have moved since the driver planned. Ask the masters only when no known replica
+            # serves.
             nonlocal failed
             failed += 1
             if tablet.replicas and failed % len(tablet.replicas):
@@ -288,7 +292,8 @@ class Written(ds.WriterCommitMessage):
 class Writer(ds.DataSourceArrowWriter):
     """Writes record batches. Upserts are idempotent, so a task may run twice.
 
-    Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets that have moved.
+    Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets
+    that have moved.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:

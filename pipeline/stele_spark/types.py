@@ -72,7 +72,8 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
 
 
 def check_nulls(asked: T.StructType, table: Schema) -> None:
-    """Check that a read's schema is nullable where the table is. Otherwise Spark fails at the first null, or drops it.
+    """Check that a read's schema is nullable where the table is. Otherwise Spark fails at the first null, or
+    drops it.
 
     Raises:
         Rejected: SCHEMA_MISMATCH. Names every column that may be null in the table but not in the schema.

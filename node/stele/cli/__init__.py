@@ -1,4 +1,5 @@
-"""The command line, `stele`. Imports nothing heavy until a command needs it, so that the shell answers at once.
+"""The command line, `stele`. Imports nothing heavy until a command needs it, so that the shell answers at
+once.
 
 Invariant: an error is one line on standard error, with an exit code for its kind (see `errors.py`).
 """
@@ -15,8 +16,8 @@ from types import ModuleType
 class _ImportBlocker(MetaPathFinder):
     """Blocks optional imports of our dependencies that no command needs.
 
-    pyarrow imports pandas with its first array, which costs half a second and 40 MB. structlog imports rich to colour
-    tracebacks, which costs 0.13 s and 5 MB. Commands that show progress import rich themselves.
+    pyarrow imports pandas with its first array, which costs half a second and 40 MB. structlog imports rich
+    to colour tracebacks, which costs 0.13 s and 5 MB. Commands that show progress import rich themselves.
     """
 
     def find_spec(

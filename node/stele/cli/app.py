@@ -114,7 +114,8 @@ class _BestEffortStream:
 
 
 class _Lazy(click.Group):
-    """A group whose commands are imported when they are called. It accepts the shared options for its commands."""
+    """A group whose commands are imported when they are called. It accepts the shared options for its
+    commands."""
 
     def __init__(self, *args: Any, places: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -141,7 +142,8 @@ class _Lazy(click.Group):
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and flush its output. If the reader of the output has left, the command succeeds."""
+        """Run the command and flush its output. If the reader of the output has left, the command
+        succeeds."""
         try:
             answer = super().invoke(ctx)
             sys.stdout.flush()

@@ -1,8 +1,9 @@
 """CSV files to record batches. Called by load.py.
 
 Values are read as bytes and cast column by column. If a column does not cast, halving finds its bad values.
-Invariants: a bad value, or a wrong number of values, costs only its own row, which is reported with its line. What
-`table scan --format csv` wrote reads back unchanged: text in quotes is never null, and null has no quotes.
+Invariants: a bad value, or a wrong number of values, costs only its own row, which is reported with its line.
+What `table scan --format csv` wrote reads back unchanged: text in quotes is never null, and null has no
+quotes.
 """
 
 from __future__ import annotations
@@ -133,8 +134,9 @@ def read_csv(
 
 @contextmanager
 def _undecoded_lines_refused(name: str) -> Iterator[None]:
-    """Arrow hands a line with a wrong number of values to `Lines.skip` as text. Where the line is not UTF-8, Arrow does not
-    reach `skip`: it gives the error to `sys.unraisablehook`, which would print a traceback, and stops reading."""
+    """Arrow hands a line with a wrong number of values to `Lines.skip` as text. Where the line is not
+    UTF-8, Arrow does not reach `skip`: it gives the error to `sys.unraisablehook`, which would print a
+    traceback, and stops reading."""
     undecoded = False
 
     def note(raised: Any) -> None:
@@ -175,7 +177,8 @@ class Span:
 
 
 def spans(path: str, wanted: Collection[int], form: CsvFormat) -> dict[int, Span]:
-    """The position in the file of each wanted line of CSV. A quoted value may contain line ends, so the two differ.
+    """The position in the file of each wanted line of CSV. A quoted value may contain line ends, so the two
+    differ.
 
     Reads the file up to the last wanted line. A line past the end gets its own number.
     """
@@ -281,7 +284,8 @@ def _is_text(column: Column) -> bool:
 
 
 def _cast(values: pa.Array, column: Column, first: int, faults: dict[int, str]) -> pa.Array:
-    """`values` in the column's type; bad values become null and go to `faults`. `first`: the row of the first value."""
+    """`values` in the column's type; bad values become null and go to `faults`. `first`: the row of the
+    first value."""
     arrow = column.arrow
     if pa.types.is_binary(arrow):
         return values
@@ -314,14 +318,16 @@ def _read(text: pa.Array, arrow: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         if not pa.types.is_timestamp(arrow):
             raise
-    # Arrow casts either times with a zone or times without, never both in one column. Times without one become UTC.
+    # Arrow casts either times with a zone or times without, never both in one column. Times without one
+    # become UTC.
     return pc.cast(pc.cast(text, pa.timestamp(arrow.unit)), arrow)
 
 
 def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
     """The date or time that a signed number means, in days or microseconds since 1970.
 
-    `table scan` writes dates outside the years 1 to 9999 so. An unsigned number is more likely a date without hyphens.
+    `table scan` writes dates outside the years 1 to 9999 so. An unsigned number is more likely a date without
+    hyphens.
     """
     if not pa.types.is_temporal(arrow) or not _NUMBER.match(text):
         return None

@@ -1,7 +1,7 @@
 """Strict reading of YAML and JSON that people write. The caller asks for each value by type.
 
-Opens no files. Invariant: nothing is guessed. Unknown keys and values of a wrong type are faults. Each fault names
-file, line and place, and all faults of a document are reported together.
+Opens no files. Invariant: nothing is guessed. Unknown keys and values of a wrong type are faults. Each fault
+names file, line and place, and all faults of a document are reported together.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 class Entry:
     """A value and its place in the document.
 
-    If the caller asks for another type, the entry records a fault and returns an empty value of that type. So the rest
-    of the document is checked too.
+    If the caller asks for another type, the entry records a fault and returns an empty value of that type. So
+    the rest of the document is checked too.
     """
 
     document: Document
@@ -245,7 +245,8 @@ def _named(place: Place) -> str:
 
 
 def _line(node: yaml.Node | None, place: Place) -> int:
-    """The line of a value, from 1; 0 if unknown. For a missing value: the line of the nearest value around it."""
+    """The line of a value, from 1; 0 if unknown. For a missing value: the line of the nearest value around
+    it."""
     if node is None:
         return 0
     line = node.start_mark.line + 1

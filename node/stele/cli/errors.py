@@ -1,6 +1,7 @@
 """Maps errors to exit codes and to the words of the command line. Called by app.py and by the processes.
 
-Invariant: an exit code has one meaning for every command; `stele --help` and `stele node run --help` list them from here.
+Invariant: an exit code has one meaning for every command; `stele --help` and `stele node run --help` list
+them from here.
 """
 
 from __future__ import annotations
@@ -64,5 +65,6 @@ def exit_code(error: SteleError) -> int:
 
 
 def exit_code_of_system(error: OSError) -> int:
-    """The exit code for a system call of the command itself that failed, such as a write to its output file."""
+    """The exit code for a system call of the command itself that failed, such as a write to its output
+    file."""
     return TRY_AGAIN if error.errno in (errno.ENOSPC, errno.EDQUOT) else REFUSED

@@ -1,4 +1,5 @@
-"""The report on rows that a load did not write. Prints the first ones; writes all of them to a file if one is given."""
+"""The report on rows that a load did not write. Prints the first ones; writes all of them to a file if one
+is given."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
-    Exit code 1 means NOT HEALTHY or WARNING. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent, its disk is
-    nearly full so that it refuses writes, or its clock is wrong. A registered node that has never started ("new") is
-    named, but it is no fault: no tablet needs it.
+    Exit code 1 means NOT HEALTHY or WARNING. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
+    its disk is nearly full so that it refuses writes, or its clock is wrong. A registered node that has never
+    started ("new") is named, but it is no fault: no tablet needs it.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -110,7 +110,8 @@ def _print(health: ClusterHealth) -> None:
 
 
 def _counted(health: ClusterHealth) -> str:
-    """The number of tablets, with the catalog named apart, because kubectl counts only the tablets of tables."""
+    """The number of tablets, with the catalog named apart, because kubectl counts only the tablets of
+    tables."""
     of_tables = sum(t.tablet_id != CATALOG_TABLET_ID for t in health.tablets)
     tablets = f"{of_tables} tablet{'' if of_tables == 1 else 's'}"
     return f"{tablets} and the catalog" if of_tables < len(health.tablets) else tablets

@@ -1,6 +1,7 @@
 """Files that commands write. Knows nothing of rows.
 
-Invariant: the name holds either its old content or the complete new file. A file is replaced only if the user asks.
+Invariant: the name holds either its old content or the complete new file. A file is replaced only if the user
+asks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def check_new(path: str, *, otherwise: str) -> None:
 
 @contextmanager
 def new_file(path: str) -> Iterator[BinaryIO]:
-    """A file that gets its name only when it is complete; an error leaves nothing. Pipes and devices are written directly.
+    """A file that gets its name only when it is complete; an error leaves nothing. Pipes and devices are
+    written directly.
 
     Raises:
         OSError: it cannot be written.

@@ -17,9 +17,9 @@ from stele.cli.output import say
 def forget(node: str, yes: bool, masters: str) -> None:
     """Forget a node or master that is gone for good. It is no longer shown, and nothing waits for it.
 
-    Refused while the node sends heartbeats, or while a tablet's configuration or a change under way names it. Then heal
-    first, with `stele driver run` or the operator. The operator forgets its own nodes by itself. This cannot be undone: a
-    node that returns under this UUID holds nothing.
+    Refused while the node sends heartbeats, or while a tablet's configuration or a change under way names it.
+    Then heal first, with `stele driver run` or the operator. The operator forgets its own nodes by itself.
+    This cannot be undone: a node that returns under this UUID holds nothing.
 
     Example: stele node forget 6f1c0d7e
     """

@@ -1,7 +1,7 @@
 """Options that several commands share, and the client for a command. Imports the client only when it is used.
 
-Invariant: a shared option means the same before and after the command. If it is given twice, the one nearest to the
-command counts. An option that the command does not have is refused.
+Invariant: a shared option means the same before and after the command. If it is given twice, the one nearest
+to the command counts. An option that the command does not have is refused.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What commands print: tables and lines for people, JSON for programs, bytes for files.
 
-Invariant: control characters in names, rows, errors and reasons never reach a terminal. Other people wrote those.
+Invariant: control characters in names, rows, errors and reasons never reach a terminal. Other people wrote
+those.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def show_table(
 ) -> None:
     """Print rows under headers in aligned columns.
 
-    On a terminal they fit its width: long cells are cut, and trailing columns that do not fit are left out. A line below
-    names those columns and `all_shown_by`, the way to see them.
+    On a terminal they fit its width: long cells are cut, and trailing columns that do not fit are left out. A
+    line below names those columns and `all_shown_by`, the way to see them.
     """
     lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

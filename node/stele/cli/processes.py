@@ -161,8 +161,8 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
 
 
 def _prepare(values: dict[str, Any]) -> None:
-    """Set up the environment, imports and logging before heavy imports. gRPC's fork support, which costs a check per
-    fork and wakes threads, is switched off."""
+    """Set up the environment, imports and logging before heavy imports. gRPC's fork support, which costs a
+    check per fork and wakes threads, is switched off."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from stele.model.no_pandas import keep_pandas_out
     from stele.rpc.logging import setup

@@ -217,7 +217,8 @@ def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
 
 
 def _bytes_as_they_are(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with binary columns relabelled as text, because Arrow refuses to write bytes that are not UTF-8 to CSV."""
+    """The batch with binary columns relabelled as text, because Arrow refuses to write bytes that are not
+    UTF-8 to CSV."""
     import pyarrow as pa
 
     arrays = [

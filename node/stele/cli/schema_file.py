@@ -1,7 +1,8 @@
-"""Table definitions from files or options. A file is a TabletGroup, its spec, or output of `stele table describe --json`.
+"""Table definitions from files or options. A file is a TabletGroup, its spec, or output of `stele table
+describe --json`.
 
-Does no I/O except to read the file. Invariants: all faults of a definition are reported together. Only fields that a
-server wrote are ignored.
+Does no I/O except to read the file. Invariants: all faults of a definition are reported together. Only fields
+that a server wrote are ignored.
 """
 
 from __future__ import annotations

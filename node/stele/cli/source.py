@@ -1,7 +1,7 @@
 """The inputs of `table load`: CSV, Parquet and Arrow files, gzip and standard input.
 
-Writes only temporary copies of inputs that cannot be read twice. Invariant: each row has a place by which it can be found
-again: its line in CSV, its number in other formats.
+Writes only temporary copies of inputs that cannot be read twice. Invariant: each row has a place by which it
+can be found again: its line in CSV, its number in other formats.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Input:
 
     @contextmanager
     def plain(self) -> Iterator[str]:
-        """The path of a file with the plain text, or "" if the input cannot be read again. Broken gzip ends at the break."""
+        """The path of a file with the plain text, or "" if the input cannot be read again. Broken gzip
+        ends at the break."""
         if not self.packed:
             yield self.path if os.path.isfile(self.path) else ""
             return
@@ -250,7 +251,8 @@ def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
 
 
 def _arrow_reader(source: pa.MemoryMappedFile) -> tuple[Any, bool]:
-    """A reader, and whether it reads a stream. `table scan` writes Arrow streams, other programs write Arrow files."""
+    """A reader, and whether it reads a stream. `table scan` writes Arrow streams, other programs write
+    Arrow files."""
     import pyarrow as pa
 
     is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE

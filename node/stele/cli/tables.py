@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @masters_option
 @json_option
 def list_tables(masters: str, as_json: bool) -> None:
-    """List tables and key spaces. READY counts the tablets that have a leader and a majority now.
+    """List tables and key spaces. `ready` counts the tablets that have a leader and a majority now.
 
     Example: stele table list
     """

@@ -66,8 +66,8 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
 def describe(tablet: str, masters: str, as_json: bool) -> None:
     """Show the replicas of one tablet. The first digits of its id are enough.
 
-    The command asks the nodes what they have applied and stored. REPORTED is "now", or the age of the last report to the
-    masters if the node does not answer.
+    The command asks the nodes what they have applied and stored. `reported` is "now", or the age of the last
+    report to the masters if the node does not answer.
 
     Example: stele tablet describe 9a2e41
     """
@@ -97,7 +97,8 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
 
 
 def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: ClusterHealth) -> None:
-    """Print a tablet. `view`: the masters' view, which ksck judges by; `now`: the view with fresh reports of its nodes."""
+    """Print a tablet. `view`: the masters' view, which ksck judges by; `now`: the view with fresh reports
+    of its nodes."""
     from stele.client.health import member_faults, state_name
     from stele.rpc.proto import common_pb2
 

@@ -1,6 +1,7 @@
 """Tables that fit a terminal. Pure.
 
-Invariant: no line is wider than the width, a column is cut or left out as a whole, and the first column always stays.
+Invariant: no line is wider than the width, a column is cut or left out as a whole, and the first column
+always stays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Decides how a copy continues: from which source, whether to restart it, whether on another target.
 
-Called by planner; pure, plans no step itself. Invariant: a target is given up only if another node could take the copy.
+Called by planner; pure, plans no step itself. Invariant: a target is given up only if another node could take
+the copy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Copying:
         self._load = load
 
     def source(self, s: Situation, replica_id: int) -> NodeId:
-        """The node to copy from: the leader; after every second failure another live data voter that answers the leader."""
+        """The node to copy from: the leader; after every second failure another live data voter that
+        answers the leader."""
         first = s.leader() or s.data_voters[0]
         others = [m for m in s.data_voters if m is not first and m.answers]
         times = self._trials.of(s.tablet.tablet_id, replica_id)

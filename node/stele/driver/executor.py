@@ -1,7 +1,7 @@
 """Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim, its renewal, and recent errors. Everything else is rebuilt at each pass from the masters' view. Safe to
-interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
+Owns the claim, its renewal, and recent errors. Everything else is rebuilt at each pass from the masters'
+view. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
 _ASK_TIMEOUT_S = 1.0
 _WITNESS_REFUSALS_MAX = 5
-"""After this many refusals in a row, the leader's log no longer has the witness's start, so a new intent begins."""
+"""After this many refusals in a row, the leader's log no longer has the witness's start, so a new intent
+begins."""
 
 
 class StaleEpoch(Rejected):
@@ -69,7 +70,8 @@ class Report:
 
 
 class Executor:
-    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal."""
+    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last
+    renewal."""
 
     def __init__(
         self,
@@ -118,7 +120,8 @@ class Executor:
         return self.claim
 
     async def release(self) -> None:
-        """Release the claim, so that the next driver need not wait. Errors are only logged, because the claim expires."""
+        """Release the claim, so that the next driver need not wait. Errors are only logged, because the
+        claim expires."""
         if self.claim is None:
             return
         request = master_pb2.ClaimDriverRequest(holder=self._holder, epoch=self.claim.epoch, release=True)
@@ -131,10 +134,12 @@ class Executor:
     async def observe(self, policy: Policy) -> ClusterView:
         """The masters' view, with fresh reports from the nodes of tablets that change or must change.
 
-        Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only when asked.
+        Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only
+        when asked.
         """
         answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
-        # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to renew a Lease.
+        # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to
+        # renew a Lease.
         view = await asyncio.to_thread(view_from_pb, answer)
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
@@ -227,7 +232,8 @@ class Executor:
             self._refusals.pop(key, None)
 
     def _patience(self, step: Step) -> Step:
-        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass chooses a later start."""
+        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass
+        chooses a later start."""
         if not isinstance(step, AddWitness):
             return step
         if self._refusals[(step.tablet_id, step.replica_id)] < _WITNESS_REFUSALS_MAX:

@@ -38,7 +38,8 @@ async def run(
 ) -> None:
     """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do.
 
-    A node that is silent already, or a replica that its leader does not reach already, may still cause work, so it waits.
+    A node that is silent already, or a replica that its leader does not reach already, may still cause work,
+    so it waits.
 
     Raises:
         StaleEpoch: another driver has taken the claim.

@@ -17,7 +17,8 @@ from stele.model.ids import TabletId
 
 
 def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost and unneeded nodes drain. Lost nodes return if they are heard again. DRAINING nodes that nothing names retire."""
+    """Lost and unneeded nodes drain. Lost nodes return if they are heard again. DRAINING nodes that
+    nothing names retire."""
     if not policy.retire:
         return
     named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
@@ -33,7 +34,8 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
     at = (TabletId(""), -1)
     match node.state:
         case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
-            # Do not change this text: masters of the version before store no `given_up`, and this version infers it from the text.
+            # Do not change this text: masters of the version before store no `given_up`, and this version
+            # infers it from the text.
             return DrainNode(*at, "declared lost, and silent", node.node_id, True)
         case NodeState.ACTIVE if node.node_id in policy.unneeded and not named:
             return DrainNode(*at, "not needed: the node that it replaced has returned", node.node_id, False)
@@ -49,7 +51,8 @@ def _is_current(state: str) -> bool:
 
 
 def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
-    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and not declared lost; sorted."""
+    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and not
+    declared lost; sorted."""
     silent = {
         m.peer.node_id
         for s in situations

@@ -1,7 +1,7 @@
 """Carries out single steps over gRPC. A step becomes one order, or a few that are safe to repeat together.
 
-Called by executor. Remembers nothing. Invariant: every order carries the claim's epoch. An order to a leader also carries
-the configuration index it was planned on. So a late order changes nothing.
+Called by executor. Remembers nothing. Invariant: every order carries the claim's epoch. An order to a leader
+also carries the configuration index it was planned on. So a late order changes nothing.
 """
 
 from __future__ import annotations
@@ -229,7 +229,8 @@ class Orders:
         await self._to_node(leader, "LeaderStepDown", request)
 
     async def _cancel(self, step: CancelCopy, view: ClusterView) -> None:
-        """Fence, then end. The fence rewrites the leader's own peer entry, so late orders meet a newer configuration index."""
+        """Fence, then end. The fence rewrites the leader's own peer entry, so late orders meet a newer
+        configuration index."""
         tablet = _tablet(step.tablet_id, view)
         leader = tablet.leader
         if leader is None:

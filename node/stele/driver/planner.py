@@ -1,8 +1,9 @@
-"""Plans membership changes: a view and a policy in, steps out. Pure; called by executor, operator and `stele ksck`.
+"""Plans membership changes: a view and a policy in, steps out. Pure; called by executor, operator and `stele
+ksck`.
 
-Invariant: at most one step per tablet, planned only from the present view, never from an earlier plan. So anyone may carry
-out any prefix of a plan, and planning again continues from there. The checks of a tablet stand in a tuple; the first that
-returns a step decides.
+Invariant: at most one step per tablet, planned only from the present view, never from an earlier plan. So
+anyone may carry out any prefix of a plan, and planning again continues from there. The checks of a tablet
+stand in a tuple; the first that returns a step decides.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class _Planner:
     def not_heard(self, s: Situation) -> Step | None:
         """Wait for members of unknown state.
 
-        A new leader master must not treat a node as dead or returned before it has heard it. A replica that had FAILED is
-        unknown until its restarted node has reported it.
+        A new leader master must not treat a node as dead or returned before it has heard it. A replica that
+        had FAILED is unknown until its restarted node has reported it.
         """
         unheard = [m for m in s.members if m.unheard]
         if not unheard:
@@ -190,7 +191,8 @@ class _Planner:
                 return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
             of_no_use = joining.unreached or (joining.failed and not joining.peer.votes)
             if of_no_use and not joining.dead:
-                # If it were removed and added again it would fail again. As a leftover it is replaced by another replica.
+                # If it were removed and added again it would fail again. As a leftover it is replaced by
+                # another replica.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"it cannot join: {joining.fault}")
         if s.member(intent.replica_id) is not None:
@@ -210,7 +212,8 @@ class _Planner:
         return None
 
     def drop_unneeded(self, s: Situation) -> Step | None:
-        """There are enough good voters without the joining replica: the dead one returned, or fewer are wanted."""
+        """There are enough good voters without the joining replica: the dead one returned, or fewer are
+        wanted."""
         intent = s.intent
         if intent is None or s.needed > 0 or _is_voter(s.joining):
             return None
@@ -289,8 +292,8 @@ class _Planner:
     def remove_excess(self, s: Situation) -> Step | None:
         """Remove a voter if there are more than the replication factor.
 
-        While good voters are missing, only one goes that leaves as many live voters with the rows. A good one may then find
-        room on its machine.
+        While good voters are missing, only one goes that leaves as many live voters with the rows. A good one
+        may then find room on its machine.
         """
         counted = s.voters if s.needed <= 0 else s.data_voters
         if len(counted) <= s.tablet.replication_factor:
@@ -319,8 +322,8 @@ class _Planner:
         if s.needed <= 0 or s.intent is not None:
             return None
         replaced = _to_replace(s)
-        # The group tolerates no fault, so the new vote is needed before the rows are copied (docs/healing.md). With only one
-        # live voter a witness would not help.
+        # The group tolerates no fault, so the new vote is needed before the rows are copied
+        # (docs/healing.md). With only one live voter a witness would not help.
         witness = s.spare == 0 and len(s.live_voters) >= 2
         target = choose_target(s, self.view, self.policy, self.load)
         if target is None:
@@ -344,7 +347,8 @@ class _Planner:
         )
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
-        """No other machine has a target. A bad member's machine can serve, once the configuration no longer names the member."""
+        """No other machine has a target. A bad member's machine can serve, once the configuration no
+        longer names the member."""
         for m in s.members:
             if m.live or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None:
                 continue
@@ -372,7 +376,8 @@ class _Planner:
     def _replaced(self, s: Situation) -> Member | None:
         """The member to remove now that the joining replica votes: a bad one, the intent's own first.
 
-        One that only drains stays until there are enough voters without it, since the tablet may need its vote.
+        One that only drains stays until there are enough voters without it, since the tablet may need its
+        vote.
         """
         gone = [m for m in s.members if m is not s.joining and not m.live]
         if s.needed <= 0:
@@ -381,7 +386,8 @@ class _Planner:
         return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
 
     def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
-        """The step that removes `m`, or first moves the leader away from it. The step's reason names `m` before `reason`."""
+        """The step that removes `m`, or first moves the leader away from it. The step's reason names `m`
+        before `reason`."""
         if not s.can_remove(m):
             return blocked(
                 s, "UnsafeToRemove", f"{m.name} cannot be removed: too few healthy voters would be left"
@@ -406,13 +412,15 @@ class _Planner:
 
 
 def _to_replace(s: Situation) -> Member | None:
-    """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a draining one."""
+    """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a
+    draining one."""
     poor = [m for m in s.members if not (m.live and m.active)]
     return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
 
 
 def _serves(s: Situation) -> bool:
-    """Whether the tablet has a live majority. Without one its copies stand still, so they take no slot from others."""
+    """Whether the tablet has a live majority. Without one its copies stand still, so they take no slot
+    from others."""
     return s.spare >= 0 and bool(s.data_voters)
 
 

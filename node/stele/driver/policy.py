@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in ms. `lost`: nodes whose volume or machine the operator knows is gone. They must be silent all the same."""
+    """Times in ms. `lost`: nodes whose volume or machine the operator knows is gone. They must be silent
+    all the same."""
 
     dead_after_ms: int = 30_000
     """`witnessAfter`: silence after which a node's replicas are demoted and replaced."""
     unreached_after_ms: int = 60_000
-    """How long a replica on a live node may fail to answer its leader, if that is longer than `dead_after_ms`.
+    """How long a replica on a live node may fail to answer its leader, if that is longer than
+    `dead_after_ms`.
 
-    It is longer because the node may be busy opening its replicas. A node that cannot open them ends after 60 s.
+    It is longer because the node may be busy opening its replicas. A node that cannot open them ends after 60
+    s.
     """
     lost: frozenset[str] = frozenset()
     unneeded: frozenset[str] = frozenset()
-    """Nodes that the operator made to replace others that have returned. They retire, unless they hold replicas."""
+    """Nodes that the operator made to replace others that have returned. They retire, unless they hold
+    replicas."""
     lost_after_ms: int = 5_000
     """Silence after which a node in `lost` counts as dead."""
     max_lost_nodes: int = 1
@@ -30,6 +34,7 @@ class Policy:
     bytes_per_second: int = 0
     """Limit of one copy; 0: unlimited."""
     min_disk_free_bytes: int = 512 << 20
-    """Bytes that must stay free on a target beside the tablet: the log's low-water mark (256 MiB) and some log segments."""
+    """Bytes that must stay free on a target beside the tablet: the log's low-water mark (256 MiB) and some
+    log segments."""
     retire: bool = True
     """Whether nodes in `lost` become DRAINING, and DRAINING nodes that nothing names become RETIRED."""

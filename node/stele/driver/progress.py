@@ -1,6 +1,7 @@
 """The progress records of a driver, which CR status, events and command line show. Pure.
 
-Owns the memory of how fast copies go. Invariant: a record describes the present state of one step, and its reason.
+Owns the memory of how fast copies go. Invariant: a record describes the present state of one step, and its
+reason.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """Replace the ids of nodes in a text by pod names. `names` are by the first eight digits of a node's UUID."""
+    """Replace the ids of nodes in a text by pod names. `names` are by the first eight digits of a node's
+    UUID."""
     return _NODE.sub(lambda match: names.get(match[1], match[0]), text)
 
 

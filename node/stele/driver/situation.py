@@ -1,6 +1,7 @@
 """The health of one tablet, judged once. Called by planner; pure, decides nothing.
 
-Invariant: a replica is `live` only if its node sends heartbeats and the replica has not failed. All counts follow from it.
+Invariant: a replica is `live` only if its node sends heartbeats and the replica has not failed. All counts
+follow from it.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def leader_report(tablet: TabletView) -> ReplicaView | None:
 def in_doubt(tablet: TabletView) -> frozenset[int]:
     """Members that the leader reports as FAILED, but that may be healthy now.
 
-    Their restarted nodes have not reported them yet, or they report that they have not heard a leader yet. So the leader's
-    report may be outdated. Demoted members do not count; they are given up already.
+    Their restarted nodes have not reported them yet, or they report that they have not heard a leader yet. So
+    the leader's report may be outdated. Demoted members do not count; they are given up already.
     """
     leader = leader_report(tablet)
     if leader is None or not leader.failed_peers:
@@ -84,7 +85,8 @@ def in_doubt(tablet: TabletView) -> frozenset[int]:
 def failed_replicas(tablet: TabletView) -> frozenset[int]:
     """Members that cannot serve again.
 
-    Their own node says so; or the leader says so and they are not in doubt; or the leader's log lacks entries they need.
+    Their own node says so; or the leader says so and they are not in doubt; or the leader's log lacks entries
+    they need.
     """
     leader = leader_report(tablet)
     by_leader: frozenset[int] = frozenset()
@@ -98,7 +100,8 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
-    """Members that do not answer their leader, and for how long, whether or not their nodes send heartbeats."""
+    """Members that do not answer their leader, and for how long, whether or not their nodes send
+    heartbeats."""
     leader = leader_report(tablet)
     node = view.node(tablet.leader_node)
     if leader is None or node is None:
@@ -109,8 +112,9 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader does not report
-    it as unreached; `unreached`: the leader has reported so for long. `active`: its node takes replicas (not DRAINING)."""
+    """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader
+    does not report it as unreached; `unreached`: the leader has reported so for long. `active`: its node
+    takes replicas (not DRAINING)."""
 
     peer: Peer
     node: NodeView | None
@@ -124,8 +128,8 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Unknown, neither dead nor alive: a new leader master has not heard the node yet, or the node has not reported the
-        replica since its start."""
+        """Unknown, neither dead nor alive: a new leader master has not heard the node yet, or the node has
+        not reported the replica since its start."""
         if self.dead:
             return False
         return self.untold or (self.node is not None and not self.node.ever_heard)
@@ -205,7 +209,8 @@ class Situation:
 
     @property
     def joining(self) -> Member | None:
-        """The intent's replica, if the configuration names it. The same id on another node is a different replica."""
+        """The intent's replica, if the configuration names it. The same id on another node is a different
+        replica."""
         if self.intent is None:
             return None
         member = self.member(self.intent.replica_id)
@@ -220,7 +225,8 @@ class Situation:
 
     @property
     def at_fault(self) -> Member | None:
-        """The member that is replaced, or that cannot serve; None where no member but the joining one has a fault."""
+        """The member that is replaced, or that cannot serve; None where no member but the joining one has
+        a fault."""
         replaced = self.member(self.intent.replaces_replica) if self.intent is not None else None
         if replaced is not None and replaced.fault:
             return replaced
@@ -258,7 +264,8 @@ class Situation:
         return bool(data) and len(live) >= majority(len(left))
 
     def can_grow(self) -> bool:
-        """Whether raft would accept one more voter, which itself does not count as reachable. True for a single voter."""
+        """Whether raft would accept one more voter, which itself does not count as reachable. True for a
+        single voter."""
         return len(self.voters) == 1 or len(self.live_voters) >= majority(len(self.voters) + 1)
 
 

@@ -1,7 +1,8 @@
-"""Counts the running copies, and decides whether one more may begin. One object for each plan; called by planner.
+"""Counts the running copies, and decides whether one more may begin. One object for each plan; called by
+planner.
 
-A copy for a PRE_FOLLOWER holds a slot from its intent until its promotion, or until that takes too long. A witness holds
-one only while its rows are fetched, because it logs and votes without them.
+A copy for a PRE_FOLLOWER holds a slot from its intent until its promotion, or until that takes too long. A
+witness holds one only while its rows are fetched, because it logs and votes without them.
 
 Invariant: at most `max_copies` copies hold a slot, plus those that an earlier driver or policy began.
 """
@@ -24,7 +25,8 @@ def waits_for_turn(copy: CopyView | None) -> bool:
 
 
 class Slots:
-    """Counts the copies that run and those that this plan begins. `trials`: which promotions take too long."""
+    """Counts the copies that run and those that this plan begins. `trials`: which promotions take too
+    long."""
 
     def __init__(self, situations: Iterable[Situation], max_copies: int, trials: Trials) -> None:
         self._max = max_copies
@@ -45,7 +47,8 @@ class Slots:
         return True
 
     def begin(self) -> bool:
-        """A slot for a new copy. Voting witnesses without their rows go first, because their logs grow meanwhile."""
+        """A slot for a new copy. Voting witnesses without their rows go first, because their logs grow
+        meanwhile."""
         if self._taken + self._owed >= self._max:
             return False
         self._taken += 1

@@ -1,4 +1,5 @@
-"""The steps that a driver can take. Each is safe to repeat. Made by planner, carried out by executor; no behaviour here.
+"""The steps that a driver can take. Each is safe to repeat. Made by planner, carried out by executor; no
+behaviour here.
 
 Invariant: a step has the configuration index it was planned on, and a reason that users can read.
 """
@@ -53,8 +54,8 @@ class TakeOverIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class StartCopy(Step):
-    """Tell the target to fetch the tablet, first as a witness if `witness`. `log_only`: the witness fetches its rows later,
-    when it has a slot."""
+    """Tell the target to fetch the tablet, first as a witness if `witness`. `log_only`: the witness
+    fetches its rows later, when it has a slot."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -95,7 +96,8 @@ class AddPreFollower(Step):
 
 @dataclass(frozen=True, slots=True)
 class PromoteBack(Step):
-    """Make a demoted replica that returned a PRE_FOLLOWER. The leader makes it a voter once it has caught up."""
+    """Make a demoted replica that returned a PRE_FOLLOWER. The leader makes it a voter once it has caught
+    up."""
 
     title = "PromotingBack"
     replica_id: ReplicaId
@@ -115,7 +117,8 @@ class RemovePeer(Step):
 class MoveLeader(Step):
     """Have the leader transfer leadership, because its own replica must be removed.
 
-    The leader chooses the most advanced voter. While a transfer waits for one that lags, no writes are possible.
+    The leader chooses the most advanced voter. While a transfer waits for one that lags, no writes are
+    possible.
     """
 
     title = "MovingLeader"
@@ -131,7 +134,8 @@ class EndIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class CancelCopy(Step):
-    """Give up the intent: write a configuration without its replica, which fences late orders, then end it."""
+    """Give up the intent: write a configuration without its replica, which fences late orders, then end
+    it."""
 
     title = "Cancelling"
     replica_id: ReplicaId
@@ -181,7 +185,8 @@ class DrainNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class ReturnNode(Step):
-    """Make a node ACTIVE again that was given up as silent and sends heartbeats again. It keeps its replicas."""
+    """Make a node ACTIVE again that was given up as silent and sends heartbeats again. It keeps its
+    replicas."""
 
     title = "Returning"
     node_id: NodeId

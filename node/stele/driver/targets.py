@@ -1,6 +1,7 @@
 """Chooses the node for a new replica. Called by planner; pure.
 
-Invariant: it never chooses a machine with a member of the tablet, nor a node that is not ACTIVE, formed and alive.
+Invariant: it never chooses a machine with a member of the tablet, nor a node that is not ACTIVE, formed and
+alive.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from stele.model.config import Peer
 
 
 class Load:
-    """Replicas per node, including those planned in this pass. One per plan; the planner's only mutable state.
+    """Replicas per node, including those planned in this pass. One per plan; the planner's only mutable
+    state.
 
-    `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader does not reach;
-    never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a node.
+    `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader
+    does not reach; never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a
+    node.
     """
 
     def __init__(
@@ -76,8 +79,8 @@ def _usable(node: NodeView, role: str, policy: Policy) -> bool:
 
 
 def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
-    """Whether the node's disk has room for this many more bytes. If the node does not report its disk, only a node that
-    refuses writes has no room."""
+    """Whether the node's disk has room for this many more bytes. If the node does not report its disk,
+    only a node that refuses writes has no room."""
     states_disk = node.disk_free_bytes or node.disk_used_bytes
     return not node.disk_low and (
         not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes
@@ -95,9 +98,9 @@ def choose_target(
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    It is on another machine than each peer. Among these: not one to avoid, then the zone with the fewest peers, the fewest
-    replicas, the most free bytes, the smallest id. `without`: ignore this peer, because it is removed first. `any_room`:
-    accept a node whose disk has no room beside the copies under way.
+    It is on another machine than each peer. Among these: not one to avoid, then the zone with the fewest
+    peers, the fewest replicas, the most free bytes, the smallest id. `without`: ignore this peer, because it
+    is removed first. `any_room`: accept a node whose disk has no room beside the copies under way.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]

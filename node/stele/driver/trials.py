@@ -1,7 +1,7 @@
 """A driver's memory of failed copies between its passes. Fed by executor, read by planner.
 
-Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety needs nothing of it. A new
-driver begins with an empty memory and loses only time.
+Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety needs nothing of
+it. A new driver begins with an empty memory and loses only time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from stele.model.config import MemberType
 TRIES = 3
 """A copy that failed or stalled this often without progress in between is tried on another node."""
 STALL_MS = 120_000
-"""A copy that received nothing for this long is stalled. If its source sends nothing, it fails by itself earlier."""
+"""A copy that received nothing for this long is stalled. If its source sends nothing, it fails by itself
+earlier."""
 PROMOTE_MS = 300_000
 """The longest time that a new replica with its rows may wait for its promotion. Normally it takes seconds."""
 _APART_MS = 10_000
@@ -29,8 +30,8 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """`failures`: of the copies under way. `stalled`: copies that stand still now. `avoid`: nodes on which copies failed
-    lately, or whose new replicas their leaders did not reach."""
+    """`failures`: of the copies under way. `stalled`: copies that stand still now. `avoid`: nodes on which
+    copies failed lately, or whose new replicas their leaders did not reach."""
 
     failures: Mapping[Key, int] = field(default_factory=dict)
     stalled: frozenset[Key] = frozenset()
@@ -51,7 +52,8 @@ NO_TRIALS = Trials()
 
 
 def receives_bytes(copy: CopyView) -> bool:
-    """Whether the copy still receives bytes. Not while it is installed, which at times waits for the replica's log."""
+    """Whether the copy still receives bytes. Not while it is installed, which at times waits for the
+    replica's log."""
     return copy.state in ("Starting", "Fetching")
 
 
@@ -119,7 +121,8 @@ class CopyMemory:
         return Trials(failures, frozenset(stalled), frozenset(self._avoid), late)
 
     def _late(self, view: ClusterView, now_ms: int) -> frozenset[Key]:
-        """The replicas whose promotion takes too long. One that was removed for it stays in until its intent ends."""
+        """The replicas whose promotion takes too long. One that was removed for it stays in until its
+        intent ends."""
         before, self._arrived_ms = self._arrived_ms, {}
         for intent in view.intents:
             key = (intent.tablet_id, int(intent.replica_id))

@@ -1,4 +1,5 @@
-"""A driver's view of a cluster, as immutable values. Used by planner and executor; reads no clock, opens nothing.
+"""A driver's view of a cluster, as immutable values. Used by planner and executor; reads no clock, opens
+nothing.
 
 Invariant: a view is one moment as the leader master saw it, at most with newer reports of single replicas.
 """
@@ -49,10 +50,10 @@ class DataState(IntEnum):
 class NodeView:
     """A node or a master.
 
-    `heartbeat_age_ms`: since the leader master last heard it, or began to lead. `formed`: the catalog knows that its volume
-    is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it refuses writes because space
-    runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its own last report; 0 if unknown. `given_up`:
-    it is DRAINING only because it was silent.
+    `heartbeat_age_ms`: since the leader master last heard it, or began to lead. `formed`: the catalog knows
+    that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
+    refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
+    own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent.
     """
 
     node_id: NodeId
@@ -80,8 +81,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CopyView:
-    """The progress of a tablet copy. `state`: Waiting (a witness waits for its turn), Starting, Fetching, Verifying,
-    Installing, Done, Failed."""
+    """The progress of a tablet copy. `state`: Waiting (a witness waits for its turn), Starting, Fetching,
+    Verifying, Installing, Done, Failed."""
 
     state: str
     bytes_done: int = 0
@@ -186,7 +187,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to hear."""
+    """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to
+    hear."""
 
     nodes: tuple[NodeView, ...]
     tablets: tuple[TabletView, ...]

@@ -1,7 +1,8 @@
 """The leader's background task: updates the catalog from reports, and orders nodes to match the catalog.
 
-Level-triggered: each pass compares a tablet's row with the newest reports and does what is due. Between passes it
-remembers only when each order was last sent. Invariant: a row changes only under its lock, based on its value then.
+Level-triggered: each pass compares a tablet's row with the newest reports and does what is due. Between
+passes it remembers only when each order was last sent. Invariant: a row changes only under its lock, based on
+its value then.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ log = structlog.get_logger("stele.master")
 TABLETS_AT_ONCE = 64
 """Most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
 REPLACED_QUARTERS = 3
-"""Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced again and again.
+"""Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced
+again and again.
 
 The last quarter is for changes of existing tablets and nodes, which are bounded.
 """
@@ -74,7 +76,8 @@ class Background:
     def _log_unfinished(self, error: SteleError) -> None:
         """Log why a pass failed. A row that changed meanwhile is normal, and not logged.
 
-        If rows changed in pass after pass, memory and key space differ. That is logged at the 8th, 16th, 32nd, ... time.
+        If rows changed in pass after pass, memory and key space differ. That is logged at the 8th, 16th,
+        32nd, ... time.
         """
         if error.code is not Code.CAS_FAILED:
             log.info("background pass not finished; the next pass tries again", error=str(error))
@@ -209,7 +212,8 @@ class Background:
     # --- new tablets ---
 
     async def _place(self, tablet_ids: list[str]) -> None:
-        """PREPARING → CREATING: choose peers, in one batch. It fails if the row of a chosen node has changed."""
+        """PREPARING → CREATING: choose peers, in one batch. It fails if the row of a chosen node has
+        changed."""
         lead = self._lead
         async with lead.locks.hold(tablets=tablet_ids):
             placement = Placement(lead.candidates())

@@ -1,8 +1,8 @@
 """The catalog in memory: the rows of the catalog tablet, decoded and indexed. Leader and followers have one.
 
-Only `applied` changes it; following.py calls that for each row and each committed change. Invariant: the memory is a
-function of the key space's content. Deleted tables and tablets stay until their rows are dropped (forgetting.py), but
-the maps by name leave them out.
+Only `applied` changes it; following.py calls that for each row and each committed change. Invariant: the
+memory is a function of the key space's content. Deleted tables and tablets stay until their rows are dropped
+(forgetting.py), but the maps by name leave them out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Catalog:
         self.current: dict[str, None] = {}
         """Tablets in one of CURRENT_TABLETS."""
         self.gone: dict[str, None] = {}
-        """All other tablets. Their rows stay until no replica of them can appear. They may outnumber `current`."""
+        """All other tablets. Their rows stay until no replica of them can appear. They may outnumber
+        `current`."""
         self.states: Counter[str] = Counter()
         """The number of tablets in each state."""
         self.nodes: dict[str, NodeRecord] = {}
@@ -65,7 +66,8 @@ class Catalog:
         self._listeners.remove(listener)
 
     def applied(self, key: bytes, old: bytes | None, new: bytes | None, opid: OpId) -> None:
-        """Apply a committed change of one row; `new` None: deleted. In a batch, tablets come before their table."""
+        """Apply a committed change of one row; `new` None: deleted. In a batch, tablets come before their
+        table."""
         del old
         self.opid = opid
         if key.startswith(TABLET_PREFIX):
@@ -163,7 +165,8 @@ class Catalog:
         return table.replication_factor if table is not None else len(tablet.config.peers)
 
     def references_to(self, node_id: str) -> list[str]:
-        """The configurations and intents that name a node, in words. While there are any it cannot be RETIRED."""
+        """The configurations and intents that name a node, in words. While there are any it cannot be
+        RETIRED."""
         found = [
             f"the configuration of tablet {t.tablet_id[:8]}"
             for t in map(self.tablets.__getitem__, self.current)

@@ -1,4 +1,5 @@
-"""Answers built from catalog and liveness: the cluster view, table and tablet locations. Pure reads; called by service.py.
+"""Answers built from catalog and liveness: the cluster view, table and tablet locations. Pure reads; called
+by service.py.
 
 Invariant: a view is built in one step of the event loop, so it shows one moment.
 """
@@ -34,14 +35,16 @@ CATALOG_NAME = "(catalog)"
 VIEW_BYTES_MAX = 12 << 20
 """Most bytes of a view for tables, counted by `view_bytes`: some 7,000 tablets of three replicas.
 
-A view is one message of at most 16 MiB. The rest of it is for nodes and for details of tablets that change or failed.
+A view is one message of at most 16 MiB. The rest of it is for nodes and for details of tablets that change or
+failed.
 """
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The sources of an answer. `catalog_config` and `leader` are those of the catalog tablet itself, from its log."""
+    """The sources of an answer. `catalog_config` and `leader` are those of the catalog tablet itself, from
+    its log."""
 
     catalog: Catalog
     liveness: Liveness
@@ -60,14 +63,16 @@ class Scene:
         return row.config
 
     def leader_of(self, row: TabletRecord) -> tuple[int, str]:
-        """(term, node) of a tablet's leader; until a replica reports one, the leader that the master suggested."""
+        """(term, node) of a tablet's leader; until a replica reports one, the leader that the master
+        suggested."""
         if row.tablet_id == CATALOG_TABLET_ID:
             return self.term, self.leader
         term, leader = self.liveness.leader_of(row.tablet_id)
         return (term, leader) if leader else (row.term, row.leader)
 
     def leads(self, row: TabletRecord, leader: str, term: int) -> bool:
-        """Whether the leader that is assumed leads, as far as its own node reports. A hint may be old; a view may not."""
+        """Whether the leader that is assumed leads, as far as its own node reports. A hint may be old; a
+        view may not."""
         if row.tablet_id == CATALOG_TABLET_ID:
             return bool(leader)
         own = [r.status for r in self.liveness.reports_of(row.tablet_id) if r.node_id == leader]
@@ -103,7 +108,8 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
 def view_bytes(table: TableRecord, tablets: int) -> int:
     """The most bytes that a healthy table with this many tablets takes in a view.
 
-    Each configuration holds addresses, of up to 48 characters: the catalog's one, and the one that each replica reports.
+    Each configuration holds addresses, of up to 48 characters: the catalog's one, and the one that each
+    replica reports.
     """
     name, peers = len(table.name.encode()), table.replication_factor
     config = 24 + 80 * peers
@@ -197,10 +203,11 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
 
 
 def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
-    """Whether a view includes this report. It omits tombstones, unless the replica is a member or is to become one.
+    """Whether a view includes this report. It omits tombstones, unless the replica is a member or is to
+    become one.
 
-    A tombstone stays for as long as its tablet exists. If views had all of them, each move of a replica would make
-    later views larger.
+    A tombstone stays for as long as its tablet exists. If views had all of them, each move of a replica would
+    make later views larger.
     """
     if report.status.data_state != common_pb2.TOMBSTONED:
         return True
@@ -216,10 +223,11 @@ def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
 
 
 def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
-    """Members that their live nodes lack, by full reports that are old enough. Their states are unset; `error` says why.
+    """Members that their live nodes lack, by full reports that are old enough. Their states are unset;
+    `error` says why.
 
-    A first replica that was never created counts after the time that the whole tablet had to get a leader. Its node may
-    have no room, and the driver then finds it another node.
+    A first replica that was never created counts after the time that the whole tablet had to get a leader.
+    Its node may have no room, and the driver then finds it another node.
     """
     if row.state != "RUNNING":
         return
@@ -264,7 +272,8 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
 def tablet_locations(scene: Scene, row: TabletRecord) -> master_pb2.TabletLocationsPB:
     """Where a tablet's replicas are, which one leads, and where their rows can be fetched.
 
-    Empty until the catalog says that the tablet is RUNNING. Until then it may be REPLACED, and clients would lose writes.
+    Empty until the catalog says that the tablet is RUNNING. Until then it may be REPLACED, and clients would
+    lose writes.
     """
     _, leader = scene.leader_of(row)
     peers = scene.config(row).peers if row.state != "CREATING" else ()

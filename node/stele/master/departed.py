@@ -1,10 +1,12 @@
-"""Forgets a node that is gone for good, when an administrator asks for it. Called by service.py on the leader.
+"""Forgets a node that is gone for good, when an administrator asks for it. Called by service.py on the
+leader.
 
-A forgotten node is RETIRED. Its row stays, because ids are never used again, but nothing waits for the node and no view
-shows it.
+A forgotten node is RETIRED. Its row stays, because ids are never used again, but nothing waits for the node
+and no view shows it.
 
-Invariant: a node is forgotten only while it is silent and no configuration or intent names it. From that check on it gets
-no new replicas. If the leader dies halfway, the node returns to service with its next heartbeat.
+Invariant: a node is forgotten only while it is silent and no configuration or intent names it. From that
+check on it gets no new replicas. If the leader dies halfway, the node returns to service with its next
+heartbeat.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
         if node.state == "RETIRED":
             return
         _check(lead, node)
-        # A DRAINING node gets no intents, so the checks below stay true. If this leader dies here, the node stays DRAINING. It
-        # then returns to service with its next heartbeat, unless somebody had asked for a drain before.
+        # A DRAINING node gets no intents, so the checks below stay true. If this leader dies here, the node
+        # stays DRAINING. It then returns to service with its next heartbeat, unless somebody had asked for a
+        # drain before.
         returns = node.state == "ACTIVE" or node.returns
         draining = replace(node, state="DRAINING", reason=reason, given_up=returns)
         await lead.commit([swap(node, draining)])

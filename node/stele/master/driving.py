@@ -1,10 +1,12 @@
 """The driver's requests to the catalog: claim, intents, node states. Called by service.py on the leader.
 
-The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch that would.
+The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch that
+would.
 
-Invariants: an order with an epoch takes effect only if that epoch is in force at the batch's place in the log. Intents
-always have an epoch; node states have one unless an administrator orders them (epoch 0). RegisterNode has none, since it
-gives the node no work. An intent ends only in the batch that records a committed configuration that decides it.
+Invariants: an order with an epoch takes effect only if that epoch is in force at the batch's place in the
+log. Intents always have an epoch; node states have one unless an administrator orders them (epoch 0).
+RegisterNode has none, since it gives the node no work. An intent ends only in the batch that records a
+committed configuration that decides it.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ _CLAIM = "driver claim"
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
     """Take the claim (epoch 0), renew it, or release it.
 
-    The present holder may take it again at once: that is the same driver after a restart, and the new, higher epoch fences
-    its earlier self. Another driver must wait until the claim was not renewed for its lifetime. If an earlier leader granted
-    the claim, the caller's lifetime counts. Wall clocks do not decide: an earlier leader's may have been hours ahead.
+    The present holder may take it again at once: that is the same driver after a restart, and the new, higher
+    epoch fences its earlier self. Another driver must wait until the claim was not renewed for its lifetime.
+    If an earlier leader granted the claim, the caller's lifetime counts. Wall clocks do not decide: an
+    earlier leader's may have been hours ahead.
 
     Raises:
         Retryable: NOT_READY while another holder's claim runs.
@@ -51,7 +54,8 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
             ttl_ms = request.ttl_ms if lead.claim_ttl_ms is None else lead.claim_ttl_ms
             runs = claim.expires_us != 0 and now_ms - lead.claim_seen_ms < ttl_ms
             if claim.holder != request.holder and runs:
-                # The message leaves out the remaining time, so that a caller that repeats the request gets the same text.
+                # The message leaves out the remaining time, so that a caller that repeats the request gets
+                # the same text.
                 raise Retryable(
                     f"{claim.holder} holds the driver claim (epoch {claim.epoch}), and it has not expired",
                     code=Code.NOT_READY,
@@ -71,8 +75,8 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
 async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
     """Commit a driver's order under its locks.
 
-    A newer claim may be proposed but not applied yet. Then the batch has no effect. If it was only a renewal by the same
-    driver, the batch is proposed again.
+    A newer claim may be proposed but not applied yet. Then the batch has no effect. If it was only a renewal
+    by the same driver, the batch is proposed again.
 
     Raises:
         Rejected: STALE_EPOCH. Else as `Leadership.commit`.
@@ -171,14 +175,16 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
 
 
 def _newest_config(lead: Leadership, tablet_id: TabletId) -> Configuration:
-    """The tablet's committed configuration: the catalog tablet's from its log, another tablet's from its row."""
+    """The tablet's committed configuration: the catalog tablet's from its log, another tablet's from its
+    row."""
     if tablet_id == CATALOG_TABLET_ID:
         return lead.log.committed_config
     return lead.catalog.tablet(tablet_id).config
 
 
 async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> None:
-    """End an intent and record the committed configuration that decides it. Does nothing if the intent has ended.
+    """End an intent and record the committed configuration that decides it. Does nothing if the intent has
+    ended.
 
     Raises:
         Rejected: STALE_EPOCH; CAS_FAILED if no committed configuration names the replica and none was written since
@@ -249,9 +255,11 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. Its present state changes nothing, with one exception.
+    """Move a node between ACTIVE, DRAINING and RETIRED. Its present state changes nothing, with one
+    exception.
 
-    A node that is DRAINING because a driver gave it up stays DRAINING after it returns, once somebody orders DRAINING.
+    A node that is DRAINING because a driver gave it up stays DRAINING after it returns, once somebody orders
+    DRAINING.
 
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
@@ -286,7 +294,8 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
 
 
 def _check_wanted(lead: Leadership, node: NodeRecord, state: str) -> None:
-    """Refuse a driver's order from an outdated view: an administrator drained the node since, or the node returned."""
+    """Refuse a driver's order from an outdated view: an administrator drained the node since, or the node
+    returned."""
     if state == "ACTIVE" and not node.returns:
         raise Rejected(
             f"somebody asked to drain node {node.node_id} ({node.reason}); a driver may not undo that"

@@ -1,10 +1,12 @@
-"""Keeps the catalog in memory up to date with a key space. Made by master.py, one for each key space; reads no clock.
+"""Keeps the catalog in memory up to date with a key space. Made by master.py, one for each key space; reads
+no clock.
 
-The existing rows are decoded slice by slice, and other tasks run between slices, so heartbeats go out in time. Changes
-that are applied meanwhile are folded in: if the row was already read, the memory changes. Otherwise the slice that reads
-the row sees the change.
+The existing rows are decoded slice by slice, and other tasks run between slices, so heartbeats go out in
+time. Changes that are applied meanwhile are folded in: if the row was already read, the memory changes.
+Otherwise the slice that reads the row sees the change.
 
-Invariant: between slices the memory equals the key space up to the last key that was read; once `complete`, all of it.
+Invariant: between slices the memory equals the key space up to the last key that was read; once `complete`,
+all of it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Following:
         key_space.add_commit_listener(self._applied)
 
     async def load(self) -> None:
-        """Read the remaining rows. Only one task may call it at a time; after a failure it may be called again.
+        """Read the remaining rows. Only one task may call it at a time; after a failure it may be called
+        again.
 
         Raises:
             As `records.decode`.

@@ -1,8 +1,8 @@
 """Drops the rows of deleted tablets and tables from the catalog. Called by background.py on the leader.
 
-The row of a DELETED or REPLACED tablet is the permission to delete late replicas of it. A replica whose tablet has no
-row is kept for ever: the catalog may be wrong or restored from an older copy, and the tablet healthy. So a row must stay
-as long as a replica may appear. It is dropped when all of this holds:
+The row of a DELETED or REPLACED tablet is the permission to delete late replicas of it. A replica whose
+tablet has no row is kept for ever: the catalog may be wrong or restored from an older copy, and the tablet
+healthy. So a row must stay as long as a replica may appear. It is dropped when all of this holds:
 
 1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client repeats
    its create request.
@@ -10,10 +10,12 @@ as long as a replica may appear. It is dropped when all of this holds:
    of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
 3. No intent and no order about the tablet is under way.
 
-A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last tablet; its name
-was free before. Rows of nodes stay: ids are never used again, and a RETIRED node that returns must not look new.
+A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last
+tablet; its name was free before. Rows of nodes stay: ids are never used again, and a RETIRED node that
+returns must not look new.
 
-Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its tablet report.
+Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its
+tablet report.
 """
 
 from __future__ import annotations

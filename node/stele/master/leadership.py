@@ -1,7 +1,8 @@
 """The state that only the leader master has: locks, running operations, and how a batch is committed.
 
-Made when a master leads and knows everything acknowledged before; discarded when it stops leading. Invariant: an operation
-runs until its outcome is known, also if its caller stops waiting. Only then are its locks released.
+Made when a master leads and knows everything acknowledged before; discarded when it stops leading. Invariant:
+an operation runs until its outcome is known, also if its caller stops waiting. Only then are its locks
+released.
 """
 
 from __future__ import annotations
@@ -70,9 +71,11 @@ class Leadership:
     """Tablets that the background must examine, oldest first."""
     ended: bool = False
     claim_seen_ms: int = field(init=False)
-    """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted at the start."""
+    """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted
+    at the start."""
     claim_ttl_ms: int | None = None
-    """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its lifetime."""
+    """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its
+    lifetime."""
     full: bool = False
     """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
@@ -85,7 +88,8 @@ class Leadership:
         return await self._running.run(operation)
 
     async def commit(self, operations: Sequence[KeyOperation]) -> None:
-        """Replicate one batch; on return it is in memory. The caller holds the locks of the rows that it changes.
+        """Replicate one batch; on return it is in memory. The caller holds the locks of the rows that it
+        changes.
 
         Raises:
             As `CatalogLog.propose`.
@@ -99,7 +103,8 @@ class Leadership:
         metrics.master_batches.labels(Code.OK.name).inc()
 
     def has_room(self, operations: Sequence[KeyOperation], quarters: int = 4) -> bool:
-        """Whether `quarters` quarters of the catalog have room for this batch. A batch that adds no bytes always fits."""
+        """Whether `quarters` quarters of the catalog have room for this batch. A batch that adds no bytes
+        always fits."""
         space = self.log.key_space
         if space is None:
             return True  # the proposal itself reports the error
@@ -110,7 +115,8 @@ class Leadership:
         return not growth or space.held_bytes + growth <= space.bytes_max * quarters // 4
 
     def fitting(self, changes: Sequence[KeyOperation]) -> list[KeyOperation]:
-        """The changes for which the catalog has room: all, unless it is full. Each change must be of a different row."""
+        """The changes for which the catalog has room: all, unless it is full. Each change must be of a
+        different row."""
         found = list(changes)
         if not self.has_room(found):
             found = []
@@ -137,7 +143,8 @@ class Leadership:
 
     @property
     def settled(self) -> bool:
-        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or until all expected were heard."""
+        """Whether all live nodes have had time for a heartbeat: 1.5 heartbeat intervals, or until all
+        expected were heard."""
         if self.now_ms() - self.liveness.began_ms >= self.options.heartbeat_interval_ms * 3 // 2:
             return True
         expected = [n.node_id for n in self.catalog.nodes.values() if n.formed and n.state != "RETIRED"]
@@ -160,8 +167,8 @@ class Leadership:
     def candidates(self) -> list[Candidate]:
         """Live ACTIVE nodes that are `formed`, with the number of replicas that configurations give them.
 
-        A node that is not `formed` is left out: if its volume were lost, it would be formatted again under the same id,
-        without its votes.
+        A node that is not `formed` is left out: if its volume were lost, it would be formatted again under
+        the same id, without its votes.
         """
         counts: dict[str, int] = {}
         for tablet_id in self.catalog.current:

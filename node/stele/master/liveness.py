@@ -1,8 +1,10 @@
 """One master's memory of the nodes: the last heartbeat of each, and the newest reports of their replicas.
 
-Fed by heartbeats. Lost at a restart, then rebuilt from full reports, which the leader asks for. Reads no clock itself.
+Fed by heartbeats. Lost at a restart, then rebuilt from full reports, which the leader asks for. Reads no
+clock itself.
 
-Invariant: an incremental report is merged only into a full one of the same incarnation. A silent node's last report stays.
+Invariant: an incremental report is merged only into a full one of the same incarnation. A silent node's last
+report stays.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ STALL_MS = 3_000
 """A master that stood still for so long heard nobody meanwhile, so it starts to count silence again."""
 
 RECORD_MS = 60_000
-"""How often a node's durable log position is written to the catalog. It matters only if all masters restart."""
+"""How often a node's durable log position is written to the catalog. It matters only if all masters
+restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,13 @@ class LastStart(NamedTuple):
 
 @dataclass(slots=True)
 class NodeLife:
-    """One node as this master hears it. `heard`: it was heard since this master took its present role. `full`: a full
-    report of this incarnation is in `reports`.
+    """One node as this master hears it. `heard`: it was heard since this master took its present role.
+    `full`: a full report of this incarnation is in `reports`.
 
-    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead
-    of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog, from registration
-    and each RECORD_MS. `proven`: a process at the start's address has confirmed it (starts.py). Claims of an unproven
-    start are not used to judge other starts.
+    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far it says that
+    it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
+    from registration and each RECORD_MS. `proven`: a process at the start's address has confirmed it
+    (starts.py). Claims of an unproven start are not used to judge other starts.
     """
 
     node_id: str
@@ -95,7 +98,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
         _refuse_earlier(request, last.incarnation + 1)
         return
     if request.vetted:
-        # Its log may also look too short. But it may be an earlier process on the volume that the later start uses.
+        # Its log may also look too short. But it may be an earlier process on the volume that the later start
+        # uses.
         _refuse_earlier(request, last.incarnation)
     node_id = id_from_pb(request.node_id)
     if request.incarnation == last.incarnation:
@@ -120,7 +124,8 @@ def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) ->
 
 
 def _note(life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> None:
-    """Record a vetted and proven start. Others must not judge later starts: they may be an older copy, or forged."""
+    """Record a vetted and proven start. Others must not judge later starts: they may be an older copy, or
+    forged."""
     synced = request.log_synced
     if life.last_start is not None and life.last_start.start == request.start:
         synced = max(synced, life.last_start.log_synced)  # a heartbeat may come late
@@ -140,8 +145,9 @@ def _place(place: int) -> str:
 
 
 class Liveness:
-    """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower. `adopted`: its volume
-    is a copy, so the addresses in its catalog may be those of the original cluster's nodes."""
+    """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower.
+    `adopted`: its volume is a copy, so the addresses in its catalog may be those of the original cluster's
+    nodes."""
 
     def __init__(self, now_ms: int, *, adopted: bool = False) -> None:
         self.began_ms = now_ms
@@ -155,7 +161,8 @@ class Liveness:
     def awake(self, now_ms: int) -> None:
         """Note that this process runs; called at least once a second.
 
-        After a stall (process stopped, machine suspended) this master was deaf, so it starts to count silence again.
+        After a stall (process stopped, machine suspended) this master was deaf, so it starts to count silence
+        again.
         """
         if now_ms - self._awake_ms > STALL_MS:
             self._begin(now_ms)
@@ -167,7 +174,8 @@ class Liveness:
             life.heard = False
 
     def begin_leading(self, now_ms: int) -> None:
-        """Forget all reports, because nodes may have cleared changes that another leader acknowledged. Silence counts from now."""
+        """Forget all reports, because nodes may have cleared changes that another leader acknowledged.
+        Silence counts from now."""
         self._begin(now_ms)
         self._awake_ms = now_ms
         self._by_tablet.clear()
@@ -221,8 +229,8 @@ class Liveness:
     def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
         """Merge a heartbeat's report. Returns the ids of the tablets in it.
 
-        An incremental report without a full one before it, or a late one, changes nothing. Then `full` becomes false, and
-        the answer must ask for a full report.
+        An incremental report without a full one before it, or a late one, changes nothing. Then `full`
+        becomes false, and the answer must ask for a full report.
         """
         life = self.nodes[id_from_pb(request.node_id)]
         if not request.has_report:
@@ -247,7 +255,8 @@ class Liveness:
             self._by_tablet.setdefault(key[0], {})[(life.node_id, key[1])] = report
             touched[key[0]] = None
         for raw in request.removed_tablets:
-            # One replica of it is gone, but the node may hold another. The full report that is asked for now shows it.
+            # One replica of it is gone, but the node may hold another. The full report that is asked for now
+            # shows it.
             life.full = False
             touched[id_from_pb(raw)] = None
         return list(touched)
@@ -267,7 +276,8 @@ class Liveness:
     # --- questions ---
 
     def age_ms(self, node_id: str, now_ms: int) -> int:
-        """How long ago the node was heard, at most since this master began; before that it may not have listened."""
+        """How long ago the node was heard, at most since this master began; before that it may not have
+        listened."""
         life = self.nodes.get(node_id)
         heard = life.heard_ms if life is not None else 0
         return max(0, now_ms - max(heard, self.began_ms))
@@ -280,8 +290,9 @@ class Liveness:
     def wall_agreed(self, node_id: str, base_us: int, now_ms: int, alive_ms: int) -> int | None:
         """The time that most wall clocks agree on, minus this master's monotonic clock.
 
-        Counts the nodes and masters heard within `alive_ms`, and this master (`node_id`, its own clock at `base_us`). None:
-        they disagree, too few were heard, or this master has not listened long enough to hear all.
+        Counts the nodes and masters heard within `alive_ms`, and this master (`node_id`, its own clock at
+        `base_us`). None: they disagree, too few were heard, or this master has not listened long enough to
+        hear all.
         """
         if now_ms - self.began_ms < alive_ms:
             return None
@@ -332,7 +343,8 @@ class Liveness:
     def located(self, node: NodeRecord) -> NodeRecord:
         """The row of a node with its addresses.
 
-        In an adopted catalog the addresses are removed unless the node registered with this master since it began.
+        In an adopted catalog the addresses are removed unless the node registered with this master since it
+        began.
         """
         if not self._adopted:
             return node

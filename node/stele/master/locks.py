@@ -1,7 +1,7 @@
 """Locks of tables and tablets, for the leader's operations. Each leadership has its own.
 
-Order: tables before tablets, each kind in ascending order of names. Invariant: a lock is released only when the proposal
-under it is applied, or known never to be applied.
+Order: tables before tablets, each kind in ascending order of names. Invariant: a lock is released only when
+the proposal under it is applied, or known never to be applied.
 """
 
 from __future__ import annotations

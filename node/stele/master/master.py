@@ -1,7 +1,8 @@
-"""The core of a master: follows the catalog, starts and stops leading, keeps liveness. service.py and server.py use it.
+"""The core of a master: follows the catalog, starts and stops leading, keeps liveness. service.py and
+server.py use it.
 
-Invariant: a new leader answers nothing from memory before a read barrier has passed and the memory holds the whole key
-space as of that barrier.
+Invariant: a new leader answers nothing from memory before a read barrier has passed and the memory holds the
+whole key space as of that barrier.
 """
 
 from __future__ import annotations
@@ -217,9 +218,11 @@ class Master:
         raise NotLeader(f"master {self.node_id} is not the leader", leader_hint=self.log.leader_node)
 
     async def confirmed_lead(self) -> Leadership:
-        """The leadership in force, confirmed by a read barrier (ReadIndex). Everything acknowledged before is in memory.
+        """The leadership in force, confirmed by a read barrier (ReadIndex). Everything acknowledged before is
+        in memory.
 
-        Needed for answers that propose nothing: a leader that was replaced and does not know it would answer from old rows.
+        Needed for answers that propose nothing: a leader that was replaced and does not know it would answer
+        from old rows.
 
         Raises:
             As `require_lead`, and NO_QUORUM or TIMED_OUT.
@@ -230,7 +233,8 @@ class Master:
         return lead
 
     def tell_clocks(self, answer: master_pb2.TSHeartbeatResponse) -> None:
-        """Add to an answer the time that most clocks agree on: those of nodes that this master hears, and its own."""
+        """Add to an answer the time that most clocks agree on: those of nodes that this master hears, and
+        its own."""
         clock_us, wall = monotonic_us(), self.wall_us()
         answer.clock_id, answer.clock_us, answer.wall_us = self.liveness.clock_id, clock_us, wall
         agreed_us = self.liveness.wall_agreed(

@@ -1,7 +1,8 @@
-"""Updates node rows from the registrations in heartbeats. Called by background.py and service.py on the leader.
+"""Updates node rows from the registrations in heartbeats. Called by background.py and service.py on the
+leader.
 
-Invariant: only RegisterNode creates a row, so a heartbeat under an unknown id leaves nothing. A node's first heartbeat makes
-it `formed` for ever.
+Invariant: only RegisterNode creates a row, so a heartbeat under an unknown id leaves nothing. A node's first
+heartbeat makes it `formed` for ever.
 """
 
 from __future__ import annotations

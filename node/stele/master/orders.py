@@ -1,8 +1,10 @@
-"""Orders to nodes: create a replica, tombstone it, delete it. Repeated until a report shows that the order was done.
+"""Orders to nodes: create a replica, tombstone it, delete it. Repeated until a report shows that the order
+was done.
 
-Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node has its own
-queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet is deleted, or if a
-newer committed configuration omits it and no intent names it. Replicas of unknown tablets are kept.
+Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node
+has its own queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet
+is deleted, or if a newer committed configuration omits it and no intent names it. Replicas of unknown tablets
+are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ log = structlog.get_logger("stele.master")
 
 ORDERS_AT_ONCE = 32
 ORDERS_PER_NODE = 4
-"""Most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take all of them."""
+"""Most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take
+all of them."""
 ORDER_TIMEOUT_S = 10.0
 WHICHEVER_REPLICA = 0
 """The replica_id in an order that means any replica of the tablet on the node."""
@@ -66,15 +69,17 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
         return "keep"
     if _being_added(lead, row, report):
         return "keep"
-    # Its pending configuration does not matter. The row's configuration is committed and omits it, and ids are never used
-    # again. A replica that is being added has an intent until a committed configuration names it or fences it off.
+    # Its pending configuration does not matter. The row's configuration is committed and omits it, and ids
+    # are never used again. A replica that is being added has an intent until a committed configuration names
+    # it or fences it off.
     if status.replica_id >= row.next_replica_id or status.committed_config.opid_index > row.config.opid_index:
         return "keep"  # it knows a newer configuration than the catalog
     return "tombstone"
 
 
 def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
-    """Whether the leader has proposed a configuration with this replica. An administrator's change has no intent."""
+    """Whether the leader has proposed a configuration with this replica. An administrator's change has no
+    intent."""
     _, leader = lead.liveness.leader_of(row.tablet_id)
     return any(
         (peer.replica_id, id_from_pb(peer.node_id)) == (report.status.replica_id, report.node_id)
@@ -116,7 +121,8 @@ class Orders:
 
     def _due(self, row: TabletRecord) -> Iterator[Order]:
         if row.state in ("CREATING", "RUNNING") and row.config.opid_index == -1:
-            # Only the first configuration can start a replica empty. Later ones need a copy, which the driver makes.
+            # Only the first configuration can start a replica empty. Later ones need a copy, which the driver
+            # makes.
             for peer in row.config.peers:
                 if peer.replica_id in row.uncreated:
                     yield Order("create", peer.node_id, peer.replica_id)

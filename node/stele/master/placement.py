@@ -15,8 +15,8 @@ from stele.model.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`: its disk has
-    little room for another replica."""
+    """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`:
+    its disk has little room for another replica."""
 
     node_id: NodeId
     machine: str
@@ -41,8 +41,9 @@ class Placement:
     def choose(self, replication_factor: int) -> list[NodeId]:
         """Nodes for one tablet, the suggested leader first.
 
-        Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node with the fewest
-        replicas. A full node is used only if no other is left. The suggested leader is the one suggested least often before.
+        Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node
+        with the fewest replicas. A full node is used only if no other is left. The suggested leader is the
+        one suggested least often before.
 
         Raises:
             Retryable: NOT_READY if there are too few machines now.

@@ -1,6 +1,7 @@
 """The masters' port to the catalog tablet, and the operations of its batches.
 
-Implemented by replica_log.py (a raft replica) and by an in-memory log of the tests. One contract suite runs on both.
+Implemented by replica_log.py (a raft replica) and by an in-memory log of the tests. One contract suite runs
+on both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Rows of the catalog and their encoding. Used by catalog and by everything that proposes; opens nothing.
 
-A row is a version byte and compact JSON, with fields in declaration order. A new field goes to the end and has a default,
-which also applies to rows without it. An older program ignores a new field and writes it back unchanged. So a row may be
-shorter or longer than what this program writes; compare rows by the bytes that were read (`Row.stored`). Any other change
-(meaning or type of a field, a new state) must raise VERSION. Older programs then end at such a row.
+A row is a version byte and compact JSON, with fields in declaration order. A new field goes to the end and
+has a default, which also applies to rows without it. An older program ignores a new field and writes it back
+unchanged. So a row may be shorter or longer than what this program writes; compare rows by the bytes that
+were read (`Row.stored`). Any other change (meaning or type of a field, a new state) must raise VERSION. Older
+programs then end at such a row.
 
 Invariant: an unknown version is refused, and an unknown field is kept.
 """
@@ -30,7 +31,8 @@ NO_CONFIGURATION = Configuration(-1, ())
 TABLET_STATES = ("PREPARING", "CREATING", "RUNNING", "REPLACED", "DELETED")
 
 GIVEN_UP_BEFORE = "declared lost, and silent"
-"""The reason that drivers gave in the version before. Its rows have no `given_up`, so this text tells why a node drains."""
+"""The reason that drivers gave in the version before. Its rows have no `given_up`, so this text tells why
+a node drains."""
 
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
@@ -46,7 +48,8 @@ class Row:
 
     surplus: tuple[Any, ...] = field(default=(), compare=False, repr=False, kw_only=True)
     stored: bytes | None = field(default=None, init=False, compare=False, repr=False)
-    """The bytes that this record was decoded from (not a copy). None if it was not decoded, also after `replace`."""
+    """The bytes that this record was decoded from (not a copy). None if it was not decoded, also after
+    `replace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class ClusterRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class TableRecord(Row):
-    """A table. `state`: RUNNING, ALTERING, REMOVED. A removed one stays until the rows of its tablets are dropped."""
+    """A table. `state`: RUNNING, ALTERING, REMOVED. A removed one stays until the rows of its tablets are
+    dropped."""
 
     table_id: TableId
     name: str
@@ -74,11 +78,12 @@ class TableRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class TabletRecord(Row):
-    """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet reported.
+    """A tablet. `state`: PREPARING, CREATING, RUNNING, REPLACED, DELETED. `uncreated`: first replicas not yet
+    reported.
 
-    `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED tablet,
-    `holders`: the nodes that may have had a replica when it was deleted, empty if unknown; `harmless`: this many of them
-    are too few to commit anything.
+    `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED
+    tablet, `holders`: the nodes that may have had a replica when it was deleted, empty if unknown;
+    `harmless`: this many of them are too few to commit anything.
     """
 
     tablet_id: TabletId
@@ -110,12 +115,14 @@ def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord(Row):
-    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: it was once seen with a formatted volume.
+    """A node or a master. `state`: ACTIVE, DRAINING, RETIRED. `formed`: it was once seen with a formatted
+    volume.
 
-    `given_up`: why it is DRAINING. True: a driver gave it up because it was silent. False: somebody asked for it.
+    `given_up`: why it is DRAINING. True: a driver gave it up because it was silent. False: somebody asked for
+    it.
 
-    `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy of its volume
-    (liveness.refuse_older).
+    `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy
+    of its volume (liveness.refuse_older).
     """
 
     node_id: NodeId
@@ -137,13 +144,15 @@ class NodeRecord(Row):
 
     @property
     def returns(self) -> bool:
-        """Whether it is DRAINING only because it was silent, so that it returns to service with its next heartbeat."""
+        """Whether it is DRAINING only because it was silent, so that it returns to service with its next
+        heartbeat."""
         return self.state == "DRAINING" and (self.given_up or self.reason == GIVEN_UP_BEFORE)
 
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord(Row):
-    """A change that a driver has begun on a tablet; at most one per tablet. `config_index`: that of the configuration then."""
+    """A change that a driver has begun on a tablet; at most one per tablet. `config_index`: that of the
+    configuration then."""
 
     tablet_id: TabletId
     replica_id: ReplicaId
@@ -164,7 +173,8 @@ class IntentRecord(Row):
 class ClaimRecord(Row):
     """The driver claim. It stays after it expires, so that epochs only rise.
 
-    `expires_us`: 0 if it was released; else by the clock of the leader that granted it, which other leaders must not judge.
+    `expires_us`: 0 if it was released; else by the clock of the leader that granted it, which other leaders
+    must not judge.
     """
 
     holder: str = ""

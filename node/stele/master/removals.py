@@ -1,8 +1,9 @@
 """Which nodes may still acknowledge writes to deleted tablets. One object per leadership.
 
-tables.py begins a removal, orders.py ends it, and service.py waits for it. A write needs a majority of the voters. A node
-that has executed DeleteTablet has no replica, and its fence refuses older orders to create one. So a tablet takes no
-more writes once too few nodes for a majority are left. Only nodes that were named as members count.
+tables.py begins a removal, orders.py ends it, and service.py waits for it. A write needs a majority of the
+voters. A node that has executed DeleteTablet has no replica, and its fence refuses older orders to create
+one. So a tablet takes no more writes once too few nodes for a majority are left. Only nodes that were named
+as members count.
 
 Invariant: a node counts as done only after its own answer to an order of this leadership.
 """
@@ -36,14 +37,16 @@ class Removals:
     _left: dict[str, _Left] = field(default_factory=dict)
 
     def begin(self, catalog: Catalog, marks: Iterable[TabletRecord]) -> None:
-        """Begin the removal of deleted tablets. `marks`: their rows, which name the nodes that may have a replica."""
+        """Begin the removal of deleted tablets. `marks`: their rows, which name the nodes that may have a
+        replica."""
         for tablet_id in [t for t in self._left if t not in catalog.tablets]:
             del self._left[tablet_id]
         for row in marks:
             self._left[row.tablet_id] = _Left(set(row.holders), row.harmless)
 
     def begin_again(self, catalog: Catalog, table_id: str) -> None:
-        """Begin again for a table that an earlier leader removed. The nodes that its rows name are asked once more.
+        """Begin again for a table that an earlier leader removed. The nodes that its rows name are asked once
+        more.
 
         Rows from the version before name no nodes; for those every node is asked.
         """
@@ -70,7 +73,8 @@ class Removals:
             self.changed.set()
 
     def unfinished(self, catalog: Catalog, table_id: str) -> dict[str, set[str]]:
-        """The tablets of a removed table that could still acknowledge writes, with the nodes that are left."""
+        """The tablets of a removed table that could still acknowledge writes, with the nodes that are
+        left."""
         lefts = ((tablet_id, self._left.get(tablet_id)) for tablet_id in catalog.tablets_of.get(table_id, {}))
         return {
             tablet_id: left.nodes

@@ -1,7 +1,7 @@
 """Chooses unused replica ids. Called by driving and background; pure.
 
-An id names one replica for ever. The catalog assigns ids, but an administrator may also add a replica without an intent.
-So a new id is above every id that the catalog, a configuration or a report names.
+An id names one replica for ever. The catalog assigns ids, but an administrator may also add a replica without
+an intent. So a new id is above every id that the catalog, a configuration or a report names.
 
 Invariant: a new id was never named by anything that this master knows.
 """

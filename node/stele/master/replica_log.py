@@ -1,6 +1,7 @@
 """The catalog port on a raft replica. Used by server.py. It only wraps payloads.
 
-Invariant: a proposal's future belongs to the replica, so a caller that stops waiting does not stop the proposal.
+Invariant: a proposal's future belongs to the replica, so a caller that stops waiting does not stop the
+proposal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class ReplicaCatalogLog:
         self._watched: Replica | None = None
 
     def watch(self) -> None:
-        """Follow the roles of the present replica. Call it again when another replica may have replaced it."""
+        """Follow the roles of the present replica. Call it again when another replica may have replaced
+        it."""
         replica = self._find()
         if replica is not None and replica is not self._watched:
             self._watched = replica

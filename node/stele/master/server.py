@@ -1,7 +1,7 @@
 """The process of a master: a node (stele.tserver) with a master as its extension.
 
-The node's gRPC server also answers MasterService. Invariant: the master follows the present replica of the catalog tablet
-on this node, also one that a later copy installs.
+The node's gRPC server also answers MasterService. Invariant: the master follows the present replica of the
+catalog tablet on this node, also one that a later copy installs.
 """
 
 from __future__ import annotations

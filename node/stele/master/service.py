@@ -1,7 +1,8 @@
-"""MasterService over gRPC. Parses requests, calls the right part of the master, answers; decides nothing itself.
+"""MasterService over gRPC. Parses requests, calls the right part of the master, answers; decides nothing
+itself.
 
-Raises SteleErrors; the server's guard turns them into statuses. Invariant: a master that does not lead answers only
-heartbeats, ListMasters, and reads that allow staleness.
+Raises SteleErrors; the server's guard turns them into statuses. Invariant: a master that does not lead
+answers only heartbeats, ListMasters, and reads that allow staleness.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _ensure_own(caller: Caller, node_id: str, incarnation: int | None = None) ->
 
 
 class MasterService(MasterServiceServicer):
-    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this process's address book."""
+    """`confirm` writes the formation of a first master to its volume and lets it vote. `book`: this
+    process's address book."""
 
     def __init__(self, master: Master, confirm: ConfirmFormation, book: PeerBook) -> None:
         self._master = master
@@ -59,10 +61,12 @@ class MasterService(MasterServiceServicer):
     # --- nodes ---
 
     async def TSHeartbeat(self, request: pb.TSHeartbeatRequest, context: Any) -> pb.TSHeartbeatResponse:
-        """Record a node's liveness. The leader also takes its reports; only the leader's answer acknowledges them.
+        """Record a node's liveness. The leader also takes its reports; only the leader's answer acknowledges
+        them.
 
-        Every master records the addresses of its callers. Masters call each other by host name. So after all masters
-        restarted under new addresses, they find each other before there is a leader; configurations have old addresses.
+        Every master records the addresses of its callers. Masters call each other by host name. So after all
+        masters restarted under new addresses, they find each other before there is a leader; configurations
+        have old addresses.
 
         Raises:
             StartRefused: an earlier start, one on an older copy of the volume, or one beside another that runs.
@@ -121,8 +125,9 @@ class MasterService(MasterServiceServicer):
     def _hear(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> NodeLife:
         """Record that a node is alive.
 
-        A leader accepts only registered nodes. Another master may lack rows, all of them after a restart. It accepts a
-        bounded number of unknown nodes too, because starting masters find each other only by heartbeats.
+        A leader accepts only registered nodes. Another master may lack rows, all of them after a restart. It
+        accepts a bounded number of unknown nodes too, because starting masters find each other only by
+        heartbeats.
         """
         liveness, node_id = self._master.liveness, NodeId(id_from_pb(request.node_id))
         nodes = scene.catalog.nodes if scene is not None else {}
@@ -143,7 +148,8 @@ class MasterService(MasterServiceServicer):
         return master.lead is not None and not master.lead.ended and master.log.is_leader
 
     def _refusal(self, why: Rejected, node_id: str) -> Rejected:
-        """The refusal of a start, with the details that its node needs to compare the answers of several masters."""
+        """The refusal of a start, with the details that its node needs to compare the answers of several
+        masters."""
         if why.code not in (Code.STALE_INCARNATION, Code.VOLUME_OLD):
             return why
         master, scene = self._master, self._scene()
@@ -184,7 +190,8 @@ class MasterService(MasterServiceServicer):
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
-        """Delete a table in one batch. Then wait for the nodes to delete its replicas, as long as the caller allows."""
+        """Delete a table in one batch. Then wait for the nodes to delete its replicas, as long as the
+        caller allows."""
         lead = await self._master.confirmed_lead()
         table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
         unreached, left = await tables.wait_for_deletion(lead, table_id, request.wait_ms)
@@ -241,7 +248,8 @@ class MasterService(MasterServiceServicer):
     async def GetClusterView(
         self, request: pb.GetClusterViewRequest, context: Any
     ) -> pb.GetClusterViewResponse:
-        """The cluster view from the leader, or from a follower whose rows are no older than the caller allows."""
+        """The cluster view from the leader, or from a follower whose rows are no older than the caller
+        allows."""
         age_ms = self._master.log.staleness_ms
         if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
             # A replaced leader that does not know it would show nodes as silent that only it cannot hear.

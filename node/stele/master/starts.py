@@ -1,7 +1,9 @@
-"""Verifies the starts of nodes: the master calls the node back at its address. Used by service.py, on every master.
+"""Verifies the starts of nodes: the master calls the node back at its address. Used by service.py, on every
+master.
 
-Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its registered
-address. A start's log position is used to judge other starts only after a process at its address has confirmed it.
+Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its
+registered address. A start's log position is used to judge other starts only after a process at its address
+has confirmed it.
 
 Invariant: a heartbeat alone never displaces a live node. At most one call per node is under way.
 """
@@ -27,7 +29,8 @@ ASK_TIMEOUT_S = 1.0
 
 
 class Starts:
-    """Calls nodes back. `liveness()`: the present Liveness; `alive_ms`: nodes silent for longer are not asked."""
+    """Calls nodes back. `liveness()`: the present Liveness; `alive_ms`: nodes silent for longer are not
+    asked."""
 
     def __init__(
         self, pool: ChannelPool, liveness: Callable[[], Liveness], now_ms: Callable[[], int], alive_ms: int
@@ -73,7 +76,8 @@ class Starts:
         return life.heard and self._now_ms() - life.heard_ms <= self._alive_ms
 
     def prove(self, life: NodeLife) -> None:
-        """Ask the process at a start's address whether it is this start. Later, `life.proven` has the answer."""
+        """Ask the process at a start's address whether it is this start. Later, `life.proven` has the
+        answer."""
         if life.proven or life.registration is None or life.node_id in self._proving:
             return
         task = asyncio.get_running_loop().create_task(self._prove(life, life.registration.address))

@@ -1,6 +1,7 @@
 """Creates and deletes tables, with one replicated batch each. Called by service.py on the leader.
 
-background.py then places the tablets. Invariant: a table and all its tablets appear and disappear in one batch.
+background.py then places the tablets. Invariant: a table and all its tablets appear and disappear in one
+batch.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ DELETE_WAIT_MS_MAX = 2_000
 """Shorter than a caller's timeout of one attempt."""
 _ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
-"""Most bytes of a default's JSON. Each row without the column stores the default, so a small write could become large."""
+"""Most bytes of a default's JSON. Each row without the column stores the default, so a small write could
+become large."""
 
 
 def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: int) -> TableRecord:
@@ -89,7 +91,8 @@ def _is_name(text: str) -> bool:
 
 
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
-    """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does nothing.
+    """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does
+    nothing.
 
     Raises:
         Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded; TOO_LARGE, also if the tables would
@@ -173,7 +176,8 @@ def _check_room(lead: Leadership, table: TableRecord) -> None:
 
 
 def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
-    """Refuse a table with which a view would exceed one message: operator, driver and ksck could see nothing at all."""
+    """Refuse a table with which a view would exceed one message: operator, driver and ksck could see
+    nothing at all."""
     catalog = lead.catalog
     in_view = {
         t.table_id: sum(i in catalog.current for i in catalog.tablets_of[t.table_id])

@@ -1,7 +1,8 @@
 """Kubernetes' own types for affinity and topology spread. Imported by pods; knows no resource.
 
-They are as in any pod, except `matchLabelKeys`, which only matters for Deployments. Invariants: Kubernetes accepts what
-these accept. Absent and empty parts stay distinct, since an absent selector selects nothing and an empty one everything.
+They are as in any pod, except `matchLabelKeys`, which only matters for Deployments. Invariants: Kubernetes
+accepts what these accept. Absent and empty parts stay distinct, since an absent selector selects nothing and
+an empty one everything.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class LabelRequirement(Model):
 
 
 class LabelSelector(Model):
-    """Selects pods by labels; all parts must match. An empty selector selects all pods, an absent one none."""
+    """Selects pods by labels; all parts must match. An empty selector selects all pods, an absent one
+    none."""
 
     matchLabels: (
         Annotated[
@@ -143,7 +145,8 @@ class NodeTerm(Model):
 class RequiredMachines(Model):
     """The machines on which a pod may run."""
 
-    # The operator adds a zone of its own for each pod. With a second condition on the zone no machine might match.
+    # The operator adds a zone of its own for each pod. With a second condition on the zone no machine might
+    # match.
     model_config = ConfigDict(
         json_schema_extra=with_rules(
             rule(

@@ -1,4 +1,5 @@
-"""The base of all models of custom resources, and helpers for CEL rules. Called by the models; knows no resource.
+"""The base of all models of custom resources, and helpers for CEL rules. Called by the models; knows no
+resource.
 
 Invariant: a field that no model has is a fault.
 """
@@ -23,7 +24,8 @@ def with_rules(*rules: dict[str, str]) -> dict[str, Any]:
 
 
 def with_keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
-    """A rule that the keys of a map are valid label keys. A schema alone cannot restrict the keys of a map."""
+    """A rule that the keys of a map are valid label keys. A schema alone cannot restrict the keys of a
+    map."""
     return with_rules(
         rule(
             f"self.all(key, key.matches('{LABEL_KEY}') && key.matches('{KEY_LENGTH}'))",
@@ -37,8 +39,9 @@ def with_keys(field: str, *more: dict[str, str]) -> dict[str, Any]:
 class Model(BaseModel):
     """Base of all parts of a custom resource. Unknown fields are faults.
 
-    Unknown fields from the API server come from later definitions, and observe removes them. So a new field must be one
-    that an older operator may ignore. If it may not, add a new value to an existing field instead.
+    Unknown fields from the API server come from later definitions, and observe removes them. So a new field
+    must be one that an older operator may ignore. If it may not, add a new value to an existing field
+    instead.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)

@@ -91,7 +91,8 @@ def _named(part: str) -> dict[str, str]:
 
 
 _AS_KUBERNETES = (*map(_named, ("requests", "limits")), *map(_covers, ("cpu", "memory")))
-"""Kubernetes checks the same, but only when it creates a pod, which may be the pod that must replace a lost one."""
+"""Kubernetes checks the same, but only when it creates a pod, which may be the pod that must replace a
+lost one."""
 
 
 class Resources(Model):
@@ -249,8 +250,8 @@ class Budget(Model):
         default="100Mi",
         description="Bytes per second of all copies together, at least 64Ki. If it gives a copy less than 64Ki, fewer copies "
         "run at once.",
-        # 0 is refused, since it could mean nothing or no limit. A copy that never ends leaves its tablet without a spare
-        # voter; a copy without limit takes the network from readers and writers.
+        # 0 is refused, since it could mean nothing or no limit. A copy that never ends leaves its tablet
+        # without a spare voter; a copy without limit takes the network from readers and writers.
         json_schema_extra=with_rules(
             rule(
                 "quantity(string(self)).compareTo(quantity('64Ki')) >= 0 && "

@@ -1,7 +1,8 @@
-"""Writes crds/*.yaml, their twins in the Helm chart and docs/resources.md from the models. Run by `make generate`.
+"""Writes crds/*.yaml, their twins in the Helm chart and docs/resources.md from the models. Run by `make
+generate`.
 
-`python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same bytes. The chart's
-files differ from crds/ only in the annotation that keeps them when the release is removed.
+`python -m stele_operator.api.generate [CRDS CHART_TEMPLATES]`. Invariant: the same models give the same
+bytes. The chart's files differ from crds/ only in the annotation that keeps them when the release is removed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def rendered() -> dict[str, str]:
 def chart_rendered() -> dict[str, str]:
     """Text of each file in the chart's templates/crds/, by name.
 
-    They are templates because Helm does not update a chart's crds/ folder. An upgrade of the release updates templates,
-    and the annotation keeps them, with all resources of their kinds, when the release is removed.
+    They are templates because Helm does not update a chart's crds/ folder. An upgrade of the release updates
+    templates, and the annotation keeps them, with all resources of their kinds, when the release is removed.
     """
     made = {}
     for name, definition in definitions().items():

@@ -42,8 +42,8 @@ class TolerationOperator(StrEnum):
 class Toleration(Model):
     """A taint of machines that pods tolerate."""
 
-    # Kubernetes' own taints mean that a machine is down, cordoned or short of something. A pod that tolerates them (or
-    # everything) may be placed on a machine that is off, and its member is lost for good.
+    # Kubernetes' own taints mean that a machine is down, cordoned or short of something. A pod that tolerates
+    # them (or everything) may be placed on a machine that is off, and its member is lost for good.
     model_config = ConfigDict(
         json_schema_extra=with_rules(
             rule(

@@ -1,6 +1,8 @@
-"""docs/resources.md, from the definitions: every field that a user or the operator writes. Called by generate.py; pure.
+"""docs/resources.md, from the definitions: every field that a user or the operator writes. Called by
+generate.py; pure.
 
-Invariant: each field of the schema has a line with its description, except the parts of Kubernetes' own types.
+Invariant: each field of the schema has a line with its description, except the parts of Kubernetes' own
+types.
 """
 
 from __future__ import annotations

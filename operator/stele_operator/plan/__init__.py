@@ -1,7 +1,8 @@
-"""Plans: from an observation to actions and findings, each with its reason. Called by reconcile and by the tests.
+"""Plans: from an observation to actions and findings, each with its reason. Called by reconcile and by the
+tests.
 
-Pure: no kopf, no Kubernetes client, no clock, no I/O. Invariants: the same observation gives the same plan. Every action
-is safe to repeat. After any prefix of a plan was carried out, a new plan leads to the same end.
+Pure: no kopf, no Kubernetes client, no clock, no I/O. Invariants: the same observation gives the same plan.
+Every action is safe to repeat. After any prefix of a plan was carried out, a new plan leads to the same end.
 """
 
 from stele_operator.plan.actions import Action

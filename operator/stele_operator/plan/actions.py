@@ -1,7 +1,7 @@
 """The actions of the operator, as immutable values. Made by plan, carried out by act.
 
-Invariant: each action is safe to repeat and has a reason that users can read. A change or deletion carries the uid and
-resourceVersion that it was planned on.
+Invariant: each action is safe to repeat and has a reason that users can read. A change or deletion carries
+the uid and resourceVersion that it was planned on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class CreateObject(Base):
-    """Create a Kubernetes object. If the cluster's own object exists, that counts as done, unless `must_be_new`."""
+    """Create a Kubernetes object. If the cluster's own object exists, that counts as done, unless
+    `must_be_new`."""
 
     manifest: Json = field(repr=False)
     must_be_new: bool = False
@@ -83,7 +84,8 @@ class PatchObject(Base):
 
 @dataclass(frozen=True, slots=True)
 class RetireClaim(PatchObject):
-    """Record on a claim that its node is RETIRED, so that no pod starts on it again, even while no master leads."""
+    """Record on a claim that its node is RETIRED, so that no pod starts on it again, even while no master
+    leads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects and status; pure.
+"""How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects
+and status; pure.
 
-Invariant: at most one pod of a role may be evicted at a time. Each tablet of the role must keep a majority without any one
-of its voters, and no pod may take its volume along. If the state of a tablet is unknown, no pod may be evicted. An
-existing budget is changed only on better knowledge.
+Invariant: at most one pod of a role may be evicted at a time. Each tablet of the role must keep a majority
+without any one of its voters, and no pod may take its volume along. If the state of a tablet is unknown, no
+pod may be evicted. An existing budget is changed only on better knowledge.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: one may."""
+    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: one
+    may."""
 
     role: Role
     min_available: int
@@ -33,8 +35,8 @@ class Budget:
 
 
 def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[Budget, ...]:
-    """The budget of each role. While no master leads, the state of tablets is unknown: then an existing budget stays, unless
-    a pod would take its volume along."""
+    """The budget of each role. While no master leads, the state of tablets is unknown: then an existing
+    budget stays, unless a pod would take its volume along."""
     there = {e.name for e in o.existing if e.kind == "PodDisruptionBudget"}
     return tuple(
         _budget(o, spec, role, everyone)

@@ -1,7 +1,9 @@
-"""Plans one pass: from an observation to actions, findings and the time until the next pass. Called by reconcile and tests.
+"""Plans one pass: from an observation to actions, findings and the time until the next pass. Called by
+reconcile and tests.
 
-Pure. Invariants: an unknown object never counts as gone, so no claim is released and no table dropped because a list lacks
-it. If the spec breaks a rule, only actions that keep volumes and tables are planned; faults are found all the same.
+Pure. Invariants: an unknown object never counts as gone, so no claim is released and no table dropped because
+a list lacks it. If the spec breaks a rule, only actions that keep volumes and tables are planned; faults are
+found all the same.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ BUSY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of planning. `policy`: None if no healing may run. `wait_s`: time until the next pass, unless something
-    wakes the task before. `budgets`: the planned ones; one that stays unchanged is not among them."""
+    """The result of planning. `policy`: None if no healing may run. `wait_s`: time until the next pass,
+    unless something wakes the task before. `budgets`: the planned ones; one that stays unchanged is not
+    among them."""
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
@@ -104,9 +107,11 @@ def make_plan(o: Observation) -> Plan:
 
 
 def plan_keeping(o: Observation) -> tuple[Action, ...]:
-    """Actions that cannot wait for the masters: keep the volumes of a TabletCluster that is being deleted under Retain.
+    """Actions that cannot wait for the masters: keep the volumes of a TabletCluster that is being deleted
+    under Retain.
 
-    Claims that it still owns are deleted as soon as it is gone. Its pods, masters included, are deleted meanwhile.
+    Claims that it still owns are deleted as soon as it is gone. Its pods, masters included, are deleted
+    meanwhile.
     """
     spec = o.cluster.spec
     if not o.cluster.deleting or spec is None:
@@ -154,7 +159,8 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
     made_in_vain = frozenset() if too_many else unneeded(o, spec, everyone)
     rate = bytes_per_second(spec.budget.bytesPerSecond)
-    # With a low rate run fewer copies rather than slower ones: a copy that gets nothing for minutes is restarted.
+    # With a low rate run fewer copies rather than slower ones: a copy that gets nothing for minutes is
+    # restarted.
     copies = min(spec.budget.copies, rate // RATE_MIN)
     return Policy(
         dead_after_ms=int(patience_s(o) * 1000),
@@ -167,7 +173,8 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
 
 
 def asked_again(o: Observation, action: Action) -> bool:
-    """Whether the action repeats a request that was refused, and as far as is known would be refused again."""
+    """Whether the action repeats a request that was refused, and as far as is known would be refused
+    again."""
     match action:
         case GrowClaim():
             return action.again
@@ -189,5 +196,6 @@ def _wait_s(
         and all(m.state in (State.READY, State.RETIRED) for m in everyone)
         and health.settled
     )
-    # Kubernetes sends no event for a process that hangs or that the masters do not hear, so passes must look for it.
+    # Kubernetes sends no event for a process that hangs or that the masters do not hear, so passes must look
+    # for it.
     return min(QUIET_S, patience_s(o)) if settled else BUSY_S

@@ -1,7 +1,7 @@
 """Finds faults of members, volumes and machines, for people only: no action depends on them.
 
-Called by cluster_plan and member_objects; pure. Invariant: findings do not depend on whether anything may be done. They are
-also reported for a cluster that is paused, or whose spec breaks a rule.
+Called by cluster_plan and member_objects; pure. Invariant: findings do not depend on whether anything may be
+done. They are also reported for a cluster that is paused, or whose spec breaks a rule.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ def _waits(o: Observation, member: Member) -> str:
 
 
 def _unplaced(o: Observation, pod: Pod) -> str:
-    """The fault that another scheduler was asked for and places no pods, since nothing else would report it; else ""."""
+    """The fault that another scheduler was asked for and places no pods, since nothing else would report
+    it; else ""."""
     name = part_of(o.cluster.spec, pod.role).schedulerName if o.cluster.spec is not None else None
     return (
         f"the scheduler {name} ({pod.role}s.schedulerName) has not placed it"
@@ -143,7 +144,8 @@ def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
 
 
 def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
-    """Claims that somebody deleted. Nothing is lost yet, but a volume is destroyed as soon as its pod ends."""
+    """Claims that somebody deleted. Nothing is lost yet, but a volume is destroyed as soon as its pod
+    ends."""
     leaving = going(everyone)
     if not leaving:
         return []
@@ -157,7 +159,8 @@ def _claims_going(everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def _disks_low(spec: TabletClusterSpec | None, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Members that refuse writes because their disks are nearly full. The free bytes are left out: they always change."""
+    """Members that refuse writes because their disks are nearly full. The free bytes are left out: they
+    always change."""
     found = []
     for member in everyone:
         if member.node is not None and member.node.disk_low and member.state in (State.READY, State.STARTING):
@@ -231,7 +234,8 @@ def refused_growth(o: Observation, claim: Claim, size: str) -> RefusedGrowth | N
 
 
 def _kept_longer(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Released claims that are kept past `keepFor`, since they may hold rows that other replicas have lost since."""
+    """Released claims that are kept past `keepFor`, since they may hold rows that other replicas have lost
+    since."""
     found, danger = [], needing(o, spec, everyone)
     for member in everyone:
         if member.state is not State.RETIRED or member.claim is None or not due(o, spec, member.claim):

@@ -1,7 +1,7 @@
 """The state of each member, and its fate: why it does not serve. Called by cluster_plan and status; pure.
 
-Heartbeats to the masters decide whether a member is silent; Kubernetes only says why. Invariant: the first row of the table
-that matches decides, so the same facts give the same fate. A fate alone removes nothing.
+Heartbeats to the masters decide whether a member is silent; Kubernetes only says why. Invariant: the first
+row of the table that matches decides, so the same facts give the same fate. A fate alone removes nothing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
 
 
 def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:
-    """Silence after which a member with this fate is given up. If machines cannot be read: the longest that may apply."""
+    """Silence after which a member with this fate is given up. If machines cannot be read: the longest
+    that may apply."""
     silent, lost = seconds(healing.silentAfter), seconds(healing.machineLostAfter)
     match fate:
         case Fate.MACHINE_LOST:
@@ -195,7 +196,8 @@ def _machine(claim: Claim | None, pod: Pod | None, node: NodeView | None) -> str
 
 
 def _formatted_anew(identity: Identity | None, o: Observation, node_id: str) -> bool:
-    """Whether a first master's volume was formatted again, and no driver has copied the catalog to it since."""
+    """Whether a first master's volume was formatted again, and no driver has copied the catalog to it
+    since."""
     if identity is None or node_id not in identity.formed:
         return False
     mine = [r for r in o.master_reports if r.node_id == node_id and r.format_id and not r.formed]
@@ -250,7 +252,8 @@ def _state(
     if heard:
         return State.READY if pod is None or pod.ready else State.STARTING
     gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)
-    # A member that may be given up counts as lost even before witnessAfter; otherwise maxLostNodes would not count it.
+    # A member that may be given up counts as lost even before witnessAfter; otherwise maxLostNodes would not
+    # count it.
     if silent_s >= seconds(healing.witnessAfter) or (gone and silent_s >= SILENT_S) or too_long:
         return State.LOST
     return State.SILENT if silent_s >= SILENT_S else State.STARTING

@@ -10,7 +10,8 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """The condition to which a finding belongs. A remark makes no condition true: it is an event, and a reason at rest."""
+    """The condition to which a finding belongs. A remark makes no condition true: it is an event, and a
+    reason at rest."""
 
     STALLED = "Stalled"
     DEGRADED = "Degraded"
@@ -21,8 +22,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group`: the TabletGroup it is about; "": the cluster itself. `member`: the member it is about, if any; `fate`: why that
-    one does not serve. A change of these makes a new finding; a change of the message alone does not."""
+    """`group`: the TabletGroup it is about; "": the cluster itself. `member`: the member it is about, if
+    any; `fate`: why that one does not serve. A change of these makes a new finding; a change of the
+    message alone does not."""
 
     kind: Kind
     reason: str

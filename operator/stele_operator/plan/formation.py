@@ -1,7 +1,7 @@
 """The cluster's identity, and how its first masters form a cluster. Called by cluster_plan; pure.
 
-Invariants: identities are in the ConfigMap and on the claims before any pod starts. A cluster is formed once, by one
-compare-and-set, with exactly the volumes that were formatted and synced.
+Invariants: identities are in the ConfigMap and on the claims before any pod starts. A cluster is formed once,
+by one compare-and-set, with exactly the volumes that were formatted and synced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def plan_identity(
     o: Observation, spec: TabletClusterSpec
 ) -> tuple[Identity | None, list[Action], list[Finding]]:
     """The present identity, or None and the action that creates one."""
-    # Kubernetes will delete the claims that an earlier TabletCluster owned, however long that takes, so they do not count.
+    # Kubernetes will delete the claims that an earlier TabletCluster owned, however long that takes, so they
+    # do not count.
     kept = [c for c in o.claims if not c.deleting and (not c.owned or c.owner_uid == o.cluster.uid)]
     if o.identity is None:
         identity = _rebuilt(o, kept) if kept else _new(o, spec, _next_serials(o))
@@ -47,7 +48,8 @@ def plan_identity(
         return None, [CreateObject(reason=reason, manifest=manifest, must_be_new=True)], []
     if o.identity.owner_uid == o.cluster.uid:
         return o.identity, [], []
-    # The TabletCluster was deleted and created again. If there are volumes it adopts them; else it is a new cluster.
+    # The TabletCluster was deleted and created again. If there are volumes it adopts them; else it is a new
+    # cluster.
     taken = [c for c in kept if c.cluster_id == o.identity.cluster_id]
     if taken:
         fork_id = o.fresh_ids[0] if _all_copied(taken) else o.identity.fork_id
@@ -63,7 +65,8 @@ def plan_identity(
 
 
 def _all_copied(claims: Sequence[Claim]) -> bool:
-    """Whether all are copies of a cluster's claims, which may be in use elsewhere: each one's uid differs from the noted uid.
+    """Whether all are copies of a cluster's claims, which may be in use elsewhere: each one's uid differs
+    from the noted uid.
 
     If one is not a copy, the cluster is the original, and the masters judge the volumes of the others.
     """
@@ -110,8 +113,9 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     """The identity restored from the claims.
 
-    It is formed if every master's claim has a format id, which is recorded before forming. A master that joined later has
-    none while a first one is left. But then there are claims that only a formed cluster has: of nodes, or released ones.
+    It is formed if every master's claim has a format id, which is recorded before forming. A master that
+    joined later has none while a first one is left. But then there are claims that only a formed cluster has:
+    of nodes, or released ones.
     """
     cluster_ids = {c.cluster_id for c in kept}
     fork_ids = {c.fork_id for c in kept if c.noted_uid == c.uid} or {""}
@@ -137,7 +141,8 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
 
 
 def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], list[Finding]]:
-    """The next step towards a formed cluster; none once every first master that is left knows that it is formed."""
+    """The next step towards a formed cluster; none once every first master that is left knows that it is
+    formed."""
     reports = {r.node_id: r for r in o.master_reports if r.cluster_id == identity.cluster_id and r.format_id}
     claims = {c.node_id: c for c in o.claims}
     if identity.formed:
@@ -198,8 +203,8 @@ def _confirmations(o: Observation, identity: Identity) -> list[Action]:
         node_id: f"{naming.peer_host(o.cluster.name, o.cluster.namespace, name)}:{naming.PORT_MASTER}"
         for node_id, name in names.items()
     }
-    # A master reports its pod's address. A DNS name would outlive the pod, but it does not resolve before the peers' Service
-    # lists the pod.
+    # A master reports its pod's address. A DNS name would outlive the pod, but it does not resolve before the
+    # peers' Service lists the pod.
     for report in o.master_reports:
         addresses[report.node_id] = report.address or addresses.get(report.node_id, "")
     masters = tuple(

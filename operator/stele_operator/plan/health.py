@@ -1,9 +1,9 @@
 """The health of tablets and of the volumes under them. Called by the rest of plan; pure.
 
-Two questions have two time limits. May a pod be evicted? A voter that missed three heartbeats does not count. Should users
-hear of it? Only if it lasts as long as healing waits (`patience_s`); else each restart of a pod would be reported.
-Invariant: a tablet is healthy only if its leader is alive and enough voters are alive and answer the leader. "Enough" is
-the replication factor; "alive" depends on the time limit of the question.
+Two questions have two time limits. May a pod be evicted? A voter that missed three heartbeats does not count.
+Should users hear of it? Only if it lasts as long as healing waits (`patience_s`); else each restart of a pod
+would be reported. Invariant: a tablet is healthy only if its leader is alive and enough voters are alive and
+answer the leader. "Enough" is the replication factor; "alive" depends on the time limit of the question.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
 
 
 def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    """Tablets that should be able to lose a voter and are not, and tablets of one replica without a leader."""
+    """Tablets that should be able to lose a voter and are not, and tablets of one replica without a
+    leader."""
     return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
@@ -92,7 +93,8 @@ def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
 
 
 def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
-    """Whether a majority is left after the loss of `voters` of them. True for a tablet that is not created: it has no rows."""
+    """Whether a majority is left after the loss of `voters` of them. True for a tablet that is not
+    created: it has no rows."""
     if tablet.state != "RUNNING":
         return True
     leads = o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
@@ -150,7 +152,8 @@ def _ailment(o: Observation, tablet: TabletView, patience: float) -> str:
 
 
 def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
-    """Whether it has a leader, or had one a moment ago. Replicas report each change, so the newest report says when."""
+    """Whether it has a leader, or had one a moment ago. Replicas report each change, so the newest report
+    says when."""
     if o.catalog is None:
         return False
     if tablet.leader_node:
@@ -176,7 +179,8 @@ def catalog_tablet(o: Observation) -> TabletView | None:
 
 
 def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
-    """Members whose claim somebody else deleted. Only their pod still holds it: when the pod ends, the volume is gone."""
+    """Members whose claim somebody else deleted. Only their pod still holds it: when the pod ends, the
+    volume is gone."""
     return tuple(
         m
         for m in everyone
@@ -195,6 +199,7 @@ def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
 
 
 def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Lost nodes that a configuration still names. A node whose tablets have all moved away is no longer a risk."""
+    """Lost nodes that a configuration still names. A node whose tablets have all moved away is no longer a
+    risk."""
     named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers} if o.catalog else set()
     return tuple(m for m in everyone if m.role == "node" and m.lost and m.node_id in named)

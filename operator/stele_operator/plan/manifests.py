@@ -1,7 +1,7 @@
 """The manifests of Kubernetes objects. Called by plan; pure functions from values to manifests.
 
-Invariant: a running pod's manifest contains nothing that may change under it. Addresses are DNS names, so when a pod is
-replaced its peers need no restart.
+Invariant: a running pod's manifest contains nothing that may change under it. Addresses are DNS names, so
+when a pod is replaced its peers need no restart.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def owner(cluster: ClusterObject) -> Json:
 def adopting(cluster: ClusterObject, owners: Sequence[Json]) -> Json:
     """The metadata patch that gives an object its TabletCluster as owner.
 
-    Empty if it has an owner already, this or another one. `kubectl delete --cascade=orphan` leaves objects without owner.
+    Empty if it has an owner already, this or another one. `kubectl delete --cascade=orphan` leaves objects
+    without owner.
     """
     if any(o.get("controller") for o in owners):
         return {}
@@ -150,7 +151,8 @@ def _asked(spec: TabletClusterSpec, role: Role) -> Json:
 
 
 def _as_said(part: Model | None) -> Json:
-    """A part without absent fields. Empty fields stay: an empty selector selects all, an absent one nothing."""
+    """A part without absent fields. Empty fields stay: an empty selector selects all, an absent one
+    nothing."""
     said: Json = part.model_dump(mode="json", exclude_none=True) if part is not None else {}
     return said
 
@@ -165,12 +167,14 @@ def pod(
     keeps_off: Sequence[str],
     fork_id: str = "",
 ) -> Json:
-    """A member's pod. `masters`: names of master pods; `formation`: flags for an empty volume; `keeps_off`: machines that it
-    must not use; `fork_id`: the copy of the cluster's volumes to which it belongs."""
+    """A member's pod. `masters`: names of master pods; `formation`: flags for an empty volume;
+    `keeps_off`: machines that it must not use; `fork_id`: the copy of the cluster's volumes to which it
+    belongs."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
-        # All masters may be replaced during the life of this pod, so add the Service that any ready master answers.
+        # All masters may be replaced during the life of this pod, so add the Service that any ready master
+        # answers.
         hosts.append(naming.masters_host(cluster.name, cluster.namespace))
     arguments = [
         "--data-dir", f"{_DATA}/stele",
@@ -228,7 +232,8 @@ def pod(
     if keeps_off:
         annotations[naming.ANNOTATION_KEEPS_OFF] = ",".join(keeps_off)
     asked = _asked(spec, role)
-    # Tolerate Kubernetes' own taints for ever: only the masters decide that a node is lost, and no one else may move its pod.
+    # Tolerate Kubernetes' own taints for ever: only the masters decide that a node is lost, and no one else
+    # may move its pod.
     tolerations = [
         *(
             {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute"}
@@ -313,7 +318,8 @@ def _affinity(
     if zone:
         where["matchExpressions"] = [{"key": naming.LABEL_ZONE, "operator": "In", "values": [zone]}]
     if keeps_off:
-        # By the machine's name, since the hostname label may differ from it. Each matchFields entry takes one value.
+        # By the machine's name, since the hostname label may differ from it. Each matchFields entry takes one
+        # value.
         where["matchFields"] = [
             {"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in keeps_off
         ]

@@ -1,8 +1,8 @@
 """Pods, claims and Services: which to create, change and delete. Called by cluster_plan; pure.
 
-Invariants: a serial is reserved before a claim uses it. A claim exists and its node is registered before its pod starts. A
-node is RETIRED, and its claim says so, before its pod is deleted. Its pod is gone before its claim is released. A released
-claim is deleted only while every tablet of the role can lose a voter.
+Invariants: a serial is reserved before a claim uses it. A claim exists and its node is registered before its
+pod starts. A node is RETIRED, and its claim says so, before its pod is deleted. Its pod is gone before its
+claim is released. A released claim is deleted only while every tablet of the role can lose a voter.
 """
 
 from __future__ import annotations
@@ -201,7 +201,8 @@ def _stranded(o: Observation, claim: Claim, since_s: float) -> bool:
 
 
 def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
-    """Whether a pod without a machine has an outdated list of reserved machines. Only the masters know who ran where."""
+    """Whether a pod without a machine has an outdated list of reserved machines. Only the masters know who
+    ran where."""
     if pod.machine or not pod.unschedulable or o.catalog is None:
         return False
     left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
@@ -261,8 +262,8 @@ def _start(
 def _claim_changes(o: Observation, spec: TabletClusterSpec, claim: Claim, fork_id: str) -> list[Action]:
     """One change in a pass: the fork id and uid, then the owner, then the size.
 
-    The owner comes before the size, because a size may be refused for good (no allowVolumeExpansion, a quota). That must not
-    decide whether the volume is deleted with the TabletCluster.
+    The owner comes before the size, because a size may be refused for good (no allowVolumeExpansion, a
+    quota). That must not decide whether the volume is deleted with the TabletCluster.
     """
     if not claim.noted(fork_id):
         notes = {naming.ANNOTATION_CLAIM_UID: claim.uid, naming.ANNOTATION_FORK_ID: fork_id}
@@ -296,8 +297,8 @@ def plan_retaining(
 ) -> tuple[Action, ...]:
     """Remove the owner from claims under Retain, so that the volumes outlive the TabletCluster.
 
-    This is the only change to a cluster that is paused, breaks a rule or is being deleted, because Kubernetes deletes owned
-    claims in these cases too.
+    This is the only change to a cluster that is paused, breaks a rule or is being deleted, because Kubernetes
+    deletes owned claims in these cases too.
     """
     if spec.deletionPolicy is not DeletionPolicy.RETAIN:
         return ()
@@ -315,7 +316,8 @@ def _gone(o: Observation, machine: str) -> bool:
 def _retired(
     o: Observation, spec: TabletClusterSpec, member: Member, claim: Claim, needing: diagnosis.Needing
 ) -> list[Action]:
-    """One step after the other: record RETIRED on the claim, delete the pod, release the claim, delete the claim."""
+    """One step after the other: record RETIRED on the claim, delete the pod, release the claim, delete the
+    claim."""
     pod = member.pod
     if member.node is None:
         return []  # recorded before, and the masters cannot be asked now: start nothing, delete nothing
@@ -348,7 +350,8 @@ def _retired(
 
 
 def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Action]:
-    """Register members whose claims exist. Registration is for ever, so a member with a refused claim is not registered."""
+    """Register members whose claims exist. Registration is for ever, so a member with a refused claim is
+    not registered."""
     # First masters register themselves, without a name.
     registered = {n.node_id for n in catalog.view.nodes if catalog.names.get(n.node_id)}
     return [
@@ -389,7 +392,8 @@ def _newcomers(
 
 
 def _unused(o: Observation, identity: Identity, role: Role) -> list[int]:
-    """Reserved serials with which nothing was ever created. Otherwise a refused claim would use a new serial in each pass.
+    """Reserved serials with which nothing was ever created. Otherwise a refused claim would use a new serial
+    in each pass.
 
     A member that had a pod is registered for ever, with its name.
     """

@@ -1,7 +1,7 @@
 """Names, labels and annotations. Imported by plan, observe and act.
 
-Invariants: a name with a serial is never used again. The label `stele.dev/cluster` is on all objects that the operator
-creates, and on no others.
+Invariants: a name with a serial is never used again. The label `stele.dev/cluster` is on all objects that the
+operator creates, and on no others.
 """
 
 from __future__ import annotations

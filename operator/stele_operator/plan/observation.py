@@ -1,7 +1,8 @@
-"""What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything in plan.
+"""What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything
+in plan.
 
-Invariant: nothing comes from an earlier pass, except refused growth. Times are seconds since 1970 by the API server's clock
-(`Kube.now_s`), which also stamps objects.
+Invariant: nothing comes from an earlier pass, except refused growth. Times are seconds since 1970 by the API
+server's clock (`Kube.now_s`), which also stamps objects.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ClusterObject:
-    """The TabletCluster. `spec`: None if it breaks a rule; `faults` says which. `unknown`: fields that this operator does not
-    know."""
+    """The TabletCluster. `spec`: None if it breaks a rule; `faults` says which. `unknown`: fields that
+    this operator does not know."""
 
     namespace: str
     name: str
@@ -48,8 +49,8 @@ class ClusterObject:
 
 @dataclass(frozen=True, slots=True)
 class GroupObject:
-    """A TabletGroup that names this cluster. `created`: its creation time as text, which decides between rivals. `spec`,
-    `faults` and `unknown`: as in ClusterObject."""
+    """A TabletGroup that names this cluster. `created`: its creation time as text, which decides between
+    rivals. `spec`, `faults` and `unknown`: as in ClusterObject."""
 
     name: str
     uid: str
@@ -88,10 +89,11 @@ class FirstMaster:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The ConfigMap `<cluster>-identity`. `formed`: from each first master's UUID to its format id; empty: not formed.
+    """The ConfigMap `<cluster>-identity`. `formed`: from each first master's UUID to its format id; empty:
+    not formed.
 
-    `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier one of this
-    name. `fork_id`: which copy of its volumes this is; "": the original.
+    `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
+    one of this name. `fork_id`: which copy of its volumes this is; "": the original.
     """
 
     resource_version: str
@@ -118,8 +120,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id`: "" if it does not say. `selected_machine`: where
-    the scheduler wants its volume."""
+    """A PersistentVolumeClaim of this cluster. `node_id` and `cluster_id`: "" if it does not say.
+    `selected_machine`: where the scheduler wants its volume."""
 
     name: str
     uid: str
@@ -252,8 +254,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The leader master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted volume. `names`: pod
-    names by the UUIDs of their nodes; a registered node may have none."""
+    """The leader master's answer. `formed_nodes`: UUIDs of nodes that were once seen with a formatted
+    volume. `names`: pod names by the UUIDs of their nodes; a registered node may have none."""
 
     view: ClusterView
     tables: tuple[Table, ...] = ()
@@ -277,8 +279,8 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """The parts of an existing Service or PodDisruptionBudget that the operator compares. `digest`: of the spec that the
-    operator wrote last. `spec`: the present one, with additions of the API server."""
+    """The parts of an existing Service or PodDisruptionBudget that the operator compares. `digest`: of the
+    spec that the operator wrote last. `spec`: the present one, with additions of the API server."""
 
     kind: str
     name: str
@@ -291,7 +293,8 @@ class Existing:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGrowth:
-    """The API server refused to let a claim grow to `size`; `why` has its message. Not tried again before `again_s`."""
+    """The API server refused to let a claim grow to `size`; `why` has its message. Not tried again before
+    `again_s`."""
 
     size: str
     why: str
@@ -301,8 +304,8 @@ class RefusedGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything that one pass observed. `machines`: None if the operator may not read them. `catalog`: None if no leader
-    answered."""
+    """Everything that one pass observed. `machines`: None if the operator may not read them. `catalog`:
+    None if no leader answered."""
 
     now_s: float
     cluster: ClusterObject
@@ -317,10 +320,11 @@ class Observation:
     catalog: Catalog | None = None
     catalog_problem: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Refusals in this pass, by kind and name: of pods and claims by the API server, of a TabletGroup's table by the masters.
-    Empty until actions were tried."""
+    """Refusals in this pass, by kind and name: of pods and claims by the API server, of a TabletGroup's
+    table by the masters. Empty until actions were tried."""
     fresh_ids: tuple[str, ...] = ()
-    """Random identifiers, enough for all that one pass may create. They are an input so that planning stays pure."""
+    """Random identifiers, enough for all that one pass may create. They are an input so that planning
+    stays pure."""
     refused_growth: Mapping[str, RefusedGrowth] = field(default_factory=dict)
     """By the uids of claims. This is the only field from earlier passes."""
 

@@ -1,7 +1,8 @@
 """Dependencies between the actions of a pass. Called by act; pure.
 
-A failed action blocks only the actions that depend on it. A refused registration keeps one pod from starting, but no other
-pod, and no volume from growing. Invariant: a blocked action blocks in turn the actions that depend on it.
+A failed action blocks only the actions that depend on it. A refused registration keeps one pod from starting,
+but no other pod, and no volume from growing. Invariant: a blocked action blocks in turn the actions that
+depend on it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def identity(action: Action) -> tuple[str, ...]:
 
 
 class Failure(Protocol):
-    """The failure of an action. `unanswered`: no master answered, so the next call to masters would fail too."""
+    """The failure of an action. `unanswered`: no master answered, so the next call to masters would fail
+    too."""
 
     @property
     def error(self) -> str: ...

@@ -1,9 +1,11 @@
-"""Finds out whose volume a claim is if somebody changed its labels or annotations. Called by cluster_plan; pure.
+"""Finds out whose volume a claim is if somebody changed its labels or annotations. Called by cluster_plan;
+pure.
 
-A member's name has a serial, so the catalog (before it exists, the identity) maps each name to one node. That is no proof:
-somebody else may have created a claim of that name. So its pod must have been created for this very claim, or its
-remaining metadata must say that it is ours. If its volume is another node's all the same, the node refuses it.
-Invariant: what a claim says has precedence. A claim that nothing proves ours is left alone.
+A member's name has a serial, so the catalog (before it exists, the identity) maps each name to one node. That
+is no proof: somebody else may have created a claim of that name. So its pod must have been created for this
+very claim, or its remaining metadata must say that it is ours. If its volume is another node's all the same,
+the node refuses it. Invariant: what a claim says has precedence. A claim that nothing proves ours is left
+alone.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from stele_operator.plan.observation import Claim, Observation
 
 
 def with_owners(o: Observation) -> Observation:
-    """The observation with the identities of claims restored. Claims whose node cannot be determined are left out."""
+    """The observation with the identities of claims restored. Claims whose node cannot be determined are
+    left out."""
     claims = (_as_made(o, claim) for claim in o.claims)
     return replace(o, claims=tuple(c for c in claims if c.node_id))
 

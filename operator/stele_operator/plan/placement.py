@@ -1,7 +1,7 @@
 """Chooses the zone of a new member, and the machines that it must not use. Called by member_objects; pure.
 
-Invariants: members of a role are spread over the zones as evenly as live machines allow. A member that never ran uses no
-machine to which another member may return.
+Invariants: members of a role are spread over the zones as evenly as live machines allow. A member that never
+ran uses no machine to which another member may return.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def zone_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
 def selector_faults(o: Observation, spec: TabletClusterSpec) -> tuple[str, ...]:
     """Roles whose nodeSelector and affinity match no machine, or none in a zone of the spec.
 
-    Empty if machines cannot be read. Machines that are down count, and taints are ignored, because others may add
-    tolerations to pods.
+    Empty if machines cannot be read. Machines that are down count, and taints are ignored, because others may
+    add tolerations to pods.
     """
     if o.machines is None:
         return ()
@@ -77,7 +77,8 @@ def _in_words(term: NodeTerm) -> str:
 
 
 def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
-    """Members on machines that the present spec would not choose, each with the reason. They are not moved."""
+    """Members on machines that the present spec would not choose, each with the reason. They are not
+    moved."""
     faults = []
     first_on: dict[tuple[Role, str], str] = {}
     for member in everyone:
@@ -111,8 +112,9 @@ def choose_zones(
 ) -> list[str]:
     """A zone for each of `count` new members; "" for each if the spec names none.
 
-    `staying`: claims of the members that they join. A member that is being retired holds no zone; otherwise its replacement
-    would go to a zone that has a member already. A machine to which one of `everyone` may return is no room (`keeps_off`).
+    `staying`: claims of the members that they join. A member that is being retired holds no zone; otherwise
+    its replacement would go to a zone that has a member already. A machine to which one of `everyone` may
+    return is no room (`keeps_off`).
     """
     if not spec.zones:
         return [""] * count
@@ -177,7 +179,8 @@ def _terms(part: Masters | Nodes) -> list[NodeTerm]:
 
 
 def _meets(machine: Machine, term: NodeTerm) -> bool:
-    """Whether the machine matches a term, as Kubernetes' scheduler decides it: an empty term matches no machine."""
+    """Whether the machine matches a term, as Kubernetes' scheduler decides it: an empty term matches no
+    machine."""
     labels, fields = term.matchExpressions or (), term.matchFields or ()
     named = ((machine.name in r.values) is (r.operator is FieldOperator.IN) for r in fields)
     return bool(labels or fields) and all(_holds(r, machine.labels) for r in labels) and all(named)
@@ -228,8 +231,8 @@ def keeps_off(
 ) -> tuple[str, ...]:
     """Names of machines that are reserved for other members of its role. None for a member that ran before.
 
-    A waiting pod gets a machine the moment that another member's pod is deleted, before that pod is created again. But the
-    other member's volume may be usable only on that machine.
+    A waiting pod gets a machine the moment that another member's pod is deleted, before that pod is created
+    again. But the other member's volume may be usable only on that machine.
     """
     if not never_share(spec, member.role) or member.claim is None or _may_have_run(o, member, member.claim):
         return ()
@@ -238,7 +241,8 @@ def keeps_off(
 
 
 def _may_have_run(o: Observation, member: Member, claim: Claim) -> bool:
-    """Whether the member may have run. The masters know for certain; while they cannot be asked, a bound volume counts."""
+    """Whether the member may have run. The masters know for certain; while they cannot be asked, a bound
+    volume counts."""
     return member.formed or (o.catalog is None and claim.phase == "Bound")
 
 

@@ -1,7 +1,7 @@
 """The rules of the custom resources that a schema cannot express. Called by cluster_plan and tables.
 
-They repeat the CEL rules, which not every API server runs, and compare the spec with what exists. Invariant: all faults are
-found, not only the first.
+They repeat the CEL rules, which not every API server runs, and compare the spec with what exists. Invariant:
+all faults are found, not only the first.
 """
 
 from __future__ import annotations

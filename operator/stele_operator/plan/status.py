@@ -1,8 +1,9 @@
 """Builds statuses from the observation, the findings and the actions. Called by report; pure.
 
-Conditions follow kstatus: Ready is true if the resource serves; Reconciling, Degraded and Stalled are true if something is
-wrong or under way. DrainBlocked, which kstatus does not have, is true while the disruption budgets allow no eviction.
-Invariant: a status stays below 64 KiB, whatever the size of the cluster; tablets are counted, not listed.
+Conditions follow kstatus: Ready is true if the resource serves; Reconciling, Degraded and Stalled are true if
+something is wrong or under way. DrainBlocked, which kstatus does not have, is true while the disruption
+budgets allow no eviction. Invariant: a status stays below 64 KiB, whatever the size of the cluster; tablets
+are counted, not listed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _TROUBLE = (
 
 
 def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: str) -> Json:
-    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time format."""
+    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time
+    format."""
     status: Json = {
         "observedGeneration": o.cluster.generation,
         "selector": f"{naming.LABEL_CLUSTER}={o.cluster.name},{naming.LABEL_ROLE}=node",
@@ -290,7 +292,8 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
 
 
 def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
-    """The status of a TabletGroup whose TabletCluster does not exist: it keeps the table, but shows no tablets."""
+    """The status of a TabletGroup whose TabletCluster does not exist: it keeps the table, but shows no
+    tablets."""
     why = ("ClusterNotFound", f"there is no TabletCluster {cluster} in this namespace")
     conditions = [
         _condition("Ready", False, why),

@@ -1,7 +1,9 @@
-"""Finds members that are not needed, because the members that they replaced have returned. Called by cluster_plan; pure.
+"""Finds members that are not needed, because the members that they replaced have returned. Called by
+cluster_plan; pure.
 
-The driver retires those that hold no replicas. Then their pods and claims are deleted like those of any retired member, the
-claims after `keepFor`. Invariant: without them there are as many healthy members as the spec asks for.
+The driver retires those that hold no replicas. Then their pods and claims are deleted like those of any
+retired member, the claims after `keepFor`. Invariant: without them there are as many healthy members as the
+spec asks for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Creates and drops the tables of TabletGroups. Called by cluster_plan; pure.
 
-Invariants: a table is dropped only for its own TabletGroup, while that is being deleted and its spec says `deletionPolicy:
-Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that matter, no table is created.
+Invariants: a table is dropped only for its own TabletGroup, while that is being deleted and its spec says
+`deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that
+matter, no table is created.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def table_of(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _owned(o: Observation, group: GroupObject) -> Table | None:
-    """The table that is dropped with a TabletGroup: created under its uid, or recorded in its status and as it asks for.
+    """The table that is dropped with a TabletGroup: created under its uid, or recorded in its status and as
+    it asks for.
 
     A table of its name alone is not its own: another TabletGroup may have retained it a moment ago.
     """
@@ -44,7 +46,8 @@ def _owned(o: Observation, group: GroupObject) -> Table | None:
 
 
 def _foreign(group: GroupObject, table: Table) -> bool:
-    """Whether somebody else created the table, with another definition than the TabletGroup's. It is left unchanged.
+    """Whether somebody else created the table, with another definition than the TabletGroup's. It is left
+    unchanged.
 
     True also if the spec cannot be read, so that nothing is dropped.
     """
@@ -168,7 +171,8 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
 
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
-    """Another TabletGroup with the same table: the table was created under its uid, or will be, because it is older."""
+    """Another TabletGroup with the same table: the table was created under its uid, or will be, because it
+    is older."""
     others = [g for g in o.groups_of_table(group.table_name) if g.uid != group.uid]
     makers = [g for g in others if o.catalog is not None and o.catalog.table(g.own_table_id) is not None]
     # Creation times have whole seconds, so among two of the same second the names decide.
@@ -263,7 +267,8 @@ def _staying(
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:
-    """Whether to wait for this node. Otherwise all tablets would be placed on the nodes that started first."""
+    """Whether to wait for this node. Otherwise all tablets would be placed on the nodes that started
+    first."""
     if member.state is State.STARTING:
         return member.pod is None or o.now_s - member.pod.created_s < START_PATIENCE_S
     pending_s = o.now_s - (

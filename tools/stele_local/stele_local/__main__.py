@@ -145,7 +145,8 @@ def down(folder: Path) -> None:
 
 
 def _end(folder: Path, pid: int) -> None:
-    """Ends the cluster of the folder and its process, also if the process hangs or has not yet published its address."""
+    """Ends the cluster of the folder and its process, also if the process hangs or has not yet published
+    its address."""
     with contextlib.suppress(click.ClickException):
         _control(folder, "down")
         _gone(folder, pid)

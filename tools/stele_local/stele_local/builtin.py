@@ -1,7 +1,7 @@
 """Defaults, immutable fields and rules of single built-in kinds.
 
-Called only by `registry`. Defaults are those of a real API server, as far as our parts or kubectl users read them.
-tests/kube_contract/README.md lists the others."""
+Called only by `registry`. Defaults are those of a real API server, as far as our parts or kubectl users
+read them. tests/kube_contract/README.md lists the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _serial = itertools.count(10)
 
 
 def on_create(plural: str, obj: Json) -> None:
-    """Fills in defaults in place; raises ApiError (invalid, or 501 for a part of a pod that no kubelet here runs)."""
+    """Fills in defaults in place; raises ApiError (invalid, or 501 for a part of a pod that no kubelet
+    here runs)."""
     match plural:
         case "pods":
             _pod(obj)

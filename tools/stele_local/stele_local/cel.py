@@ -1,7 +1,9 @@
-"""CEL rules of a CRD (`x-kubernetes-validations`), evaluated with cel-python. Owns: compiling, and where a rule applies.
+"""CEL rules of a CRD (`x-kubernetes-validations`), evaluated with cel-python. Owns: compiling, and where a
+rule applies.
 
-Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Left out: type checks
-when the CRD is created (defaults excepted), cost limits, `optionalOldSelf`, and Kubernetes' extension libraries but `quantity`."""
+Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Left
+out: type checks when the CRD is created (defaults excepted), cost limits, `optionalOldSelf`, and
+Kubernetes' extension libraries but `quantity`."""
 
 from __future__ import annotations
 
@@ -119,8 +121,8 @@ class Rules:
     def check(self, value: Any, old: Any = MISSING, ratchets: bool = True) -> list[Cause]:
         """Every rule that `value` breaks. `old`: the object before an update.
 
-        With `ratchets`, unchanged parts may break rules, because the rules may be newer than the object. Transition rules
-        always count.
+        With `ratchets`, unchanged parts may break rules, because the rules may be newer than the object.
+        Transition rules always count.
         """
         return list(self._check(value, old, self._schema, "", ratchets)) if self._compiled else []
 

@@ -1,10 +1,12 @@
-"""A complete one-machine Kubernetes: API server, controllers, machines. The Python API for tests and the demo.
+"""A complete one-machine Kubernetes: API server, controllers, machines. The Python API for tests and the
+demo.
 
     async with LocalCluster(folder) as cluster:
         await cluster.off("n2")
 
-Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariants: none of those processes
-survives the context, also after an exception or Ctrl-C. A folder has one cluster at a time."""
+Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariants: none of
+those processes survives the context, also after an exception or Ctrl-C. A folder has one cluster at a
+time."""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ class FolderTaken(Exception):
 
 
 class LocalCluster:
-    """One cluster in this process's event loop. Enter it from the main thread, because pods die with that thread."""
+    """One cluster in this process's event loop. Enter it from the main thread, because pods die with that
+    thread."""
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         self.folder, self.settings = folder.resolve(), settings or Settings()
@@ -155,14 +158,15 @@ class LocalCluster:
         _write_private(self.folder / "cluster.json", json.dumps(access))
 
     def environment(self, namespace: str = "default") -> dict[str, str]:
-        """Environment variables of a process in the cluster: for the API, for DNS names, and to end with the cluster."""
+        """Environment variables of a process in the cluster: for the API, for DNS names, and to end with
+        the cluster."""
         return {"KUBECONFIG": str(self.kubeconfig), **self._kubelet.process_environment(namespace)}
 
     # -- machines
 
     async def off(self, name: str) -> None:
-        """Switch a machine off: SIGKILL to all its processes. Returns when they are gone. Raises KeyError for an unknown
-        machine, as do `on` and `wipe`."""
+        """Switch a machine off: SIGKILL to all its processes. Returns when they are gone. Raises KeyError
+        for an unknown machine, as do `on` and `wipe`."""
         await self._kubelet.power_off(self.machines[name])
         log.info("machine off", machine=name)
 
@@ -255,7 +259,8 @@ def as_called(folder: Path) -> str:
 
 
 def owner_of(folder: Path) -> int | None:
-    """The id of the process that holds the folder's lock, also one that starts or hangs. None: no process; 0: unknown."""
+    """The id of the process that holds the folder's lock, also one that starts or hangs. None: no process;
+    0: unknown."""
     with contextlib.suppress(FileNotFoundError):
         for _ in range(100):
             try:
@@ -273,7 +278,8 @@ def owner_of(folder: Path) -> int | None:
 
 
 def _claim_network() -> tuple[socket.socket, str]:
-    """A /16 of loopback that no other cluster on this machine uses; an abstract socket holds it until we end."""
+    """A /16 of loopback that no other cluster on this machine uses; an abstract socket holds it until we
+    end."""
     for second in range(20, 250):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

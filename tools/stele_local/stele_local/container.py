@@ -1,7 +1,7 @@
 """One container: a process group that is started, probed, restarted with back-off, and stopped in time.
 
-Owns: the processes and the container's status. Reports every change to its pod through `on_change`. Invariant: after
-`run` has ended or `kill` was called, no process of the group is left."""
+Owns: the processes and the container's status. Reports every change to its pod through `on_change`.
+Invariant: after `run` has ended or `kill` was called, no process of the group is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The pause before a restart: none before the first, then doubling. A run of `reset_seconds` resets it."""
+    """The pause before a restart: none before the first, then doubling. A run of `reset_seconds` resets
+    it."""
 
     first_seconds: float = 1.0
     most_seconds: float = 20.0
@@ -274,7 +275,8 @@ async def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def base_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """What every process starts with: this interpreter's programs first on the PATH, and nothing of our own secrets."""
+    """What every process starts with: this interpreter's programs first on the PATH, and nothing of our
+    own secrets."""
     kept = {
         key: os.environ[key] for key in ("LANG", "LC_ALL", "TZ", "TMPDIR", "JAVA_HOME") if key in os.environ
     }

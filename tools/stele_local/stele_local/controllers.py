@@ -1,7 +1,7 @@
 """Level-triggered loops over the registry: a pass looks at all objects and does what is missing.
 
-Owns: waking and running passes, events, and two controllers without state: garbage collection with namespaces, and
-disruption budgets. Invariant: a pass may be repeated or interrupted anywhere."""
+Owns: waking and running passes, events, and two controllers without state: garbage collection with
+namespaces, and disruption budgets. Invariant: a pass may be repeated or interrupted anywhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The DNS names of the cluster: services, and pods of headless services. Owns the hosts file that `names/` reads.
+"""The DNS names of the cluster: services, and pods of headless services. Owns the hosts file that `names/`
+reads.
 
-The name of a service resolves to its pods' addresses (there are no virtual ones), so clients must use target ports."""
+The name of a service resolves to its pods' addresses (there are no virtual ones), so clients must use
+target ports."""
 
 from __future__ import annotations
 

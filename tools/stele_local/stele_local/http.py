@@ -1,4 +1,5 @@
-"""The API server's HTTP: paths, media types, bodies in and out. Every rule of the API itself is in `registry`.
+"""The API server's HTTP: paths, media types, bodies in and out. Every rule of the API itself is in
+`registry`.
 
 Invariant: a request that is not offered is answered 501 with a Status body, never half done."""
 
@@ -69,7 +70,8 @@ class ApiServer:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Check the token, a bearer token or a prefix of the path, since kubectl sends no bearer token over plain HTTP."""
+        """Check the token, a bearer token or a prefix of the path, since kubectl sends no bearer token
+        over plain HTTP."""
         parts = [part for part in request.path.split("/") if part]
         request[_PARTS] = parts[1:] if parts[:1] == [self._token] else parts
         authorised = hmac.compare_digest(request.headers.get("Authorization", ""), f"Bearer {self._token}")

@@ -1,7 +1,7 @@
 """The kinds. Owns: the table of built-in kinds, and the conversion of a CustomResourceDefinition to a `Kind`.
 
-Holds no objects. Invariant: a `Kind` has all that the generic code needs. Only `builtin` and the controllers look at kinds
-by name."""
+Holds no objects. Invariant: a `Kind` has all that the generic code needs. Only `builtin` and the
+controllers look at kinds by name."""
 
 from __future__ import annotations
 

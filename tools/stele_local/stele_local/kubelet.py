@@ -1,7 +1,8 @@
-"""The kubelets: they run the pods of machines that are on, as processes. Owns a `Pod` for each, and pod addresses.
+"""The kubelets: they run the pods of machines that are on, as processes. Owns a `Pod` for each, and pod
+addresses.
 
-Invariants: after `power_off` has returned the machine runs no process. A pod's object is removed only after its processes
-are gone."""
+Invariants: after `power_off` has returned the machine runs no process. A pod's object is removed only
+after its processes are gone."""
 
 from __future__ import annotations
 
@@ -303,7 +304,8 @@ class Kubelet:
                 self._pods[uid] = Pod(self, machine, pod)
 
     async def power_off(self, machine: Machine) -> None:
-        """SIGKILL to all of the machine's processes; returns once they are gone. Its pods keep their last status."""
+        """SIGKILL to all of the machine's processes; returns once they are gone. Its pods keep their last
+        status."""
         async with self._power[machine.name]:
             machine.on = False
             for uid in [uid for uid, pod in self._pods.items() if pod.machine is machine]:

@@ -1,6 +1,7 @@
 """The machines: their power, disks, Node objects and addresses. Knows nothing of pods' processes.
 
-Invariant: a machine that is off runs nothing and reports nothing; its Node turns NotReady after the grace period."""
+Invariant: a machine that is off runs nothing and reports nothing; its Node turns NotReady after the grace
+period."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Machines:
         machine.folder.mkdir(parents=True)
 
     def step(self) -> None:
-        """Register and refresh the Nodes of machines that are on; make silent Nodes and their pods not ready."""
+        """Register and refresh the Nodes of machines that are on; make silent Nodes and their pods not
+        ready."""
         for machine in self:
             node = self._registry.find(NODE, "", machine.name)
             if machine.on:

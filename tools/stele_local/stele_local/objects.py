@@ -1,4 +1,5 @@
-"""Small pure helpers on JSON objects: times, names, merge patch, paths, quantities. Imports nothing of ours but `status`."""
+"""Small pure helpers on JSON objects: times, names, merge patch, paths, quantities. Imports nothing of
+ours but `status`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Converts a container's spec to the environment, arguments and real folders of a process. Starts nothing.
 
-Processes see the real file system. So a mountPath in an argument or variable is replaced by its real folder, at the start
-or after `=`, `:` or `,`. Raises NotYet while a part is missing."""
+Processes see the real file system. So a mountPath in an argument or variable is replaced by its real
+folder, at the start or after `=`, `:` or `,`. Raises NotYet while a part is missing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def _variable(sources: Sources, pod: Json, variable: Json, before: Mapping[str, 
 
 
 def mounts(sources: Sources, pod: Json, container: Json, home: Path) -> dict[str, Path]:
-    """Creates and fills the pod's mounts. Returns mountPath → real folder (or file). `home`: the pod's own folder."""
+    """Creates and fills the pod's mounts. Returns mountPath → real folder (or file). `home`: the pod's own
+    folder."""
     declared = {volume["name"]: volume for volume in pod["spec"].get("volumes") or ()}
     result: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():

@@ -1,4 +1,5 @@
-"""Probes of a running container: httpGet and tcpSocket, as a stream of verdicts. Opens sockets, changes nothing."""
+"""Probes of a running container: httpGet and tcpSocket, as a stream of verdicts. Opens sockets, changes
+nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ async def check_once(probe: Json, container: Json, address: str) -> str:
 
 
 async def verdicts(probe: Json, container: Json, address: str) -> AsyncIterator[tuple[bool, str]]:
-    """Yields (success, last failure) each time that a threshold is reached, for ever. Counts restart with each change."""
+    """Yields (success, last failure) each time that a threshold is reached, for ever. Counts restart with
+    each change."""
     await asyncio.sleep(probe.get("initialDelaySeconds", 0))
     good = bad = 0
     while True:

@@ -1,4 +1,5 @@
-"""Finds and ends processes by marks in their environment: leftovers of a cluster, or those of a machine that is off.
+"""Finds and ends processes by marks in their environment: leftovers of a cluster, or those of a machine that
+is off.
 
 Reads /proc; Linux only. Invariant: after `sweep` has returned, no process with the marks is left."""
 

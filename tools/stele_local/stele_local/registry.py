@@ -1,7 +1,9 @@
-"""Create, get, list, update, patch, delete: the rules of the API without HTTP. Used by `http` and by the controllers.
+"""Create, get, list, update, patch, delete: the rules of the API without HTTP. Used by `http` and by the
+controllers.
 
-Owns: the admission of an object (metadata, schema, CEL, built-in rules) and the steps of its deletion. Knows no requests or
-watch streams. Invariant: every write passes `_admit`, so a stored object was valid when it was written."""
+Owns: the admission of an object (metadata, schema, CEL, built-in rules) and the steps of its deletion.
+Knows no requests or watch streams. Invariant: every write passes `_admit`, so a stored object was valid
+when it was written."""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). For patches the message differs."""
+    """`strict`: unknown fields are refused, not dropped (fieldValidation=Strict). For patches the message
+    differs."""
 
     dry_run: bool = False
     strict: bool = False
@@ -195,7 +198,8 @@ class Registry:
         return self.replace(kind, namespace, name, merge_patch(old, patch), sub, options)
 
     def change(self, kind: Kind, obj: Json, alter: Callable[[Json], None], sub: str = "") -> Json | None:
-        """For controllers: changes the newest state of `obj` with `alter`. None if it is gone or was created again."""
+        """For controllers: changes the newest state of `obj` with `alter`. None if it is gone or was
+        created again."""
         metadata = obj["metadata"]
         newest = self.find(kind, metadata.get("namespace", ""), metadata["name"])
         if newest is None or newest["metadata"]["uid"] != metadata["uid"]:
@@ -278,7 +282,8 @@ class Registry:
         return Written(self.store.put(kind.key, new), unknown)
 
     def _admit(self, kind: Kind, obj: Json, old: Json | None, options: WriteOptions) -> tuple[str, ...]:
-        """Prunes, fills in defaults, validates; raises ApiError 422 with every fault. Returns the unknown fields."""
+        """Prunes, fills in defaults, validates; raises ApiError 422 with every fault. Returns the unknown
+        fields."""
         name = obj["metadata"].get("name", "")
         causes = _check_metadata(obj["metadata"])
         if kind is CRD:

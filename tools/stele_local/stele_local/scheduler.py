@@ -1,8 +1,8 @@
 """Assigns pods to machines. Level-triggered: each pass tries every pod without a machine.
 
-Respects: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim, required pod
-affinity and anti-affinity (both ways), and required topologySpreadConstraints. Ignores: resources, and preferences except
-an even spread."""
+Respects: readiness, taints, cordons, nodeSelector, required node affinity, the machine of a bound claim,
+required pod affinity and anti-affinity (both ways), and required topologySpreadConstraints. Ignores:
+resources, and preferences except an even spread."""
 
 from __future__ import annotations
 
@@ -205,7 +205,8 @@ def _tolerates(spec: Json, taint: Json) -> bool:
 
 
 def _bears(toleration: Json, taint: Json) -> bool:
-    """Whether a toleration matches a taint. No key: every taint; no effect: every effect; the default operator is Equal."""
+    """Whether a toleration matches a taint. No key: every taint; no effect: every effect; the default
+    operator is Equal."""
     if toleration.get("effect") not in (taint["effect"], None, ""):
         return False
     if toleration.get("key") not in (taint["key"], None, ""):

@@ -1,6 +1,8 @@
-"""Structural schemas: prunes unknown fields, fills in defaults, reports every fault. Pure; CEL rules are in `cel`.
+"""Structural schemas: prunes unknown fields, fills in defaults, reports every fault. Pure; CEL rules are in
+`cel`.
 
-Messages and reasons are those of a real API server. Defaults are filled into the caller's own copy in place."""
+Messages and reasons are those of a real API server. Defaults are filled into the caller's own copy in
+place."""
 
 from __future__ import annotations
 

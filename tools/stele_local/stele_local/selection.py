@@ -82,7 +82,8 @@ def _requirement_holds(rule: Json, labels: Mapping[str, str]) -> bool:
 
 
 def parse_fields(text: str, selectable: tuple[str, ...], custom: bool) -> Test:
-    """`metadata.name=x,spec.nodeName!=y`; raises a bad-request ApiError for a field that the kind does not offer."""
+    """`metadata.name=x,spec.nodeName!=y`; raises a bad-request ApiError for a field that the kind does not
+    offer."""
     tests: list[Test] = []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"([\w.]+)(==|=|!=)(.*)", part)

@@ -1,7 +1,7 @@
 """Objects, their versions, and the history that watches read. Knows nothing of kinds' rules or of HTTP.
 
-Owns: the resourceVersion counter and the bounded history. Invariants: a stored object is never changed in place, because
-readers share it. Versions only rise. A change is in the history before any watcher gets it."""
+Owns: the resourceVersion counter and the bounded history. Invariants: a stored object is never changed in
+place, because readers share it. Versions only rise. A change is in the history before any watcher gets it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ WATCH_QUEUE_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One committed write. `before` is None for a creation; `deleted` objects carry the version of their deletion."""
+    """One committed write. `before` is None for a creation; `deleted` objects carry the version of their
+    deletion."""
 
     version: int
     table: Table

@@ -1,6 +1,8 @@
-"""Claims and volumes. A volume is a folder on the machine of its first consumer, and is lost with that machine's disks.
+"""Claims and volumes. A volume is a folder on the machine of its first consumer, and is lost with that
+machine's disks.
 
-Owns: PVs of class `local`, phases of claims, growth, and the finalizer that keeps a claim while a pod uses it."""
+Owns: PVs of class `local`, phases of claims, growth, and the finalizer that keeps a claim while a pod uses
+it."""
 
 from __future__ import annotations
 

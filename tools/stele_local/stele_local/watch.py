@@ -1,7 +1,8 @@
-"""Watch streams: JSON events of the changes after a version, filtered by a selector. Used by `http`; writes no objects.
+"""Watch streams: JSON events of the changes after a version, filtered by a selector. Used by `http`; writes
+no objects.
 
-Invariants: a stream that starts at version V yields every later change of its selection once, in order, or ends with 410.
-A bookmark comes after all changes that it covers."""
+Invariants: a stream that starts at version V yields every later change of its selection once, in order, or
+ends with 410. A bookmark comes after all changes that it covers."""
 
 from __future__ import annotations
 
