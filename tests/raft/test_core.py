@@ -33,6 +33,7 @@ from stele.raft.effects import (
 )
 from stele.raft.events import (
     Compacted,
+    Event,
     InitialState,
     LogRead,
     Persisted,
@@ -321,13 +322,14 @@ def test_the_commit_index_is_what_sorting_and_counting_says(peers: list[tuple[in
     asked = core.last_persist_id
     for n in range(29):
         core.step(Propose(n, EntryKind.WRITE, b""))
+    turn: list[Event] = []
     for number, (match, failed) in enumerate(peers, start=2):
         answer = UpdateResponse(1, True, OpId(1 if match else 0, match))
-        core.note(Received(ReplicaId(number), answer, 2))
+        turn.append(Received(ReplicaId(number), answer, 2))
         if failed:
-            core.note(Received(ReplicaId(number), UpdateResponse(1, False, failed=True), 2))
+            turn.append(Received(ReplicaId(number), UpdateResponse(1, False, failed=True), 2))
     own = max(own, 1)  # the first entry was persisted with the election
-    core.step(Persisted(asked + own - 1))
+    core.step_many([*turn, Persisted(asked + own - 1)])
     counted = [own, *(0 if failed else match for match, failed in peers)]
     need = len(counted) // 2 + 1
     dumb = max(i for i in range(31) if sum(1 for c in counted if c >= i) >= need)

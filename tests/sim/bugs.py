@@ -213,22 +213,6 @@ _STEPS = (
         quick=False,
         changes=core_bugs.PromotesAtOnce,
     ),
-    # A sync counts as one from which nothing follows, also where it elects, commits or hands out.
-    Bug(
-        "a sync without a turn",
-        RaftCore,
-        "awaits_disk",
-        property(lambda core: False),
-        "no effect by itself",
-    ),
-    # An answer counts as one from which nothing follows, also where it commits.
-    Bug(
-        "an answer without a turn",
-        RaftCore,
-        "awaits_answer",
-        lambda core, sender, answer: core.role is not fx.Role.LEADER,
-        "no effect by itself",
-    ),
 )
 """Seen as they are said or done, whatever comes of them."""
 

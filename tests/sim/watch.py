@@ -1,7 +1,7 @@
 """Looks over the shoulder of production's code while a world runs: every step of every core, every entry that is applied.
 
-Installed for the length of a run. Changes nothing, but that a core which says that nothing follows from an event is asked
-whether something does. Invariant: what is found is told to the world, since production's code would catch what it raises.
+Installed for the length of a run. Changes nothing. Invariant: what is found is told to the world, since production's code
+would catch what it raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECKSUM_EVERY = 16
 def watching(rest_after_ms: int | None) -> Iterator[None]:
     """While this lasts, cores and key spaces of simulated nodes are watched, and groups rest after so long."""
     with contextlib.ExitStack() as stack:
-        step_many, note = RaftCore.step_many, RaftCore.note
+        step_many = RaftCore.step_many
 
         def watched_step_many(core: RaftCore, events: Iterable[Event]) -> list[fx.Effect]:
             node = running_node()
@@ -41,16 +41,6 @@ def watching(rest_after_ms: int | None) -> Iterator[None]:
             node.world.judge(_stepped, node, core, before, effects)
             return effects
 
-        def watched_note(core: RaftCore, event: Event) -> None:
-            node = running_node()
-            if node is None:
-                return note(core, event)
-            before = facts(core)
-            note(core, event)
-            effects = step_many(core, ())
-            node.world.judge(_noted, core, before, event, effects)
-            return None
-
         def watched_begin(store: KeySpace, entry: Entry) -> Any:
             outcome = _begin(store, entry)
             node = running_node()
@@ -60,17 +50,10 @@ def watching(rest_after_ms: int | None) -> Iterator[None]:
             return outcome
 
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
-        stack.enter_context(mock.patch.object(RaftCore, "note", watched_note))
         stack.enter_context(mock.patch.object(KeySpace, "begin", watched_begin))
         if rest_after_ms is not None:
             stack.enter_context(mock.patch.object(quiet, "QUIET_AFTER_MS", rest_after_ms))
         yield
-
-
-def _noted(core: RaftCore, before: Facts, event: Event, effects: list[fx.Effect]) -> None:
-    ensure(not effects, f"{event} was to have no effect by itself, and brought {effects}")
-    check_step(before, facts(core))
-    check(core)
 
 
 def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effect]) -> None:

@@ -1,9 +1,9 @@
 """Feeds a raft core, once per turn of the event loop, and carries out its effects in their order.
 
 All events of one turn go to the core together. So a turn costs one Persist and one message per peer, however
-many writes came. An event without immediate effects is noted as it comes, and needs no turn. The runtime
-knows nothing of tablets: its `EffectSink` knows what an effect means to callers. Its ports are the log, the
-sink, the node's clock and the `Loop`; it starts no thread and reads no other clock.
+many writes came. The runtime knows nothing of tablets: its `EffectSink` knows what an effect
+means to callers. Its ports are the log, the sink, the node's clock and the `Loop`; it starts no thread and
+reads no other clock.
 
 Invariant: a Send never leaves before the Persist that it names is durable, and Persists reach the log in
 order.
@@ -26,7 +26,7 @@ from stele.model.ids import ReplicaId
 from stele.raft import effects as fx
 from stele.raft.core import RaftCore
 from stele.raft.events import Event, LogRead, Persisted, Received, SyncStalled, Tick
-from stele.raft.messages import Message, UpdateResponse
+from stele.raft.messages import Message
 from stele.raft.ports import persist_calls
 
 log = structlog.get_logger("stele.consensus")
@@ -127,26 +127,8 @@ class CoreRuntime:
             self._loop.call_soon(self._turn)
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Feed a message that has come. In a group at rest each one gets a turn: its sender does not rest."""
-        now_ms = self._now_ms() if self._quiet_since_ms is None else self._quiet_since_ms
-        event = Received(sender, message, now_ms - self._quiet_ms)
-        if (
-            isinstance(message, UpdateResponse)
-            and not self._scheduled
-            and self._quiet_since_ms is None
-            and not self.core.awaits_answer(sender, message)
-        ):
-            self._note(event)
-        else:
-            self.post(event)
-
-    def _note(self, event: Event) -> None:
-        """Feed an event that has no immediate effects: it needs no turn."""
-        if not self._stopped:
-            try:
-                self.core.note(event)
-            except Exception as exc:  # noqa: BLE001 - a bug in one replica must not take the node down
-                self._core_failed(exc)
+        """Feed a message that has come. It wakes a group at rest, since its sender does not rest."""
+        self.post(Received(sender, message, self.now_ms()))
 
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
@@ -279,10 +261,7 @@ class CoreRuntime:
         except Exception as exc:  # noqa: BLE001 - as above
             self._core_failed(exc)
             return
-        if self._scheduled or self.core.awaits_disk:
-            self.post(Persisted(persist_id))
-        else:
-            self._note(Persisted(persist_id))
+        self.post(Persisted(persist_id))
 
     async def _read_log(self, request: fx.ReadLog) -> None:
         """Read the log, and try until it succeeds: the core sends the peer nothing before the answer."""

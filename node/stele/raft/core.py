@@ -18,7 +18,6 @@ from stele.model.ids import ReplicaId
 from stele.raft.cause import cause_of
 from stele.raft.effects import Effect, Role
 from stele.raft.events import Event, InitialState
-from stele.raft.messages import UpdateResponse
 from stele.raft.options import RaftOptions
 from stele.raft.ports import Chance
 from stele.raft.progress import Progress
@@ -65,14 +64,6 @@ class RaftCore:
             leader.end_turn()
         return self.state.outbox.take()
 
-    def note(self, event: Event) -> None:
-        """Record an event that needs no immediate effects. Raises as `step`.
-
-        `awaits_disk` and `awaits_answer` tell which events those are. What follows from it comes with the
-        next turn.
-        """
-        self._roles.take((event,))
-
     # What the owner asks
 
     @property
@@ -81,20 +72,6 @@ class RaftCore:
         leader, transfer = self._roles.leader, self.state.pending.transfer
         due = self.state.timer.due_ms if leader is None else leader.heartbeats.due_ms
         return due if transfer is None else min(due, transfer.due_ms)
-
-    @property
-    def awaits_disk(self) -> bool:
-        """Whether a Persisted may commit, hand out or elect something. If not, it needs no turn (`note`)."""
-        state = self.state
-        if state.commit_index > state.log.handed_index:
-            return True
-        leader = self._roles.leader
-        return state.role is not Role.FOLLOWER if leader is None else leader.awaits_disk
-
-    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        """Whether an answer may have effects by itself. If not, it needs no turn (`note`)."""
-        leader = self._roles.leader
-        return leader is None or leader.awaits_answer(sender, answer)
 
     @property
     def cause(self) -> str:

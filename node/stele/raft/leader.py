@@ -242,26 +242,6 @@ class Leader:
         self.state.outbox.others.append(PeerForgot(progress.replica_id, self.state.because(why)))
         progress.forgot(self.state.now_ms)
 
-    def awaits_answer(self, sender: ReplicaId, answer: UpdateResponse) -> bool:
-        """Whether an answer may have effects by itself.
-
-        It has none if it acknowledges nothing that waits to be committed, and nothing waits to be sent to the
-        peer.
-        """
-        state = self.state
-        progress = self.peers.progress.get(sender)
-        return (
-            progress is None
-            or answer.last_received.index > state.commit_index
-            or not progress.settled(state.log.last_index)
-            or not answer.success
-            or answer.failed
-            or answer.term != state.term
-            or self.reads.pending
-            or state.pending.transfer is not None
-            or state.witness
-        )
-
     # Other replicas' messages
 
     def on_update_request(self, sender: ReplicaId, request: UpdateRequest) -> None:
@@ -293,15 +273,6 @@ class Leader:
             self.peers.recount = True
             if state.commit_index > state.log.handed_index:
                 state.hand_out()
-
-    @property
-    def awaits_disk(self) -> bool:
-        """Whether a Persisted may commit something: what another voter holds, or anything if no other votes."""
-        commit_index = self.state.commit_index
-        for progress in self.peers.progress.values():
-            if progress.match > commit_index:
-                return True
-        return len(self.peers.voters) == 1
 
     def on_sync_stalled(self, event: SyncStalled) -> None:
         """Step down, because this leader's disk does not make entries durable."""

@@ -138,14 +138,6 @@ class Progress:
         elif self.behind_since_ms is None:
             self.behind_since_ms = now_ms
 
-    def settled(self, last_index: int) -> bool:
-        """Whether it is sound, answers, was sent all up to `last_index`, and does not wait for promotion."""
-        return (
-            self.next > last_index
-            and self.state is PeerState.REPLICATE
-            and not (self.failed or self.unreached or self.promotes)
-        )
-
     def stuck(self, since_ms: int) -> bool:
         """Whether it has lacked entries since then and acknowledged none, though it may answer.
 
