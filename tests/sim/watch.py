@@ -7,6 +7,7 @@ would catch what it raises.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
@@ -19,16 +20,20 @@ from stele.raft import effects as fx
 from stele.raft.events import Event
 from stele.raft.invariants import Facts, check, check_change_step, check_role_step, check_step, facts
 from stele.tablet.keyspace import KeySpace
+from stele.wal import pool, recovery
 from tests.sim.loop import running_node
 from tests.sim.node import SimNode
+from tests.sim.plan import Plan
 
 _begin = KeySpace.begin
 CHECKSUM_EVERY = 16
 
 
 @contextlib.contextmanager
-def watching(rest_after_ms: int | None) -> Iterator[None]:
-    """While this lasts, cores and key spaces of simulated nodes are watched, and groups rest after so long."""
+def watching(plan: Plan) -> Iterator[None]:
+    """While this lasts, cores and key spaces of simulated nodes are watched, groups rest as the plan says, and the ids of
+    segments are drawn from its seed: rot strikes bytes that are not 0, and so must find the same ones in each run."""
+    ids = random.Random(f"segments/{plan.seed}")
     with contextlib.ExitStack() as stack:
         step_many = RaftCore.step_many
 
@@ -51,8 +56,10 @@ def watching(rest_after_ms: int | None) -> Iterator[None]:
 
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
         stack.enter_context(mock.patch.object(KeySpace, "begin", watched_begin))
-        if rest_after_ms is not None:
-            stack.enter_context(mock.patch.object(quiet, "QUIET_AFTER_MS", rest_after_ms))
+        for module in (pool, recovery):
+            stack.enter_context(mock.patch.object(module, "new_segment_id", lambda: ids.getrandbits(63) + 1))
+        if plan.rest_after_ms is not None:
+            stack.enter_context(mock.patch.object(quiet, "QUIET_AFTER_MS", plan.rest_after_ms))
         yield
 
 

@@ -189,7 +189,7 @@ class World:
         """
         self.directory = Path(tempfile.mkdtemp(prefix="stele-sim-", dir=_SHM if _SHM.is_dir() else None))
         try:
-            with watching(self.plan.rest_after_ms):
+            with watching(self.plan):
                 self._run()
         except (SteleError, AssertionError, KeyError, IndexError, TypeError) as exc:
             what = f"seed {self.plan.seed} at {self.now:.1f} ms: {exc!r}"
