@@ -10,18 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 130
 
 
 @contextmanager
 def extra(name: str, *, program: str = "", install: str = "") -> Iterator[None]:
-    """Around imports that need the extra `name`, or what `pip install` of `install` brings. A `program` that lacks it ends with
-    status 2.
+    """Around imports that need the extra `name`, or what `pip install` of `install` brings.
+
+    A `program` that lacks it ends with status 2, and one that is interrupted by Ctrl-C meanwhile with 130.
 
     Raises:
         ImportError: it is not installed, and no program was named.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        if not program:
+            raise
+        sys.exit(_EXIT_INTERRUPTED)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("stele"):
             raise

@@ -60,14 +60,11 @@ def test_the_quick_start(tmp_path: Path, place: dict[str, str]) -> None:
     (program,) = blocks("README.md")
     assert "pip install" in start.code and WATCH in use.code
     (tmp_path / "first.py").write_text(program.code)
-    try:
-        run(commands(start.code) + "echo $! >operator.pid\n", tmp_path, place)
-        assert "Ada" in run(commands(use.code), tmp_path, place)
-        with subprocess.Popen(WATCH.split(), env=place, stdout=subprocess.PIPE, text=True) as watch:
-            assert watch.stdout is not None
-            healed = any("HealEnded" in line for line in watch.stdout)
-            watch.kill()
-        assert healed
-    finally:
-        if (tmp_path / "operator.pid").exists():
-            os.kill(int((tmp_path / "operator.pid").read_text()), 15)
+    run(commands(start.code), tmp_path, place)
+    assert "Ada" in run(commands(use.code), tmp_path, place)
+    with subprocess.Popen(WATCH.split(), env=place, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        healed = any("HealEnded" in line for line in watch.stdout)
+        watch.kill()
+    assert healed
+    run("stele-local down; stele-local up; stele-local exec python first.py", tmp_path, place)

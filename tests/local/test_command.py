@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from stele_local import __main__ as stele_local
 from stele_local import processes
+from stele_local.folder import owner_of
 from tests.local.conftest import pod
 
 WAIT_SECONDS = 60.0
@@ -68,12 +69,13 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     assert f"stele-local --folder {folder} up" in _run(folder, "status", code=1)
     assert _run(folder, "down") == f"no cluster runs in {folder}\n"
     assert _run(folder, "up", "--machines", "2").startswith("export KUBECONFIG=")
-    assert f"stele-local --folder {folder} down" in _run(folder, "up", code=1)
+    told = _run(folder, "up")
+    assert "runs already" in told and told.startswith(f"export KUBECONFIG={folder}/kubeconfig\n")
+    assert "there is no machine n7; the machines are n1, n2" in _run(folder, "on", "n7", code=1)
     _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     assert _run(folder, "off", "n1") == "machine n1 is off: its processes were killed\n"
     _until(lambda: "n1   z1   off" in _run(folder, "status"), "n1 is off")
-    assert "expected" in _run(folder, "off", "n9", code=1)
     told = _run(folder, "wipe", "n2", code=1)
     assert f"machine n2 is on; switch it off first with `stele-local --folder {folder} off n2`" in told
     assert (
@@ -95,18 +97,19 @@ def test_no_process_outlives_the_cluster(
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
     os.kill(_owner(folder), number)
     _until(lambda: not processes.left_over(folder), "its processes are gone")
-    cleared = f"no cluster runs in {folder}\n" if number == signal.SIGINT else "down\n"
+    cleared = f"no cluster runs in {folder}" if number == signal.SIGINT else "down"
     _until(lambda: not (folder / "cluster.json").exists() or number == signal.SIGKILL, "it has cleared up")
-    assert _run(folder, "down") == cleared
-    _run(folder, "up", "--machines", "1")
+    assert _run(folder, "down").startswith(f"{cleared}; its data stay (")
+    _run(folder, "up")
     hangs = _owner(folder)
     os.kill(hangs, signal.SIGSTOP)
     if number == signal.SIGINT:  # while it starts nobody is told yet where it listens
         (folder / "cluster.json").unlink()
     monkeypatch.setattr(stele_local, "STOP_SECONDS", 0.5)
     done = CliRunner().invoke(stele_local.main, ["--folder", str(folder), "down"])
-    assert (done.exit_code, done.output) == (0, "down\n")
-    assert not _lives(hangs) and _run(folder, "down") == f"no cluster runs in {folder}\n"
+    assert done.exit_code == 0 and done.output.startswith("down; its data stay (")
+    assert not _lives(hangs) and f"no cluster runs in {folder}; its data" in _run(folder, "down", "--wipe")
+    assert _run(folder, "down") == f"no cluster runs in {folder}\n"
 
 
 def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:
@@ -130,8 +133,42 @@ def test_a_folder_has_one_cluster_at_a_time(folder: Path) -> None:
         _create_pod(folder, pod("a"))
         _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
         before = processes.left_over(folder)
-        for words in (("up",), ("run",)):
-            assert "a cluster runs in" in _run(folder, *words, code=1)
+        assert "a cluster runs in" in _run(folder, "run", code=1)
+        assert "runs already" in _run(folder, "up")
         assert processes.left_over(folder) == before and _owner(folder) == first.pid
         first.send_signal(signal.SIGHUP)  # its terminal was closed
         assert first.wait(WAIT_SECONDS) == 0 and processes.left_over(folder) == []
+
+
+def test_two_ups_at_once_make_one_cluster(folder: Path) -> None:
+    command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "up", "--machines", "1"]
+    ups = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert {up.communicate(timeout=200)[0] for up in ups} == {f"export KUBECONFIG={folder}/kubeconfig\n"}
+    assert [up.returncode for up in ups] == [0, 0]
+    assert _owner(folder) == owner_of(folder), "the access file is that of the cluster that runs"
+
+
+def test_after_a_failure_eval_fails_and_kubectl_reaches_no_other_cluster(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text("{")
+    (tmp_path / "file").write_text("")
+    shown = 'eval "$(%s -m stele_local --folder %s %s)"; echo "$? $KUBECONFIG"'
+    for where, words, why in (
+        (tmp_path, "up", "state.json cannot be read"),
+        (tmp_path, "env", "no cluster runs in"),
+        (tmp_path / "file", "up", "File exists"),
+        (Path("/proc/there"), "up", "No such file or directory"),
+    ):
+        script = shown % (sys.executable, where, words)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=200)
+        assert done.stdout == f"1 {where}/kubeconfig\n" and why in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_up_leaves_nothing(folder: Path) -> None:
+    command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "up", "--machines", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as up:
+        _until((folder / "stele-local.log").exists, "it starts a cluster")
+        up.send_signal(signal.SIGINT)
+        printed, told = up.communicate(timeout=200)
+    assert "Error: interrupted; nothing was started" in told and "false" in printed
+    assert owner_of(folder) is None and processes.left_over(folder) == []

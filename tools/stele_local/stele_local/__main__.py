@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,15 +18,57 @@ from typing import Any
 
 import click
 
+from stele import __version__
 from stele.extras import extra
 
 with extra("local", program="stele-local", install="./tools/stele_local"):
     from stele_local import processes
-    from stele_local.cluster import FolderTaken, LocalCluster, Settings, as_called, owner_of
+    from stele_local.cluster import LocalCluster, OtherSettings, Settings
+    from stele_local.folder import FolderTaken, as_called, kept, owner_of, wipe
+    from stele_local.keeper import StateUnreadable
 
 Json = dict[str, Any]
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
+_EXAMPLES = """\b
+Examples:
+  eval "$(stele-local up)"              start a cluster, or find the one that runs; point kubectl at it
+  kubectl apply -f crds
+  stele-local operator                  run Stele's operator beside it
+  stele-local exec python first.py      a program that knows the cluster's names
+  stele-local off n4                    power failure of a machine; then: on n4, or wipe n4
+  stele-local down                      stop all; `up` brings the cluster back with its data
+  stele-local down --wipe               stop all and remove the data
+"""
+
+
+class _Program(click.Group):
+    """The group of commands; what a disk or a path refuses is told in one line."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror}: give another --folder") from error
+
+
+class _ForEval(click.Command):
+    """A command whose output a shell evaluates: after a failure `eval` fails too, and no kubectl reaches another cluster."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (click.ClickException, OSError):
+            if not sys.stdout.isatty():
+                click.echo(f"{_export(context.obj)}; false")
+            raise
+
+
+def _export(folder: Path) -> str:
+    return f"export KUBECONFIG={shlex.quote(str(folder / 'kubeconfig'))}"
 
 
 def _access(folder: Path) -> Json:
@@ -53,11 +96,16 @@ def _control(folder: Path, *words: str) -> Json:
         raise click.ClickException(json.load(error)["message"]) from error
     except OSError as error:
         raise click.ClickException(
-            f"the cluster in {folder} does not answer ({error}); end it with `{as_called(folder)} down`"
+            f"the cluster in {folder} does not answer ({error}); `{as_called(folder)} down` ends it and keeps its data"
         ) from error
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Program,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=_EXAMPLES,
+)
+@click.version_option(__version__, prog_name="stele-local")
 @click.option(
     "--folder",
     type=click.Path(path_type=Path),
@@ -72,8 +120,12 @@ def main(context: click.Context, folder: Path) -> None:
 
 
 def _settings(function: Any) -> Any:
-    function = click.option("--machines", default=5, show_default=True, type=click.IntRange(1, 50))(function)
-    function = click.option("--zones", default=3, show_default=True, type=click.IntRange(1, 10))(function)
+    function = click.option(
+        "--machines", type=click.IntRange(1, 50), help="How many; default: as before, else 5."
+    )(function)
+    function = click.option(
+        "--zones", type=click.IntRange(1, 10), help="They lie in so many zones; default: as before, else 3."
+    )(function)
     return click.option(
         "--node-grace",
         default=4.0,
@@ -85,12 +137,12 @@ def _settings(function: Any) -> Any:
 @main.command()
 @_settings
 @click.pass_obj
-def run(folder: Path, machines: int, zones: int, node_grace: float) -> None:
+def run(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
     """Run the cluster here, until Ctrl-C."""
     settings = Settings(machines=machines, zones=zones, node_grace_seconds=node_grace)
     try:
         asyncio.run(_run(folder, settings))
-    except FolderTaken as error:
+    except (FolderTaken, OtherSettings, StateUnreadable) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -99,40 +151,82 @@ async def _run(folder: Path, settings: Settings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, cluster.stopped.set)
-        click.echo(f"export KUBECONFIG={cluster.kubeconfig}")
+        click.echo(_export(folder))
         await cluster.stopped.wait()
 
 
-@main.command()
+@main.command(cls=_ForEval)
 @_settings
 @click.pass_obj
-def up(folder: Path, machines: int, zones: int, node_grace: float) -> None:
-    """Start the cluster in the background; print the line that points kubectl at it."""
+def up(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
+    """Start the cluster in the background, as it was before; print the line that points kubectl at it.
+
+    A cluster that runs already goes on, and the line is printed again."""
     folder.mkdir(parents=True, exist_ok=True)
-    if owner_of(folder) is not None:
-        raise click.ClickException(
-            f"a cluster runs in {folder} already; run `{as_called(folder)} down` first, or give another --folder"
-        )
-    (folder / "cluster.json").unlink(missing_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
-    command += ["--machines", str(machines), "--zones", str(zones), "--node-grace", str(node_grace)]
+    command += ["--node-grace", str(node_grace)]
+    for word, value in (("--machines", machines), ("--zones", zones)):
+        command += [word, str(value)] if value is not None else []
+    runs = owner_of(folder) is not None
+    process = None if runs else _background(command, folder)
+    try:
+        _await_access(folder, process)
+    except BaseException as error:
+        if process is not None:
+            _abandon(process)
+        if isinstance(error, KeyboardInterrupt):
+            goes_on = f"; the cluster that runs in {folder} goes on: `{as_called(folder)} down` stops it"
+            raise click.ClickException(f"interrupted{goes_on if runs else '; nothing was started'}") from None
+        raise
+    if runs:
+        click.echo(f"the cluster in {folder} runs already", err=True)
+    click.echo(_export(folder))
+
+
+def _background(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
     with open(folder / "stele-local.log", "ab") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
+
+
+def _await_access(folder: Path, process: subprocess.Popen[bytes] | None) -> None:
+    """Waits until the folder's cluster says where it listens: ours, or that of whoever was faster."""
     until = time.monotonic() + START_SECONDS
-    while not (folder / "cluster.json").exists():
-        if process.poll() is not None or time.monotonic() > until:
-            process.kill()
-            raise click.ClickException(f"the cluster did not start; see {folder / 'stele-local.log'}")
+    while not _answers_for(folder):
+        ended = process is not None and process.poll() is not None and owner_of(folder) is None
+        if ended or time.monotonic() > until:
+            log = folder / "stele-local.log"
+            told = log.read_text(errors="replace").strip().splitlines()[-1:] if ended else []
+            why = told[0].removeprefix("Error: ") if told else f"it does not answer after {START_SECONDS:g} s"
+            raise click.ClickException(f"the cluster did not start: {why} (its log: {log})")
         time.sleep(0.05)
-    click.echo(f"export KUBECONFIG={folder / 'kubeconfig'}")
+
+
+def _answers_for(folder: Path) -> bool:
+    """Whether the access file is that of the process which owns the folder now."""
+    try:
+        pid = json.loads((folder / "cluster.json").read_text())["pid"]
+    except FileNotFoundError:
+        return False
+    return bool(pid == owner_of(folder))
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Ends the cluster that we began to start."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @main.command()
+@click.option("--wipe", "wiped", is_flag=True, help="Remove the cluster too: its objects, volumes and logs.")
 @click.pass_obj
-def down(folder: Path) -> None:
-    """Stop the cluster and all its processes, also after it was killed."""
+def down(folder: Path, wiped: bool) -> None:
+    """Stop the cluster and all its processes, also after it was killed. `up` brings it back, with its data."""
     path = folder / "cluster.json"
     was_there = path.exists()
     if (owner := owner_of(folder)) is not None:
@@ -141,7 +235,21 @@ def down(folder: Path) -> None:
     path.unlink(missing_ok=True)
     left = processes.sweep(folder)
     over = f", {left} leftover processes were killed" if left else ""
-    click.echo(f"down{over}" if was_there or left else f"no cluster runs in {folder}")
+    told = f"down{over}" if was_there or left else f"no cluster runs in {folder}"
+    used = kept(folder)
+    if used is None:
+        click.echo(told)
+    elif wiped:
+        try:
+            wipe(folder)
+        except FolderTaken as error:
+            raise click.ClickException(str(error)) from error
+        click.echo(f"{told}; its data were removed: {used / 1e6:,.0f} MB")
+    else:
+        command = as_called(folder)
+        click.echo(
+            f"{told}; its data stay ({used / 1e6:,.0f} MB): `{command} up` brings it back, `{command} down --wipe` removes them"
+        )
 
 
 def _end(folder: Path, pid: int) -> None:
@@ -165,10 +273,27 @@ def _gone(folder: Path, pid: int) -> None:
 @main.command()
 @click.pass_obj
 def status(folder: Path) -> None:
-    """Show machines, their nodes and pods."""
-    for row in _control(folder, "status")["machines"]:
+    """Show machines, their nodes and pods, and the operator."""
+    told = _control(folder, "status")
+    for row in told["machines"]:
         power, ready = "on" if row["on"] else "off", "Ready" if row["node_ready"] else "NotReady"
         click.echo(f"{row['name']:4} {row['zone']:4} {power:4} {ready:9} {' '.join(row['pods'])}")
+    _show_operator(told)
+
+
+def _show_operator(told: Json) -> None:
+    if operator := told.get("operator"):
+        click.echo(f"operator {operator['state']}, restarts: {operator['restarts']}, log: {operator['log']}")
+    else:
+        click.echo("no operator: `stele-local operator` runs one")
+
+
+@main.command()
+@click.option("--stop", is_flag=True, help="End it instead.")
+@click.pass_obj
+def operator(folder: Path, stop: bool) -> None:
+    """Run Stele's operator beside the cluster. It is started again when it ends, as by a Deployment."""
+    _show_operator(_control(folder, "operator", *(["stop"] if stop else [])))
 
 
 def _machine_command(verb: str, text: str, done: str) -> None:
@@ -189,12 +314,12 @@ _machine_command(
 _machine_command("wipe", "Empty the disks of a machine that is off.", "has lost its disks")
 
 
-@main.command()
+@main.command(cls=_ForEval)
 @click.pass_obj
 def env(folder: Path) -> None:
     """Print the line that points kubectl at the cluster."""
     _access(folder)
-    click.echo(f"export KUBECONFIG={folder / 'kubeconfig'}")
+    click.echo(_export(folder))
 
 
 @main.command("exec", context_settings={"ignore_unknown_options": True})

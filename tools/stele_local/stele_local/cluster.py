@@ -4,21 +4,18 @@ demo.
     async with LocalCluster(folder) as cluster:
         await cluster.off("n2")
 
-Owns: the folder (kubeconfig, machines, logs, hosts file) and every process it starts. Invariants: none of
-those processes survives the context, also after an exception or Ctrl-C. A folder has one cluster at a
-time."""
+Owns: the folder (kubeconfig, state, machines, logs, hosts file) and every process it starts. Invariants: none of
+those processes survives the context, also after an exception or Ctrl-C. A folder has one cluster at a time. A context
+that is entered again has the objects, volumes and addresses of before."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import secrets
-import shlex
 import socket
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,13 +25,15 @@ import structlog
 import yaml
 from aiohttp import web
 
-from stele_local import dns, processes
+from stele_local import dns, keeper, processes
 from stele_local.container import Backoff
 from stele_local.controllers import Loop, collect_garbage, count_budgets
+from stele_local.folder import as_called, own, write_private
 from stele_local.http import ApiServer
 from stele_local.kinds import BUILT_IN, NODE, POD
-from stele_local.kubelet import Kubelet
+from stele_local.kubelet import Kubelet, mark_stopped
 from stele_local.machines import Machines, condition
+from stele_local.operator_process import OperatorProcess
 from stele_local.registry import Registry
 from stele_local.scheduler import Scheduler
 from stele_local.status import bad_request
@@ -44,22 +43,24 @@ from stele_local.volumes import Volumes
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local")
 PORT = 6443
+MACHINES, ZONES = 5, 3
 _BUDGETS = next(kind for kind in BUILT_IN if kind.plural == "poddisruptionbudgets")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`node_grace_seconds`: silence after which a machine's Node is NotReady (40 on a real cluster)."""
+    """`machines` and `zones`: None for those of the cluster that the folder holds, else 5 and 3.
+    `node_grace_seconds`: silence after which a machine's Node is NotReady (40 on a real cluster)."""
 
-    machines: int = 5
-    zones: int = 3
+    machines: int | None = None
+    zones: int | None = None
     node_grace_seconds: float = 4.0
     history_max: int = 4096
     backoff: Backoff = field(default_factory=Backoff)
 
 
-class FolderTaken(Exception):
-    """Another cluster runs in the folder. Its processes would look like leftovers of an earlier owner."""
+class OtherSettings(Exception):
+    """The folder holds a cluster of another size; the message says what to do."""
 
 
 class LocalCluster:
@@ -68,32 +69,45 @@ class LocalCluster:
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         self.folder, self.settings = folder.resolve(), settings or Settings()
-        self.token = secrets.token_urlsafe(24)
-        self.url = ""
+        self.token = self.url = ""
+        self.operator: OperatorProcess | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.stopped = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _own(self.folder)
+        self._lock = own(self.folder)
+        try:
+            await self._start()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    async def _start(self) -> None:
+        (self.folder / "cluster.json").unlink(missing_ok=True)  # of an earlier owner that was killed
         processes.sweep(self.folder)  # leftover processes of an earlier owner would hold the addresses
-        self._claim, network = _claim_network()
         settings = self.settings
         self.store = Store(settings.history_max)
+        kept = keeper.load(self.folder, self.store)
+        machines, zones = _size(self.folder, settings, kept)
+        self._claim, network = _claim_network(kept.network if kept else "")
+        self.token = kept.token if kept else secrets.token_urlsafe(24)
         self.registry = Registry(self.store)
         self.machines = Machines(
-            self.registry,
-            self.folder / "machines",
-            settings.machines,
-            settings.zones,
-            network,
-            settings.node_grace_seconds,
+            self.registry, self.folder / "machines", machines, zones, network, settings.node_grace_seconds
         )
+        mark_stopped(self.registry)
         hosts = dns.HostsFile(self.registry, self.folder / "hosts.json")
         hosts.write()
         self._kubelet = Kubelet(self.registry, self.machines, self.folder, network, hosts, settings.backoff)
         self._volumes = Volumes(self.registry, self.machines)
         scheduler = Scheduler(self.registry, self.machines)
+        self._keeper = keeper.Keeper(
+            self.folder,
+            self.store,
+            lambda: keeper.Identity(network, self.token, machines, zones, self.operator is not None),
+        )
         self._loops = {
             "machines": Loop("machines", self.machines.step, 0.5),
             "scheduler": Loop("scheduler", scheduler.step, 1.0),
@@ -102,6 +116,7 @@ class LocalCluster:
             "garbage": Loop("garbage", lambda: collect_garbage(self.registry), 1.0),
             "budgets": Loop("budgets", lambda: count_budgets(self.registry, _BUDGETS), 1.0),
             "names": Loop("names", hosts.write, 1.0),
+            "keeper": Loop("keeper", self._keeper.step, 1.0, keeper.PAUSE_SECONDS),
         }
         for loop in self._loops.values():
             self.store.listen(loop.wake)
@@ -109,16 +124,20 @@ class LocalCluster:
         await self._listen(f"{network}.0.1")
         self._tasks = [asyncio.create_task(loop.run(), name=name) for name, loop in self._loops.items()]
         self._write_access()
-        log.info("up", url=self.url, folder=str(self.folder), machines=settings.machines)
-        return self
+        if kept and kept.operator:
+            self.start_operator()
+        log.info("up", url=self.url, folder=str(self.folder), machines=machines, again=kept is not None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.operator is not None:
+            await self.operator.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._kubelet.stop()
+        self._keeper.step()
         self._server.end()
         await self._runner.cleanup()
         self._claim.close()
@@ -153,14 +172,30 @@ class LocalCluster:
                 }
             ],
         }
-        _write_private(self.kubeconfig, yaml.safe_dump(named))
+        write_private(self.kubeconfig, yaml.safe_dump(named))
         access = {"pid": os.getpid(), "url": self.url, "token": self.token}
-        _write_private(self.folder / "cluster.json", json.dumps(access))
+        write_private(self.folder / "cluster.json", json.dumps(access))
 
     def environment(self, namespace: str = "default") -> dict[str, str]:
         """Environment variables of a process in the cluster: for the API, for DNS names, and to end with
         the cluster."""
         return {"KUBECONFIG": str(self.kubeconfig), **self._kubelet.process_environment(namespace)}
+
+    # -- the operator
+
+    def start_operator(self) -> None:
+        """Runs Stele's operator beside the cluster, also after the next start in this folder. Once is enough."""
+        if self.operator is None:
+            home = self.folder / "logs" / "operator"
+            self.operator = OperatorProcess(self.kubeconfig, home, self.environment, self.settings.backoff)
+            self._loops["keeper"].wake()
+
+    async def stop_operator(self) -> None:
+        """Ends it, for good."""
+        if self.operator is not None:
+            await self.operator.stop()
+            self.operator = None
+            self._loops["keeper"].wake()
 
     # -- machines
 
@@ -190,7 +225,7 @@ class LocalCluster:
             loop.wake()
 
     def status(self) -> Json:
-        """Machines with their power, node state and pods."""
+        """Machines with their power, node state and pods; the operator, if one was started."""
         rows = []
         for machine in self.machines:
             node = self.registry.find(NODE, "", machine.name)
@@ -209,7 +244,9 @@ class LocalCluster:
                     "pods": pods,
                 }
             )
-        return {"url": self.url, "folder": str(self.folder), "machines": rows}
+        return {"url": self.url, "folder": str(self.folder), "machines": rows} | (
+            {"operator": self.operator.status()} if self.operator else {}
+        )
 
     async def _control(self, words: list[str]) -> Json:
         """The control endpoint behind the command line; raises ApiError."""
@@ -222,78 +259,49 @@ class LocalCluster:
             case ["forget-history"]:
                 self.store.forget_history()
                 return {}
-            case [("off" | "on" | "wipe") as verb, name] if name in self.machines:
+            case ["operator"]:
+                self.start_operator()
+                return self.status()
+            case ["operator", "stop"]:
+                await self.stop_operator()
+                return self.status()
+            case [("off" | "on" | "wipe"), name] if name not in self.machines:
+                known = ", ".join(machine.name for machine in self.machines)
+                raise bad_request(f"there is no machine {name}; the machines are {known}")
+            case [("off" | "on" | "wipe") as verb, name]:
                 try:
                     await {"off": self.off, "on": self.on, "wipe": self.wipe}[verb](name)
                 except ValueError as error:
                     raise bad_request(str(error)) from error
                 return self.status()
-        known = ", ".join(machine.name for machine in self.machines)
-        raise bad_request(f"{' '.join(words)}: expected status, down, or off, on, wipe with one of {known}")
+        raise bad_request(
+            f"{' '.join(words)!r} is no request to stele-local; `stele-local --help` lists them"
+        )
 
 
-def _lock(folder: Path) -> int:
-    """Locks the folder until the descriptor is closed, or this process ends. Raises FolderTaken."""
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise FolderTaken(
-            f"a cluster runs in {folder} already; run `{as_called(folder)} down` first, or give another --folder"
-        ) from None
-    return descriptor
+def _size(folder: Path, settings: Settings, kept: keeper.Identity | None) -> tuple[int, int]:
+    """Machines and zones. Raises OtherSettings where the folder holds a cluster of another size."""
+    if kept is None:
+        return settings.machines or MACHINES, settings.zones or ZONES
+    asked = settings.machines or kept.machines, settings.zones or kept.zones
+    if asked != (kept.machines, kept.zones):
+        raise OtherSettings(
+            f"the cluster in {folder} has {kept.machines} machines in {kept.zones} zones, not {asked[0]} in {asked[1]}: "
+            f"start it without --machines and --zones, or remove it first with `{as_called(folder)} down --wipe`"
+        )
+    return asked
 
 
-def _own(folder: Path) -> int:
-    """Locks the folder and writes our process id into the lock file. Raises FolderTaken."""
-    descriptor = _lock(folder)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-    return descriptor
+def _claim_network(before: str) -> tuple[socket.socket, str]:
+    """A /16 of loopback that no other cluster of this machine uses; held by an abstract socket until we end.
 
-
-def as_called(folder: Path) -> str:
-    """The command line of `stele-local` for this folder, for messages."""
-    return f"stele-local --folder {shlex.quote(str(folder))}"
-
-
-def owner_of(folder: Path) -> int | None:
-    """The id of the process that holds the folder's lock, also one that starts or hangs. None: no process;
-    0: unknown."""
-    with contextlib.suppress(FileNotFoundError):
-        for _ in range(100):
-            try:
-                os.close(_lock(folder))
-            except FolderTaken:
-                if text := (
-                    folder / "lock"
-                ).read_text():  # the id is written a moment after the lock is taken
-                    return int(text)
-                time.sleep(0.01)
-            else:
-                return None
-        return 0
-    return None
-
-
-def _claim_network() -> tuple[socket.socket, str]:
-    """A /16 of loopback that no other cluster on this machine uses; an abstract socket holds it until we
-    end."""
-    for second in range(20, 250):
+    `before`: the one that this cluster had, taken if it is free."""
+    for network in (*([before] if before else []), *(f"127.{second}" for second in range(20, 250))):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            claim.bind(f"\0stele-local-127.{second}")
+            claim.bind(f"\0stele-local-{network}")
         except OSError:
             claim.close()
             continue
-        return claim, f"127.{second}"
+        return claim, network
     raise OSError("other clusters use all loopback networks 127.20 to 127.249; end one with stele-local down")
-
-
-def _write_private(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)

@@ -25,12 +25,19 @@ BATCH_SECONDS = 0.01  # changes that come together are looked at together
 
 
 class Loop:
-    """Runs `step` whenever something changed, and every `interval_seconds`.
+    """Runs `step` whenever something changed, and every `interval_seconds`; at most once in `batch_seconds`.
 
     No `asyncio.wait_for` here or elsewhere: before Python 3.12 it can swallow a cancellation."""
 
-    def __init__(self, name: str, step: Callable[[], None], interval_seconds: float) -> None:
-        self._name, self._step, self._interval = name, step, interval_seconds
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], None],
+        interval_seconds: float,
+        batch_seconds: float = BATCH_SECONDS,
+    ) -> None:
+        self._name, self._step = name, step
+        self._interval, self._batch = interval_seconds, batch_seconds
         self._dirty = asyncio.Event()
 
     def wake(self, _: Change | None = None) -> None:
@@ -45,7 +52,7 @@ class Loop:
                 self._dirty.set()
             except Exception:  # some object has an unexpected form; the next pass handles the others
                 log.exception("pass failed", loop=self._name)
-            await asyncio.sleep(BATCH_SECONDS)
+            await asyncio.sleep(self._batch)
             try:
                 async with asyncio.timeout(self._interval):
                     await self._dirty.wait()

@@ -31,15 +31,17 @@ log = structlog.get_logger("stele_local.kubelet")
 
 
 class Addresses:
-    """A loopback address for each pod name, which never changes."""
+    """A loopback address for each pod name, which never changes. `given`: what these names have already."""
 
-    def __init__(self, network: str) -> None:
-        self._network = network
-        self._given: dict[str, str] = {}
+    def __init__(self, network: str, given: Mapping[str, str]) -> None:
+        self._given = {name: address for name, address in given.items() if address.startswith(f"{network}.")}
+        self._free = (f"{network}.{n // 250 + 1}.{n % 250 + 1}" for n in range(250 * 250))
 
     def give(self, name: str) -> str:
-        count = len(self._given)
-        return self._given.setdefault(name, f"{self._network}.{count // 250 + 1}.{count % 250 + 1}")
+        if name not in self._given:
+            taken = set(self._given.values())
+            self._given[name] = next(address for address in self._free if address not in taken)
+        return self._given[name]
 
 
 class Pod:
@@ -273,7 +275,8 @@ class Kubelet:
         backoff: Backoff,
     ) -> None:
         self.sources, self._machines, self._folder = Sources(registry, machines), machines, folder
-        self.addresses, self._hosts, self.backoff = Addresses(network), hosts, backoff
+        self.addresses = Addresses(network, _addresses_of_pods(registry))
+        self._hosts, self.backoff = hosts, backoff
         self.logs = folder / "logs"
         self.recorder = Recorder(registry, "kubelet")
         self._pods: dict[str, Pod] = {}
@@ -352,3 +355,25 @@ class Kubelet:
         if tail := query.get("tailLines"):
             text = "".join(text.splitlines(keepends=True)[-int(tail) :])
         return text
+
+
+def _addresses_of_pods(registry: Registry) -> dict[str, str]:
+    """What an earlier process gave to the pods that are there."""
+    return {
+        f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": find(pod, "status", "podIP", default="")
+        for pod in registry.store.objects(POD.key)
+    }
+
+
+def mark_stopped(registry: Registry) -> None:
+    """After a restart of the whole cluster: none of the pods that are there is ready until its processes run again."""
+
+    def stopped(new: Json) -> None:
+        for word in ("ContainersReady", "Ready"):
+            set_condition(new, word, "False", "ContainersNotReady", "the cluster was started anew")
+        for status in find(new, "status", "containerStatuses", default=[]):
+            status["ready"] = status["started"] = False
+
+    for pod in registry.store.objects(POD.key):
+        if pod["spec"].get("nodeName") and find(pod, "status", "phase") not in ("Succeeded", "Failed"):
+            registry.change(POD, pod, stopped, "status")

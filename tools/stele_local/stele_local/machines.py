@@ -85,7 +85,8 @@ class Machines:
             labels = {"kubernetes.io/hostname": machine.name, "topology.kubernetes.io/zone": machine.zone}
             labels |= {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
             node = self._registry.create(NODE, "", {"metadata": {"name": machine.name, "labels": labels}}).obj
-        if condition(node, "Ready") == "True":
+        told = find(node, "status", "addresses", default=[{}])[0].get("address")
+        if condition(node, "Ready") == "True" and told == machine.address:
             return
         state = {
             "capacity": _CAPACITY,

@@ -66,13 +66,16 @@ class DeleteOptions:
 
 
 class Registry:
-    """All kinds and their objects."""
+    """All kinds and their objects; the definitions that the store holds already are served from the start."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._kinds: dict[tuple[str, str, str], Kind] = {(k.group, k.version, k.plural): k for k in BUILT_IN}
+        for crd in store.objects(CRD.key):
+            self._serve(copy.deepcopy(crd))
         for name in ("default", "kube-system"):
-            self.create(NAMESPACE, "", {"metadata": {"name": name}})
+            if store.get(NAMESPACE.key, "", name) is None:
+                self.create(NAMESPACE, "", {"metadata": {"name": name}})
 
     # -- kinds
 

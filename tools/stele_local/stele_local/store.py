@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Change:
 
 
 class Store:
-    """All objects of one cluster, in memory."""
+    """All objects of one cluster, in memory; `keeper` writes them to disk."""
 
     def __init__(self, history_max: int = 4096) -> None:
         self._history_max = history_max
@@ -39,6 +39,14 @@ class Store:
         self._watchers: dict[Table, list[asyncio.Queue[Change | None]]] = {}
         self._listeners: list[Callable[[Change], None]] = []
         self.version = 1
+        self._restored = 0  # versions up to this one were of an earlier process
+
+    def restore(self, version: int, objects: Iterable[tuple[Table, Json]]) -> None:
+        """Begins with what an earlier process stored. No watch can resume from before `version`."""
+        for table, obj in objects:
+            metadata = obj["metadata"]
+            self._tables.setdefault(table, {})[metadata.get("namespace", ""), metadata["name"]] = obj
+        self.version = self._restored = version
 
     def get(self, table: Table, namespace: str, name: str) -> Json | None:
         return self._tables.get(table, {}).get((namespace, name))
@@ -108,7 +116,7 @@ class Store:
 
     def oldest(self, table: Table) -> int:
         """The lowest version from which a watch can resume."""
-        return self._forgotten.get(table, 0)
+        return max(self._restored, self._forgotten.get(table, 0))
 
     def since(self, table: Table, version: int) -> list[Change]:
         """Changes after `version`; the caller has compared it with `oldest`."""

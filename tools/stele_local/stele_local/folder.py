@@ -1,0 +1,101 @@
+"""The folder of a cluster: who owns it, what lies in it, and how it is emptied. Used by `cluster` and by the command.
+
+Invariant: one process at a time owns a folder, and holds its lock until it ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shlex
+import shutil
+import time
+from pathlib import Path
+
+STATE = "state.json"
+_OURS = ("machines", "logs", STATE, "cluster.json", "kubeconfig", "hosts.json", "stele-local.log")
+"""What a cluster makes in its folder, its lock excepted. `wipe` removes these and nothing else."""
+
+
+class FolderTaken(Exception):
+    """Another cluster runs in the folder. Its processes would be taken for what an earlier owner left behind."""
+
+
+def as_called(folder: Path) -> str:
+    """`stele-local` as it is called for this folder, for people."""
+    return f"stele-local --folder {shlex.quote(str(folder))}"
+
+
+def own(folder: Path) -> int:
+    """Takes the lock and writes our process id into it; it holds until the descriptor is closed. Raises FolderTaken."""
+    descriptor = _lock(folder)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _lock(folder: Path) -> int:
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise FolderTaken(
+            f"a cluster runs in {folder} already; `{as_called(folder)} down` stops it, or give another --folder"
+        ) from None
+    return descriptor
+
+
+def owner_of(folder: Path) -> int | None:
+    """Process id of the cluster that runs, starts or hangs in the folder.
+
+    None: there is no such process. 0: there is one, and it does not say which it is."""
+    with contextlib.suppress(FileNotFoundError):
+        for _ in range(100):
+            try:
+                os.close(_lock(folder))
+            except FolderTaken:
+                if text := (folder / "lock").read_text():  # written the moment after it was locked
+                    return int(text)
+                time.sleep(0.01)
+            else:
+                return None
+        return 0
+    return None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replaces the file as a whole; only its owner may read it."""
+    aside = path.with_suffix(".new")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.replace(aside, path)
+
+
+def kept(folder: Path) -> int | None:
+    """Bytes on disk of a cluster that `up` would bring back; None if there is none."""
+    if not (folder / STATE).exists() and not any((folder / "machines").glob("*/volumes/*")):
+        return None
+    used = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            used += path.lstat().st_blocks * 512
+    return used
+
+
+def wipe(folder: Path) -> None:
+    """Removes all that a cluster made here; what else lies in the folder stays. Raises FolderTaken, OSError."""
+    try:
+        descriptor = _lock(folder)
+    except FileNotFoundError:
+        return
+    try:
+        for name in _OURS:
+            path = folder / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
