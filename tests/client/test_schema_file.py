@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
-from stele.cli.schema_file import table_from_file
+from stele.cli.errors import error_lines
+from stele.cli.schema_file import DELETION_POLICIES, table_from_file
 from stele.cli.tables import _as_json
 from stele.client import TableInfo
 from stele.model.errors import Rejected
@@ -54,6 +56,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
     table = definition(tmp_path, GOOD)
     assert (table.name, table.replication_factor) == ("people", 3)
     assert table.partitioning == PartitionSchema((HashPartition((0,), 4),))
+    assert table.unused == ("clusterRef", "deletionPolicy")
     assert [c.default for c in table.schema.columns] == [None, '"2024-01-01"', None]
 
 
@@ -113,6 +116,14 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
             "key names ['idd'], which are not columns; did you mean 'id'?",
         ),
         ("primaryKey: [id]", "primaryKey: {id: 1}", "a mapping; expected a list of column names"),
+        ("Retain", "Keep", "line 13, spec.deletionPolicy: the text 'Keep'; expected one of Retain, Delete"),
+        ("{name: flights}", "other", "spec.clusterRef: the text 'other'; expected a mapping with name"),
+        ("{name: flights}", "{nam: flights}", "spec.clusterRef: name is missing"),
+        (
+            "columns: [id], buckets",
+            "columns: [id, buckets",
+            "not valid YAML or JSON: line 12, column 54: expected ',' or ']', but got '}' while parsing a flow sequence",
+        ),
         ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),
         ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' appears twice"),
         ("{name: id, type: int64}", "{name: id}", "line 8, spec.columns[0]: type is missing"),
@@ -138,6 +149,32 @@ def test_all_faults_are_told_together(tmp_path: Path) -> None:
     assert all(
         word in told for word in ("nulable", "replicationFactor", "'typ'", "columns[1]: type is missing")
     )
+
+
+def test_faults_of_the_partitioning_are_told_beside_a_wrong_type_or_key(tmp_path: Path) -> None:
+    text = GOOD.replace("buckets: 4", "buckets: x").replace("columns: [id], b", "columns: [idd], b")
+    for was, is_now, told in (
+        ("type: int64", "type: int65", "int65"),
+        ("primaryKey: [id]", "primaryKey: [key]", "key names ['key']"),
+        ("nullable: true", "nulable: true", "nulable"),
+        ("Retain", "Keep", "Keep"),
+    ):
+        faults = refusal(tmp_path, text.replace(was, is_now))
+        assert all(word in faults for word in (told, "buckets: the text 'x'", "no column 'idd'")), faults
+
+
+def test_each_fault_is_printed_on_a_line_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(Rejected) as told:
+        definition(tmp_path, GOOD.replace("buckets: 4", "buckets: x").replace("type: int64", "type: 7"))
+    head, first, second = error_lines(told.value)
+    assert head.endswith("t.yaml:") and "type: 7" in first and "buckets: the text 'x'" in second
+
+
+def test_deletion_policies_are_those_of_the_resource() -> None:
+    (path,) = (Path(__file__).parents[2] / "crds").glob("*tabletgroup*.yaml")
+    (version,) = yaml.safe_load(path.read_text())["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    assert tuple(spec["deletionPolicy"]["enum"]) == DELETION_POLICIES
 
 
 def test_keys_that_stand_twice_in_json_are_told(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from stele.cli.errors import (
     EXIT_CODES,
     INTERRUPTED,
     OK,
-    error_line,
+    error_lines,
     exit_code,
     exit_code_of_system,
     exit_codes_help,
@@ -181,7 +181,9 @@ for _name, (_help, _places) in _GROUPS.items():
 
 
 def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; every error is one line. Always raises SystemExit with the exit code."""
+    """Run the command line; every error is one line, or a line for each fault of a file.
+
+    Always raises SystemExit with the exit code."""
     # gRPC's C core writes to standard error whenever a port speaks another protocol.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.stdout is None:  # closed by the shell (>&-)
@@ -201,7 +203,9 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SteleError as exc:
-        say(f"stele: {error_line(exc)}", err=True)
+        first, *more = error_lines(exc)
+        for line in (f"stele: {first}", *more):
+            say(line, err=True)
         sys.exit(exit_code(exc))
     except OSError as exc:
         _drop_output()

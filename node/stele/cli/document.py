@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from stele.cli.errors import ManyFaults
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.jsons import too_deep
@@ -74,13 +75,18 @@ class Document:
         at += [_named(place)] if place else []
         self._faults.append(": ".join(filter(None, (", ".join(at), said))))
 
+    @property
+    def faults(self) -> int:
+        """How many there are so far."""
+        return len(self._faults)
+
     def refuse_faults(self) -> None:
         """Raises Rejected with all recorded faults."""
         if self._faults:
             told = self._faults[:_FAULTS_TOLD]
             if more := len(self._faults) - len(told):
                 told.append(f"and {more} more")
-            raise Rejected(f"{self.where}: {'; '.join(told)}")
+            raise ManyFaults(self.where, told)
 
 
 def parse(where: str, text: str) -> Document:
@@ -113,10 +119,21 @@ def _parse_yaml(where: str, text: str) -> Document:
         yaml.YAMLError,
         ValueError,
     ) as exc:  # ValueError: a number of thousands of digits, an impossible date
-        raise Rejected(f"{where}: not valid YAML or JSON: {str(exc).splitlines()[0]}") from exc
+        raise Rejected(f"{where}: not valid YAML or JSON: {_why(exc)}") from exc
     except RecursionError:
         raise Rejected(f"{where}: not valid YAML or JSON: {too_deep()}") from None
     return Document(where, value, tree)
+
+
+def _why(error: Exception) -> str:
+    """The line and the cause, in one line; what the parser was at, if it says so."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return str(error).splitlines()[0]
+    mark = error.problem_mark
+    at = f" {error.context}" if error.context else ""
+    if error.context_mark is not None and error.context_mark.line != mark.line:
+        at += f", which begins on line {error.context_mark.line + 1}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{at}"
 
 
 class _Twice(ValueError):
@@ -175,6 +192,13 @@ class Entry:
             self._unexpected(f"a list of {expected}")
             return []
         return [Entry(self.document, (*self.place, n), value) for n, value in enumerate(self.value)]
+
+    def one_of(self, words: Collection[str]) -> str:
+        """One of these texts."""
+        if isinstance(self.value, str) and self.value in words:
+            return self.value
+        self._unexpected(f"one of {_listed(words)}")
+        return ""
 
     def text(self, expected: str = "text") -> str:
         """A non-empty text."""

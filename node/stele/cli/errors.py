@@ -7,6 +7,7 @@ them from here.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 from stele.model.errors import Advice, Corrupt, Rejected, Retryable, SteleError
 
@@ -40,6 +41,21 @@ _ADVICE = {
     Advice.CHECK_MASTERS: "check --masters",
     Advice.NAME_MASTERS: "name them with --masters HOST:PORT,... or in STELE_MASTERS",
 }
+
+
+class ManyFaults(Rejected):
+    """What is wrong with a document, all together. `where`: its name; `faults`: each with its place."""
+
+    def __init__(self, where: str, faults: Sequence[str]) -> None:
+        super().__init__(f"{where}: {'; '.join(faults)}")
+        self.where, self.faults = where, tuple(faults)
+
+
+def error_lines(error: SteleError) -> list[str]:
+    """The error as a command prints it: one line, or a line for each fault of a document."""
+    if isinstance(error, ManyFaults) and len(error.faults) > 1:
+        return [f"{error.code.name}: {error.where}:", *(f"  {fault}" for fault in error.faults)]
+    return [error_line(error)]
 
 
 def exit_codes_help(codes: dict[int, str]) -> str:

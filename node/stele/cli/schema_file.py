@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,17 @@ from stele.model.split_json import split_key
 
 @dataclass(slots=True)
 class TableDefinition:
-    """The arguments of CreateTable."""
+    """The arguments of CreateTable. `unused`: fields of the file that only the operator reads."""
 
     name: str
     schema: Schema
     partitioning: PartitionSchema
     replication_factor: int = 3
+    unused: tuple[str, ...] = ()
 
 
+Known = Mapping[str, Column | None]
+"""The columns by name; None where a definition has faults, so that what names the columns is checked all the same."""
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How `describe --json` prints them."""
@@ -40,6 +43,8 @@ _API_VERSION = "stele.dev/v1alpha1"
 _RESOURCE_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 _NOT_OURS = ("clusterRef", "deletionPolicy")
 """Fields of a TabletGroup that only the operator reads."""
+DELETION_POLICIES = ("Retain", "Delete")
+"""As in the CustomResourceDefinition."""
 _SPEC_KEYS = ("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning")
 _DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady")
 """Fields of `describe --json` that are not part of the definition. A new table gets its own."""
@@ -141,22 +146,43 @@ def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> Table
     for key in ("name", "tableName"):
         if key in given:
             name = given[key].text("a name")
+    factor = given["replicationFactor"].whole_number(1) if "replicationFactor" in given else 3
+    before = spec.document.faults
     columns = [_column(entry) for entry in given["columns"].entries("columns")] if "columns" in given else []
     primary = given["primaryKey"].texts("column names") if "primaryKey" in given else []
-    factor = given["replicationFactor"].whole_number(1) if "replicationFactor" in given else 3
+    is_whole = {"columns", "primaryKey"} <= given.keys() and spec.document.faults == before
+    schema = _schema(spec, columns, primary) if is_whole else None
+    known = schema.by_name if schema is not None else {str(column[0]): None for column in columns}
+    partitioning = (
+        _partitioning(given["partitioning"], known) if "partitioning" in given else PartitionSchema()
+    )
+    unused = _checked_for_the_operator(given)
     spec.document.refuse_faults()
-    try:
-        schema = Schema.make(columns, primary)
-    except Rejected as exc:
-        raise Rejected(f"{where}: {exc.args[0]}") from None
-    partitioning = PartitionSchema()
-    if "partitioning" in given:
-        partitioning = _partitioning(given["partitioning"], schema)
-        spec.document.refuse_faults()
+    assert schema is not None
     faults = partitioning.faults(schema)
     if faults:
         raise Rejected(f"{where}: {'; '.join(faults)}")
-    return TableDefinition(name or Path(where).stem, schema, partitioning, factor)
+    return TableDefinition(name or Path(where).stem, schema, partitioning, factor, unused)
+
+
+def _schema(spec: Entry, columns: list[tuple[Any, ...]], primary: list[str]) -> Schema | None:
+    """The schema; what is wrong with it is a fault of the document."""
+    try:
+        return Schema.make(columns, primary)
+    except Rejected as exc:
+        spec.document.fault((), str(exc.args[0]))
+        return None
+
+
+def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
+    """What is there for the operator alone: not used here, but checked as Kubernetes checks it."""
+    if "clusterRef" in given:
+        cluster = given["clusterRef"].mapping(("name",), required=("name",))
+        if "name" in cluster:
+            cluster["name"].text("the name of a TabletCluster")
+    if "deletionPolicy" in given:
+        given["deletionPolicy"].one_of(DELETION_POLICIES)
+    return tuple(key for key in _NOT_OURS if key in given)
 
 
 def _column(entry: Entry) -> tuple[Any, ...]:
@@ -177,24 +203,24 @@ def _as_json(default: Any, type_: str) -> str:
     return str(default) if isinstance(default, decimal.Decimal) else json.dumps(default)
 
 
-def _partitioning(entry: Entry, schema: Schema) -> PartitionSchema:
+def _partitioning(entry: Entry, known: Known) -> PartitionSchema:
     given = entry.mapping(("hash", "range"))
-    hashes = [_hash(part, schema) for part in given["hash"].entries("hashes")] if "hash" in given else []
-    range_ = _range(given["range"], schema) if "range" in given else None
+    hashes = [_hash(part, known) for part in given["hash"].entries("hashes")] if "hash" in given else []
+    range_ = _range(given["range"], known) if "range" in given else None
     return PartitionSchema(tuple(hashes), range_)
 
 
-def _hash(entry: Entry, schema: Schema) -> HashPartition:
+def _hash(entry: Entry, known: Known) -> HashPartition:
     given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
-    columns = _named_columns(given["columns"], schema) if "columns" in given else []
+    columns = _named_columns(given["columns"], known) if "columns" in given else []
     buckets = given["buckets"].whole_number(2) if "buckets" in given else 2
     seed = given["seed"].whole_number(0) if "seed" in given else 0
     return HashPartition(tuple(int(column.id) for column in columns), buckets, seed)
 
 
-def _range(entry: Entry, schema: Schema) -> RangePartition:
+def _range(entry: Entry, known: Known) -> RangePartition:
     given = entry.mapping(("columns", "splitAt"), required=("columns",))
-    columns = _named_columns(given["columns"], schema) if "columns" in given else []
+    columns = _named_columns(given["columns"], known) if "columns" in given else []
     keys = []
     for split in given["splitAt"].entries("values") if "splitAt" in given and columns else ():
         try:
@@ -204,14 +230,14 @@ def _range(entry: Entry, schema: Schema) -> RangePartition:
     return RangePartition(tuple(int(column.id) for column in columns), tuple(keys))
 
 
-def _named_columns(entry: Entry, schema: Schema) -> list[Column]:
+def _named_columns(entry: Entry, known: Known) -> list[Column]:
     found = []
     for each in entry.entries("column names"):
         name = each.text("a column name")
-        column = schema.by_name.get(name)
+        column = known.get(name)
         if column is not None:
             found.append(column)
-        elif name:
-            hint = did_you_mean(name, schema.by_name) or f"; columns are {', '.join(schema.by_name)}"
+        elif name and known and name not in known:
+            hint = did_you_mean(name, known) or f"; columns are {', '.join(known)}"
             each.fault(f"no column {name!r}{hint}")
     return found

@@ -159,6 +159,8 @@ def create(
         )
 
     with_client(masters, work, timeout_s)
+    if table.unused:
+        say(f"note: {source}: only the operator reads {' and '.join(table.unused)}; not used here", err=True)
     say(f"created table {table.name}: {table.partitioning.tablets} tablets")
 
 
