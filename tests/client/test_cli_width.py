@@ -31,6 +31,14 @@ def test_the_widest_cells_are_cut_first_and_columns_without_place_are_named() ->
     assert fitted(many, 30).left_out == [f"c{n}" for n in range(4, 19)]
 
 
+def test_a_column_that_is_kept_whole_is_cut_last() -> None:
+    table = fitted(ROWS, 32, whole=1)
+    assert table.lines[1] == "flights-node-3  alive   10.0.0.…" and table.cut
+    table = fitted(ROWS, 24, whole=1)
+    assert table.lines[1] == "flights-node-3  alive" and table.left_out == ["address"] and not table.cut
+    assert fitted(ROWS, 8, whole=1).lines[1] == "flights…"
+
+
 @given(
     st.integers(1, 6).flatmap(
         lambda columns: st.lists(

@@ -122,7 +122,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         (
             "columns: [id], buckets",
             "columns: [id, buckets",
-            "not valid YAML or JSON: line 12, column 54: expected ',' or ']', but got '}' while parsing a flow sequence",
+            "not valid YAML or JSON: line 12, column 50: expected ',' or ']', but got '}' while parsing a flow sequence",
         ),
         ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),
         ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' appears twice"),

@@ -60,9 +60,10 @@ def _print(health: ClusterHealth) -> None:
     leader = by_id.get(health.leader_master)
     say(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
     warn_unsettled(health)
+    nodes = [node for node in health.nodes if node.state != "retired"]
+    named = any(node.name for node in nodes)
     columns: dict[str, Callable[[NodeHealth], str]] = {
-        "node": lambda node: short(node.node_id),
-        "name": lambda node: node.name,
+        "name" if named else "node": lambda node: node.name if named else short(node.node_id),
         "role": lambda node: node.role,
         "state": lambda node: node.state,
         "heard": lambda node: node.heard,
@@ -72,11 +73,12 @@ def _print(health: ClusterHealth) -> None:
         "machine": lambda node: node.machine,
         "zone": lambda node: node.zone,
     }
-    nodes = [node for node in health.nodes if node.state != "retired"]
-    # Leave out columns without a value, as names without an operator, or zones where there are none.
+    if named:  # what people call it by stands first, so it is the last to be cut
+        columns["node"] = lambda node: short(node.node_id)
+    # Leave out columns without a value, as zones where there are none.
     shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
     rows = [[cell(node) or "-" for cell in shown.values()] for node in nodes]
-    show_table(tuple(shown), rows, all_shown_by="--json")
+    show_table(tuple(shown), rows, all_shown_by="--json", whole=1)
     show_unhealthy(health.tablets)
     for node in health.silent:
         say(f"{node.role} {node.label} is silent: {node.heard}")

@@ -51,19 +51,22 @@ def show_table(
     rows: Iterable[Sequence[Any]],
     *,
     all_shown_by: str = "a wider terminal, or a pipe",
+    whole: int = 0,
 ) -> None:
     """Print rows under headers in aligned columns.
 
-    On a terminal they fit its width: long cells are cut, and trailing columns that do not fit are left out. A
-    line below names those columns and `all_shown_by`, the way to see them.
+    On a terminal they fit its width: long cells are cut, but for the first `whole` columns, and trailing columns that
+    do not fit are left out. A line below says so and names `all_shown_by`, the way to see all.
     """
     lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    table = fitted(lines, width)
+    table = fitted(lines, width, whole)
     for line in table.lines:
         click.echo(line)
     if table.left_out:
         say(f"not shown: {', '.join(table.left_out)}; {all_shown_by} shows all")
+    elif table.cut:
+        say(f"long values are cut (…); {all_shown_by} shows them whole")
 
 
 def short(identifier: str) -> str:

@@ -103,6 +103,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             )
             for tablet in tablets
         ],
+        all_shown_by="--json, or a pipe,",
     )
     show_unhealthy(tablets)
 

@@ -18,10 +18,11 @@ _CUT = "…"
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """Lines to print, and the headers of columns that did not fit."""
+    """Lines to print, the headers of columns that did not fit, and whether a cell was cut."""
 
     lines: list[str]
     left_out: list[str]
+    cut: bool = False
 
 
 def cells_of(text: str) -> int:
@@ -33,23 +34,34 @@ def cells_of(text: str) -> int:
     )
 
 
-def fitted(rows: Sequence[Sequence[str]], width: int | None) -> Fitted:
-    """Lines of at most `width` cells (None: no limit) for `rows`, of which the first holds the headers."""
+def fitted(rows: Sequence[Sequence[str]], width: int | None, whole: int = 0) -> Fitted:
+    """Lines of at most `width` cells (None: no limit) for `rows`, of which the first holds the headers.
+
+    The first `whole` columns are cut only if nothing else is left to cut or to leave out."""
     headers = rows[0]
     natural = [max(cells_of(row[i]) for row in rows) for i in range(len(headers))]
-    widths = natural if width is None else _widths(natural, width)
+    widths = natural if width is None else _widths(natural, width, whole)
     lines = [
         (" " * _GAP).join(_padded(cell, wide) for cell, wide in zip(row, widths)).rstrip() for row in rows
     ]
-    return Fitted(lines, list(headers[len(widths) :]))
+    return Fitted(lines, list(headers[len(widths) :]), widths != natural[: len(widths)])
 
 
-def _widths(natural: list[int], width: int) -> list[int]:
+def _widths(natural: list[int], width: int, whole: int) -> list[int]:
     """The widths of the columns that are shown."""
+    least = [wide if i < whole else min(wide, _CUT_TO) for i, wide in enumerate(natural)]
     count = len(natural)
-    while count > 1 and _total([min(wide, _CUT_TO) for wide in natural[:count]]) > width:
+    while count > 1 and _total(least[:count]) > width:
         count -= 1
-    widths = natural[:count]
+    kept = natural[: min(whole, count)]
+    if not kept or len(kept) == count:
+        return _levelled(natural[:count], width)
+    return kept + _levelled(natural[len(kept) : count], width - _total(kept) - _GAP)
+
+
+def _levelled(natural: list[int], width: int) -> list[int]:
+    """The widest are cut until all fit."""
+    widths = list(natural)
     while (over := _total(widths) - width) > 0:
         widest = max(widths)
         # Cut the widest columns first, down to the next widest.
