@@ -32,6 +32,7 @@ def _identity() -> str:
 
 
 @click.group(context_settings={"auto_envvar_prefix": "STELE_OPERATOR", "help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="stele-operator")
 def main() -> None:
     """The controller of TabletClusters and TabletGroups."""
 

@@ -80,7 +80,7 @@ async def serve(kube: Kube, options: Options) -> None:
     _prepare_interpreter()
     fleet = Fleet(kube, Reporter(kube, options.identity), options.namespaces, options.image)
     introduced = asyncio.Event()
-    server = HttpServer(_routes(fleet, introduced))
+    server = HttpServer(_routes(fleet, introduced), option="--metrics-port")
     port = await server.start(options.metrics_host, options.metrics_port)
     try:
         await _introduce(kube, options)

@@ -289,3 +289,15 @@ def test_what_can_be_judged_without_a_cluster_is_judged_before_it_is_asked(
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"stele: INVALID_ARGUMENT: {why}"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [(["local", "up"], "`stele-local up`"), (["operator", "run"], "`stele-operator run`")],
+)
+def test_a_command_of_another_program_is_told_with_its_name(
+    words: list[str], program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.run(words)
+    assert ended.value.code == 2 and f"is another program: {program};" in capsys.readouterr().err

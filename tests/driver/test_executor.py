@@ -258,6 +258,17 @@ async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[
                 await process.wait()
 
 
+async def test_a_driver_that_had_nothing_to_do_says_so() -> None:
+    async with serve(Cluster(5, 1, 2, 3)) as served:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "driver", "run", "--masters", served.address),
+            "--until-healthy",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+    assert (process.returncode, printed) == (0, b"nothing was to do; `stele ksck` says how the cluster is\n")
+
+
 async def test_a_node_that_was_given_up_returns_over_the_wire() -> None:
     cluster = killed()
     node = next(n for n in cluster.nodes.values() if not n.alive)

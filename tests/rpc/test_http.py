@@ -152,3 +152,5 @@ async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
     async with served() as (health, port):
         with pytest.raises(Rejected, match="--http-port"):
             await HttpServer(standard_routes(health, metrics.REGISTRY)).start("127.0.0.1", port)
+        with pytest.raises(Rejected, match="--metrics-port"):
+            await HttpServer({}, option="--metrics-port").start("127.0.0.1", port)

@@ -135,6 +135,8 @@ def main() -> int:
         "--coverage", action="store_true", help="print the share of production's lines that ran; slow"
     )
     arguments = parser.parse_args()
+    if arguments.seeds < 1:
+        parser.error(f"--seeds {arguments.seeds}: expected 1 or more")
     say_less()
     if arguments.seed is not None:
         return _shrink(arguments.seed) if arguments.shrink else _tell(arguments.seed)

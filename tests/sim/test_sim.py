@@ -71,3 +71,9 @@ def test_a_seed_writes_the_same_bytes_to_every_disk() -> None:
 def test_groups_come_to_rest() -> None:
     worlds = [plan for seed in range(1, 61) if (plan := draw_plan(seed)).rest_after_ms is not None]
     assert sum(World(plan).run().rests for plan in worlds[:3]) > 10
+
+
+def test_no_seeds_are_refused() -> None:
+    command = [sys.executable, "-m", "tests.sim", "--seeds", "-1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "--seeds -1: expected 1 or more" in done.stderr

@@ -88,6 +88,11 @@ _GROUPS = {
         {"take-back": ("stele.cli.local:take_back", "Use a volume again that was refused as an older copy.")},
     ),
 }
+_OTHER_PROGRAMS = {
+    ("stele local", verb): f"the one-machine Kubernetes is another program: `stele-local {verb}`"
+    for verb in ("up", "down", "status", "off", "on", "wipe", "env", "exec", "operator")
+} | {("stele", "operator"): "the operator is another program: `stele-operator run`"}
+"""(Group, word) of commands that people look for here."""
 _COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster.")}
 
 
@@ -136,6 +141,8 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if other := _OTHER_PROGRAMS.get((ctx.command_path, args[0])):
+            raise click.UsageError(other, ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, click.Group):
             refuse_unused(ctx, str(name), command)

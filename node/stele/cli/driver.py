@@ -76,9 +76,16 @@ def run(
         max_copies=copies,
     )
 
+    steps = 0
+
+    def show(progress: Progress) -> None:
+        nonlocal steps
+        steps += 1
+        _show(progress)
+
     async def until_told() -> None:
         driving = asyncio.ensure_future(
-            drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=_show)
+            drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=show)
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
         await asyncio.wait(
@@ -86,6 +93,8 @@ def run(
         )  # on cancellation it releases its claim, so that the next driver need not wait
         if not driving.cancelled():
             driving.result()
+            done = f"ended after {steps} steps: no more is to do" if steps else "nothing was to do"
+            say(f"{done}; `stele ksck` says how the cluster is")
         elif until_healthy:
             sys.exit(INTERRUPTED)
 

@@ -111,10 +111,10 @@ def metrics_route(registry: CollectorRegistry) -> Route:
 
 
 class HttpServer:
-    """Serves `routes` until closed."""
+    """Serves `routes` until closed. `option`: what a user chooses the port with."""
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
-        self._routes = routes
+    def __init__(self, routes: Mapping[str, Route], *, option: str = "--http-port") -> None:
+        self._routes, self._option = routes, option
         self._server: asyncio.Server | None = None
         # Oldest first. Connections in `_asking` have not sent a whole request yet.
         self._asking: dict[asyncio.StreamWriter, None] = {}
@@ -134,7 +134,7 @@ class HttpServer:
         except OSError as exc:
             raise Rejected(
                 f"cannot listen for HTTP at {host}:{port}: {exc.strerror or exc}; stop what uses the port or choose "
-                "another with --http-port"
+                f"another with {self._option}"
             ) from exc
         return int(self._server.sockets[0].getsockname()[1])
 
