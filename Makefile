@@ -23,10 +23,12 @@ $(VENV)/.base:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.base pyproject.toml tools/stele_local/pyproject.toml constraints.txt
+	@echo "installing Stele with Spark and Java into $(VENV): some minutes, and about 1 GB"
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[demo]' -e ./tools/stele_local
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base pyproject.toml tools/stele_local/pyproject.toml constraints.txt
+	@echo "installing Stele and what developers need into $(VENV): some minutes, 1.3 GB"
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' -e ./tools/stele_local
 	@touch $@ $(VENV)/.demo
 
