@@ -21,6 +21,7 @@ from typing import Protocol, Self
 from examples.demo.health import Checker
 from examples.demo.kube import Kube
 from examples.demo.outside import nothing, watched
+from stele_local.folder import as_called, kept, owner_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "flights"
@@ -184,9 +185,14 @@ class LocalPlace:
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
+        if owner_of(self.folder) is not None or kept(self.folder) is not None:
+            remedy = f"remove it with `{as_called(self.folder)} down --wipe`, or give another --folder"
+            raise RuntimeError(
+                f"{self.folder} holds a cluster already, and the demo begins with a new one; {remedy}"
+            )
         try:
             self._local("up")
-        except RuntimeError:  # it has left nothing; what runs in the folder already is somebody else's
+        except RuntimeError:  # it has left nothing
             raise
         except BaseException:
             self._local("down", check=False)

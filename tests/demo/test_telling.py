@@ -103,6 +103,12 @@ def test_what_lies_in_a_folder(tmp_path: Path) -> None:
     assert what_lies_in(folder) == f"Logs and volumes (3 MB) lie in {folder}; `rm -r {folder}` removes them."
 
 
+def test_the_demo_takes_no_folder_that_holds_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "state.json").touch()  # a stopped one
+    with pytest.raises(RuntimeError, match="down --wipe"), LocalPlace(tmp_path, keep=False):
+        pass
+
+
 @pytest.mark.parametrize("theirs", [False, True])
 def test_the_line_that_stops_a_demo_removes_its_data_but_nobody_elses(tmp_path: Path, theirs: bool) -> None:
     folder = tmp_path / "demo"
