@@ -146,16 +146,16 @@ def test_lines_are_those_of_the_file_where_values_hold_ends_of_lines(
             '"id",n,s',
             '2,1,"x""',
             "",
-            '""y"',
+            'y"',
             "5,many,z",
             "",
             '7,"1',
             '",5"',
             '9,1,5"',
-            '10,1,"x"y"',
+            '10,1,"x""y"',
             "11,1,2,3",
         ),
-        *('12,300,"z', "13,1,x", '14,1,"x"', "15,1"),
+        *('12,300,"z', "13,1,x", '14,1,x"', "15,1"),
     )
     path = tmp_path / "t.csv"
     path.write_bytes((begin + end.join(text)).encode())

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from stele.cli.csv_quotes import CheckedQuotes
 from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
@@ -84,6 +85,11 @@ class CsvFormat:
     nulls: Sequence[str] = ("", "NA")
     delimiter: str = ","
 
+    def checked(self, source: Any, name: str) -> pa.PythonFile:
+        """A file, or the file at a path, for Arrow to read; it is refused where its quotes do not fit."""
+        file = pa.input_stream(source) if isinstance(source, str) else source
+        return pa.PythonFile(CheckedQuotes(file, name, self.delimiter), mode="r")
+
     def parsing(self, lines: Lines) -> pa_csv.ParseOptions:
         """Arrow's options for parsing; lines with a wrong number of values go to `lines`."""
         return pa_csv.ParseOptions(
@@ -112,12 +118,12 @@ def read_csv(
 
     Raises:
         pa.ArrowInvalid: not CSV at all.
-        Rejected: the header names columns that the table does not have, or a line that is not UTF-8 has a wrong number of
-            values.
+        Rejected: the header names columns that the table does not have; a line that is not UTF-8 has a wrong number of
+            values; a quote is not closed, or has text behind it.
     """
     with _undecoded_lines_refused(name):
         reader = pa_csv.open_csv(
-            source,
+            form.checked(source, name),
             read_options=_reading(_VALUE_BYTES_MAX),
             parse_options=form.parsing(lines),
             convert_options=form.converting(dict.fromkeys(schema.by_name, pa.binary())),
@@ -216,16 +222,18 @@ def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
 
     Raises:
         pa.ArrowInvalid: not CSV at all.
-        Rejected: a line that is not UTF-8 has a wrong number of values.
+        Rejected: a line that is not UTF-8 has a wrong number of values; a quote is not closed, or has text behind it.
     """
     with _undecoded_lines_refused(path):
         with pa_csv.open_csv(
-            path, _reading(_LOOK_BYTES), form.parsing(Lines()), form.converting({})
+            form.checked(path, path), _reading(_LOOK_BYTES), form.parsing(Lines()), form.converting({})
         ) as looked:
             guessed = looked.schema
         integers = [field.name for field in guessed if pa.types.is_integer(field.type)]
         texts = form.converting(dict.fromkeys(guessed.names, pa.binary()))
-        with pa_csv.open_csv(path, _reading(_LOOK_BYTES), form.parsing(Lines()), texts) as reader:
+        with pa_csv.open_csv(
+            form.checked(path, path), _reading(_LOOK_BYTES), form.parsing(Lines()), texts
+        ) as reader:
             first = next(iter(reader), None)
     padded = set()
     for name in integers:
