@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stele.cli.csv_quotes import CheckedQuotes
-from stele.cli.csv_rows import Form, schema_of_csv
+from stele.cli.csv_rows import CsvFormat, schema_of_csv
 from stele.cli.source import Input, Source
 from stele.model.errors import Rejected
 from tests.client.commands import runner
@@ -19,7 +19,7 @@ from tests.client.small import SCHEMA, small_cluster
 
 
 def rows(path: Path) -> list[dict[str, object]]:
-    source = Source(Input.of(str(path)), SCHEMA, Form())
+    source = Source(Input.of(str(path)), SCHEMA, CsvFormat())
     return [row for batch in source.batches() for row in batch.to_pylist()]
 
 
@@ -49,7 +49,7 @@ def test_a_quote_that_swallows_rows_is_refused(tmp_path: Path, text: str, said: 
         rows(path)
     if not packed:  # as `--create` looks at it before it makes a table
         with pytest.raises(Rejected, match=f"{path.name}: {said}"):
-            schema_of_csv(str(path), Form())
+            schema_of_csv(str(path), CsvFormat())
 
 
 def test_quotes_by_the_book_and_quotes_in_bare_text_are_read(tmp_path: Path) -> None:

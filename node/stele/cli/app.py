@@ -26,7 +26,7 @@ from stele.cli.errors import (
     exit_code_of_system,
     exit_codes_help,
 )
-from stele.cli.options import early_options, refuse_unused
+from stele.cli.options import early_options, refuse_unclear, refuse_unused
 from stele.cli.output import say
 from stele.model.errors import SteleError
 
@@ -146,6 +146,7 @@ class _Lazy(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, click.Group):
             refuse_unused(ctx, str(name), command)
+            refuse_unclear(ctx, str(name), command, rest)
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -85,6 +85,23 @@ def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None
             raise click.UsageError(f"{own.command_path} takes no {option}{where}", own)
 
 
+def refuse_unclear(ctx: click.Context, name: str, command: click.Command, arguments: list[str]) -> None:
+    """Raises UsageError if an option behind the command has an empty value, as of a shell variable that is not set, or is given
+    twice although one value counts. Only for commands that ask a cluster: a process is started with what a template says."""
+    if not any(isinstance(param, Shared) for param in command.params):
+        return
+    own = click.Context(command, parent=ctx, info_name=name)
+    values, _, given = command.make_parser(own).parse_args(list(arguments))
+    for param in given:
+        if not isinstance(param, click.Option) or param.multiple or param.is_flag:
+            continue
+        value = values[str(param.name)]
+        if isinstance(value, str) and not value.strip():
+            raise click.UsageError(f"{param.opts[0]} is empty; leave it out, or give it a value", own)
+        if given.count(param) > 1:
+            raise click.UsageError(f"{param.opts[0]} is given {given.count(param)} times; give it once", own)
+
+
 def masters_option(command: F) -> F:
     """--masters, or STELE_MASTERS."""
     return click.option(

@@ -28,7 +28,9 @@ _GROUP_ROWS, _GROUP_BYTES = 128 << 10, 64 << 20
 @click.command()
 @click.argument("name")
 @click.option("--columns", default="", metavar="NAME,...", help="Only these columns.")
-@click.option("--where", default="", metavar="CONDITION", help="Only rows for which this is true.")
+@click.option(
+    "--where", default="", metavar="CONDITION", help="Only rows for which this is true; once, join with AND."
+)
 @click.option("--limit", type=click.IntRange(0), default=None, help="At most this many rows.")
 @click.option("--ordered", is_flag=True, help="In key order.")
 @click.option(
@@ -93,11 +95,14 @@ def scan(
     if output and not force:
         check_new(output, otherwise="--force replaces it")
     at = _snapshot(snapshot)
+    names = [column.strip() for column in columns.split(",")] if columns else None
+    if twice := next((name for name in names or () if (names or []).count(name) > 1), None):
+        raise click.UsageError(f"--columns {columns}: {twice!r} is named twice; name each column once")
 
     async def work(client: AsyncClient) -> None:
         table = await client.open_table(name)
         scanner = table.scan(
-            [column.strip() for column in columns.split(",")] if columns else None,
+            names,
             parse_where(where, table.schema) if where else (),
             limit=limit,
             ordered=ordered,
