@@ -106,7 +106,7 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
         (b"id,,n\n", "no column ''"),
         (b"id,\xff\n1,2\n", "is not UTF-8"),
         (b"id,n,s,id\n", "column 'id' appears twice"),
-        (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' stand twice"),
+        (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' appear twice"),
     ],
 )
 def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
