@@ -105,6 +105,8 @@ def test_a_day_is_a_number_only_with_its_sign(tmp_path: Path) -> None:
         (b"1,a,b\n2,c,d\n", "no columns '1', 'a', 'b'"),
         (b"id,,n\n", "no column ''"),
         (b"id,\xff\n1,2\n", "is not UTF-8"),
+        (b"id;n\n1;2\n", "Add --delimiter ';'"),
+        (b"id\tn\ts\n", "Add --delimiter tab"),
         (b"id,n,s,id\n", "column 'id' appears twice"),
         (b"id,n,s,n,id\n1,2,3,4,5\n", "columns 'id', 'n' appear twice"),
     ],
@@ -117,6 +119,13 @@ def test_a_first_line_that_is_no_header_is_refused_also_without_rows(
     with pytest.raises(Rejected, match="line 1, which is the header") as caught:
         read(path)
     assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_text_that_is_not_utf8_makes_no_column_of_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"id,s\n1,a\n2,gr\xfcn\n")
+    with pytest.raises(Rejected, match=r'column s: "gr\\xfcn", row 2 below the header, is not UTF-8; save'):
+        schema_of_csv(str(path), CsvFormat())
 
 
 @pytest.mark.parametrize("good", [1, 200_000])

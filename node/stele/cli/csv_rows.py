@@ -222,7 +222,7 @@ def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
 
     Raises:
         pa.ArrowInvalid: not CSV at all.
-        Rejected: a line that is not UTF-8 has a wrong number of values; a quote is not closed, or has text behind it.
+        Rejected: text that is not UTF-8; a quote is not closed, or has text behind it.
     """
     with _undecoded_lines_refused(path):
         with pa_csv.open_csv(
@@ -235,6 +235,9 @@ def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
             form.checked(path, path), _reading(_LOOK_BYTES), form.parsing(Lines()), texts
         ) as reader:
             first = next(iter(reader), None)
+    for found in guessed:
+        if pa.types.is_binary(found.type):  # as Arrow guesses where text is not UTF-8
+            _refuse_undecoded(path, found.name, first)
     padded = set()
     for name in integers:
         if first is not None and pc.any(pc.match_substring_regex(first[name], "^[+-]?0[0-9]")).as_py():
@@ -245,6 +248,19 @@ def schema_of_csv(path: str, form: CsvFormat) -> pa.Schema:
             for f in guessed
         ]
     )
+
+
+def _refuse_undecoded(path: str, name: str, first: pa.RecordBatch | None) -> None:
+    values = [] if first is None else first[name].to_pylist()
+    for row, value in enumerate(values):
+        try:
+            (value or b"").decode()
+        except UnicodeDecodeError:
+            shown = value[:_VALUE_CHARS_SHOWN].decode("utf-8", "backslashreplace")
+            raise Rejected(
+                f'{path}: column {name}: "{shown}", row {row + 1} below the header, is not UTF-8; save the file as UTF-8, '
+                "or create the table first with a column of the type binary"
+            ) from None
 
 
 def _is_no_column(type_: pa.DataType) -> bool:
@@ -264,8 +280,17 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
     if unknown:
         raise Rejected(
             f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))} of line 1, "
-            f"which is the header; expected {', '.join(schema.by_name)}"
+            f"which is the header; expected {', '.join(schema.by_name)}{_delimiter_hint(reader.schema.names, schema)}"
         )
+
+
+def _delimiter_hint(header: Sequence[str], schema: Schema) -> str:
+    """The option to add if the header has the table's columns with another delimiter."""
+    for sign, option in ((";", "';'"), ("\t", "tab"), ("|", "'|'"), (",", "','")):
+        names = [part for name in header for part in name.split(sign)]
+        if len(names) > len(header) and all(name in schema.by_name for name in names):
+            return f". Add --delimiter {option}"
+    return ""
 
 
 def _convert(batch: pa.RecordBatch, schema: Schema, nulls: pa.Array, lines: Lines) -> pa.RecordBatch:

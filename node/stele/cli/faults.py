@@ -74,6 +74,5 @@ class Faults:
         if not self._count:
             return
         where = f"; they are in {kept_in}" if kept_in else ""
-        raise Rejected(
-            f"{self._count} of {written + self._count} rows were refused; the others were written{where}"
-        )
+        others = "the others were written" if written else "none was written"
+        raise Rejected(f"{self._count} of {written + self._count} rows were refused; {others}{where}")

@@ -109,8 +109,10 @@ def load(
         try:
             with rows_progress() as job.progress:
                 with_client(masters, lambda client: job.run(client, name, table), timeout_s)
-        finally:  # also when a later file cannot be read, or no leader is found
-            job.report()
+        except BaseException:  # Ctrl-C, a later file that cannot be read, no leader
+            job.report(complete=False)
+            raise
+        job.report()
     job.faults.refuse(job.written, rejects)
 
 
@@ -202,9 +204,12 @@ class _Load:
         finally:  # a file that breaks off may have had bad lines before the break
             self.faults.add(source, refused)
 
-    def report(self) -> None:
-        """Print how many rows were written, and the first refused ones."""
+    def report(self, *, complete: bool = True) -> None:
+        """Print how many rows were written, and the first refused ones. Of a load that is not complete some rows may be
+        written that were not acknowledged yet."""
         if self._opened:  # otherwise no row was tried
             seconds = time.monotonic() - self._started
-            say(f"{self.written} rows written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)")
+            rate = f"in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"
+            early = "; the load is not complete, and more rows may be written than were acknowledged"
+            say(f"{self.written} rows written {rate}{'' if complete else early}")
         self.faults.report()
