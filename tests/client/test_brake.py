@@ -147,7 +147,7 @@ async def test_two_rows_that_do_not_fit_into_one_block_are_not_sent_in_one(tmp_p
 async def test_a_row_that_no_leader_takes_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     async with one_tablet(tmp_path, timeout_s=60) as (_, table, tablet):
         tablet.before.append(lambda: Retryable("lost", code=Code.TIMED_OUT))
-        with pytest.raises(Rejected, match="id=1: write of 9") as caught:
+        with pytest.raises(Rejected, match="id=1: the write has 9") as caught:
             await table.put({"id": 1, "name": "x" * (9 << 20)})
         assert caught.value.code is Code.TOO_LARGE and not tablet.attempts
 

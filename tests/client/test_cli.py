@@ -98,7 +98,7 @@ async def test_a_snapshot_of_0_is_now(tmp_path: Path, monkeypatch: pytest.Monkey
         await run("table", "create", "t", "--column", "id:int64", "--key", "id", "--hash", "id:4")
         table = await client.open_table("t")
         await table.write_arrow(pa.table({"id": range(100)}))
-        for text in ("0", "1970-01-01", ""):
+        for text in ("0", "1970-01-01"):
             before = client.now()
             assert (await run("table", "scan", "t", "--count", "--snapshot", text))[:2] == (0, "100\n")
             asked = [node.snapshots.popleft() for node in cluster.nodes for _ in range(len(node.snapshots))]

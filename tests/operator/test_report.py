@@ -402,4 +402,4 @@ def test_a_wrong_clock_is_told_with_the_machine_it_is_on(ahead_s: int, where: st
         return
     assert (degraded["status"], degraded["reason"]) == ("True", "ClockWrong")
     assert f"the clock of {name} is {where} most clocks" in degraded["message"]
-    assert "set the clock of machine n2 right" in degraded["message"]
+    assert "Synchronize the clock of machine n2 with NTP" in degraded["message"]

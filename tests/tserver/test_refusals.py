@@ -201,7 +201,7 @@ async def test_rows_that_no_answer_has_room_for_are_refused_before_they_are_put_
         for number in range(3):
             await table.put({"id": number, "name": "x" * (6 << 20)})
         keys = keys_of(SCHEMA, pa.array(range(3), pa.int64()))
-        assert "rows of 188" in await refused_read(table, keys)
+        assert "the rows of one read take 188" in await refused_read(table, keys)
 
 
 async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_their_callers(
