@@ -28,7 +28,7 @@ with extra("local", program="stele-local", install="./tools/stele_local"):
     from stele_local.keeper import StateUnreadable
 
 Json = dict[str, Any]
-START_SECONDS = 20.0
+START_SECONDS = 120.0  # one that ends is seen at once: this bounds only one that hangs
 STOP_SECONDS = 15.0
 _EXAMPLES = """\b
 Examples:
