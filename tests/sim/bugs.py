@@ -148,7 +148,7 @@ _DISKS = (
         quick=False,
     ),
     # Damage is cut as if it were a torn tail ("Damage that is skipped in silence" must never happen).
-    Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term"),
+    Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term", 6),
 )
 
 _CLIENTS = (
@@ -186,7 +186,7 @@ _TIMES = (
 
 _RULES = (
     _core("a vote not persisted", Weather.DUEL, quick=False, outbox=core_bugs.ForgetsVotes),
-    _core("entries of old terms committed", Weather.FIGURE_8, leader=core_bugs.CommitsOldTerms),
+    _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
     _core("the leader's memory counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, quick=False, outbox=core_bugs.AcknowledgesMemory),
     _core("votes for shorter logs", Weather.MIXED, quick=False, log=core_bugs.VotesForShorterLogs),
