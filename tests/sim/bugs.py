@@ -145,7 +145,7 @@ _DISKS = (
         "sync",
         _ignores_errors,
         "begins with term|damaged",
-        quick=False,
+        first=144,
     ),
     # Damage is cut as if it were a torn tail ("Damage that is skipped in silence" must never happen).
     Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term", 6),
@@ -188,11 +188,11 @@ _RULES = (
     _core("a vote not persisted", Weather.DUEL, quick=False, outbox=core_bugs.ForgetsVotes),
     _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
     _core("the leader's memory counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
-    _core("memory acknowledged", Weather.FIGURE_8, quick=False, outbox=core_bugs.AcknowledgesMemory),
-    _core("votes for shorter logs", Weather.MIXED, quick=False, log=core_bugs.VotesForShorterLogs),
-    _core("a log trusted unseen", Weather.FIGURE_8, quick=False, follower=core_bugs.TrustsItsWholeLog),
-    _core("a core that reads unasked", Weather.MIXED, quick=False, leader=core_bugs.ReadsWithoutAsking),
-    _core("changes at any time", Weather.CHURN, quick=False, changes=core_bugs.ChangesAtAnyTime),
+    _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
+    _core("votes for shorter logs", Weather.MIXED, first=5, log=core_bugs.VotesForShorterLogs),
+    _core("a log trusted unseen", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog),
+    _core("a core that reads unasked", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking),
+    _core("changes at any time", Weather.CHURN, first=2, changes=core_bugs.ChangesAtAnyTime),
 )
 """Judged by what comes of them alone: a rule of the paper is broken, and a write is lost or a term has two leaders."""
 
@@ -210,7 +210,7 @@ _STEPS = (
         "promotions before a commit",
         Weather.CHURN,
         "members change before anything",
-        quick=False,
+        first=36,
         changes=core_bugs.PromotesAtOnce,
     ),
 )
@@ -224,7 +224,7 @@ _RESTS = (
         "lives",
         lambda groups, node_id: True,
         "at rest without",
-        quick=False,
+        first=195,
     ),
 )
 
