@@ -282,11 +282,17 @@ def main(keep: bool, kube: bool, folder: Path | None) -> None:
             if keep:
                 _print_lines_to_try(console, place)
     except KeyboardInterrupt:
-        console.print(f"interrupted; all that the demo started is stopped. {what_lies_in(folder)}", highlight=False)
+        console.print(
+            f"interrupted; all that the demo started is stopped. {what_lies_in(folder)}", highlight=False
+        )
         sys.exit(130)
     except (Difference, RuntimeError, OSError) as exc:
         console.print("[bold red]FAILED[/bold red]: ", end="")
-        console.print(f"{exc}\nAll that the demo started is stopped. {what_lies_in(folder)}", highlight=False, markup=False)
+        console.print(
+            f"{exc}\nAll that the demo started is stopped. {what_lies_in(folder)}",
+            highlight=False,
+            markup=False,
+        )
         sys.exit(1)
     if not lasting:
         shutil.rmtree(folder, ignore_errors=True)

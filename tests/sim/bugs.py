@@ -36,8 +36,7 @@ class Bug:
     """`owner.name` becomes `instead`.
 
     `told`: one of these phrases, between bars, is in what a failure says; "" takes any. `weather`: what brings it out.
-    `first`: a seed from which it is soon found; not `quick`: it takes too many seeds for every test run, and `--planted` alone
-    looks for it. Without `strict` only what comes of the fault is judged (see World).
+    `first`: a seed from which it is soon found. Without `strict` only what comes of the fault is judged (see World).
     """
 
     label: str
@@ -48,7 +47,6 @@ class Bug:
     first: int = 1
     weather: Weather | None = None
     strict: bool = True
-    quick: bool = True
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -111,11 +109,9 @@ def _takes_for_committed(times: Timestamps, at_least: int = 0) -> int | None:
     return ceiling
 
 
-def _core(
-    label: str, weather: Weather, told: str = "", first: int = 1, *, quick: bool = True, **part: Any
-) -> Bug:
+def _core(label: str, weather: Weather, told: str = "", first: int = 1, **part: Any) -> Bug:
     parts = Parts(**part)
-    return Bug(label, RaftCore, "parts", parts, told, first, weather, strict=bool(told), quick=quick)
+    return Bug(label, RaftCore, "parts", parts, told, first, weather, strict=bool(told))
 
 
 _STARTS = (
@@ -185,7 +181,7 @@ _TIMES = (
 )
 
 _RULES = (
-    _core("a vote not persisted", Weather.DUEL, quick=False, outbox=core_bugs.ForgetsVotes),
+    _core("a vote not persisted", Weather.FIGURE_8, first=121, outbox=core_bugs.ForgetsVotes),
     _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
     _core("the leader's memory counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),

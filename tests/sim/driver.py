@@ -102,14 +102,15 @@ class Driver:
         change_type: ChangeType,
         peer: Peer,
         cas: int,
-        done: Callable[[], None] | None = None,
+        ended: Callable[[SteleError | None], None] | None = None,
     ) -> None:
-        """Ask a node for one change of the configuration `cas`; `done` is called once it is committed."""
+        """Ask a node for one change of the configuration `cas`. `ended` is called with the refusal, or with None once the
+        change is committed."""
         if leader.replica is None or leader.core is None:
             return
         self._world.trouble.changing(leader, self._world.nodes[peer.replica_id])
         what = f"{change_type.name} {peer.replica_id}"
-        self._ask(leader, leader.replica.members.change_config(change_type, peer, cas), what, done)
+        self._ask(leader, leader.replica.members.change_config(change_type, peer, cas), what, ended)
 
     def hand_over(self, leader: SimNode, target: ReplicaId | None) -> None:
         """Ask a node to hand its leadership to this replica, or to whoever is most advanced."""
@@ -121,7 +122,7 @@ class Driver:
         leader: SimNode,
         work: Coroutine[Any, Any, Any],
         what: str,
-        done: Callable[[], None] | None = None,
+        ended: Callable[[SteleError | None], None] | None = None,
     ) -> None:
         def over(task: asyncio.Task[Any]) -> None:
             if task.cancelled():
@@ -130,10 +131,11 @@ class Driver:
             self._world.trace("{}: {}: {}", leader.replica_id, what, error or "done")
             if error is None:
                 self._world.met[f"done: {what.split()[0]}"] += 1
-                if done is not None:
-                    done()
             elif not isinstance(error, SteleError):
                 self._world.failed(f"{what} ended with {error!r}", error)
+                return
+            if ended is not None:
+                ended(error)
 
         leader.run(work, over)
 

@@ -1,7 +1,8 @@
 """Production's planner heals the group: it plans on what nodes report, and its steps become calls on nodes.
 
 In the place of the masters: what is heard of nodes, and the one intent, lie here. In the place of gRPC: plain calls, which
-a leader that has lost its place refuses all the same. Invariant: does only what `stele.driver.planner.plan` says.
+a leader that has lost its place refuses all the same. Invariant: does only what `stele.driver.planner.plan` says,
+or cancels a witness that is refused again and again, as the executor does.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from stele.driver.steps import (
     StartCopy,
     Step,
 )
+from stele.driver.trials import WitnessRefusals
 from stele.driver.view import Claim, ClusterView, Intent, NodeView, TabletView
 from stele.driver.wire import freshen
 from stele.model.config import MemberType, Peer
+from stele.model.errors import SteleError
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.raft.events import ChangeType
 from stele.rpc.proto.common_pb2 import ReplicaStatusPB
@@ -52,6 +55,7 @@ class Healer:
         self._world = world
         self._driver = driver
         self._intent: Intent | None = None
+        self._refusals = WitnessRefusals()
         self._heard: dict[int, float] = {}
         """When each node was last found up."""
 
@@ -60,7 +64,7 @@ class Healer:
         view = self._view()
         steps = plan(view, _POLICY)
         if steps and not isinstance(steps[0], WAITS):
-            self._give(steps[0], view)
+            self._give(self._refusals.instead(steps[0]), view)
 
     def content(self) -> bool:
         """Whether the planner finds nothing to do."""
@@ -136,14 +140,20 @@ class Healer:
     def _change(self, leader: SimNode, step: Step, change_type: ChangeType, peer: Peer) -> None:
         intent = self._intent
 
-        def done() -> None:
-            if isinstance(step, CancelCopy) and intent is not None and self._intent is intent:
+        def ended(error: SteleError | None) -> None:
+            self._refusals.count(step, error)
+            if (
+                error is None
+                and isinstance(step, CancelCopy)
+                and intent is not None
+                and self._intent is intent
+            ):
                 node = self._world.nodes[intent.replica_id]
                 self._intent = None
                 node.exits("its intent has ended", again=False)
                 node.retired = True
 
-        self._driver.order(leader, change_type, peer, step.cas, done)
+        self._driver.order(leader, change_type, peer, step.cas, ended)
 
     def _begin(self, step: BeginIntent, view: ClusterView) -> None:
         start = _witness_start(view) if step.witness else OPID_NONE

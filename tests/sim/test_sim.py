@@ -32,9 +32,8 @@ def test_every_weather(weather: Weather) -> None:
     World(draw_plan(31, weather)).run()
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.quick], ids=lambda bug: bug.label)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.label)
 def test_planted_faults_are_found(bug: Bug) -> None:
-    """The others take more seeds: `python -m tests.sim --planted`."""
     found = bug.found_after(bug.first, 3)
     assert found is not None, f"{bug.label} went unseen"
     World(bug.plan(bug.first + found[0] - 1)).run()  # sound code passes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,8 @@ from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress
 from stele.driver.situation import judge
-from stele.driver.steps import WAITS, AddWitness, CancelCopy, Step, WaitCopy
-from stele.driver.trials import CopyMemory
+from stele.driver.steps import WAITS, Step, WaitCopy
+from stele.driver.trials import CopyMemory, WitnessRefusals
 from stele.driver.view import Claim, ClusterView, NodeState, NodeView
 from stele.driver.wire import claim_from_pb, freshen, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
@@ -36,9 +35,6 @@ STEPS_AT_ONCE = 16
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
 _ASK_TIMEOUT_S = 1.0
-_WITNESS_REFUSALS_MAX = 5
-"""After this many refusals in a row, the leader's log no longer has the witness's start, so a new intent
-begins."""
 
 
 class StaleEpoch(Rejected):
@@ -94,7 +90,7 @@ class Executor:
         self._now_ms = now_ms
         self._renewed_ms = 0
         self._pace = Pace()
-        self._refusals: Counter[tuple[str, int]] = Counter()
+        self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
 
     async def ensure_claim(self) -> Claim:
@@ -181,7 +177,7 @@ class Executor:
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         trials = self._copies.look(view, self._now_ms())
-        steps = tuple(self._patience(s) for s in await asyncio.to_thread(plan, view, policy, trials))
+        steps = tuple(self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials))
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         gate = asyncio.Semaphore(STEPS_AT_ONCE)
         outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))
@@ -216,32 +212,11 @@ class Executor:
                     cause=step.because,
                     error=str(exc),
                 )
-                self._count(step, exc)
+                self._refusals.count(step, exc)
                 return Outcome(step, exc)
-        self._count(step, None)
+        self._refusals.count(step, None)
         log.info("step done", step=type(step).__name__, tablet=step.tablet_id, cause=step.because)
         return Outcome(step)
-
-    def _count(self, step: Step, error: SteleError | None) -> None:
-        if not isinstance(step, AddWitness):
-            return
-        key = (step.tablet_id, step.replica_id)
-        if error is not None and error.code is Code.UNSAFE_CHANGE:
-            self._refusals[key] += 1
-        else:
-            self._refusals.pop(key, None)
-
-    def _patience(self, step: Step) -> Step:
-        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass
-        chooses a later start."""
-        if not isinstance(step, AddWitness):
-            return step
-        if self._refusals[(step.tablet_id, step.replica_id)] < _WITNESS_REFUSALS_MAX:
-            return step
-        reason = "the leader keeps refusing the witness because its start is too old"
-        return CancelCopy(
-            step.tablet_id, step.cas, reason, step.replica_id, step.target_node, cause=step.cause
-        )
 
     def _stopped(self, error: SteleError) -> SteleError:
         if error.code is not Code.STALE_EPOCH:

@@ -1,4 +1,4 @@
-"""A driver's memory of failed copies between its passes. Fed by executor, read by planner.
+"""A driver's memory of failed copies and refused witnesses between its passes. Fed by executor, read by planner.
 
 Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety needs nothing of
 it. A new driver begins with an empty memory and loses only time.
@@ -6,12 +6,15 @@ it. A new driver begins with an empty memory and loses only time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stele.driver.situation import unreached_ms
+from stele.driver.steps import AddWitness, CancelCopy, Step
 from stele.driver.view import ClusterView, CopyView, DataState, Intent, TabletView
 from stele.model.config import MemberType
+from stele.model.errors import Code, SteleError
 
 TRIES = 3
 """A copy that failed or stalled this often without progress in between is tried on another node."""
@@ -20,6 +23,9 @@ STALL_MS = 120_000
 earlier."""
 PROMOTE_MS = 300_000
 """The longest time that a new replica with its rows may wait for its promotion. Normally it takes seconds."""
+_WITNESS_REFUSALS_MAX = 5
+"""After this many refusals in a row, the leader's log no longer has the witness's start, so a new intent
+is begun with a later start."""
 _APART_MS = 10_000
 """Failures closer together count once: a restarting node fails several times in a second."""
 _AVOID_MS = 600_000
@@ -151,3 +157,32 @@ class CopyMemory:
     def _consider_target(self, course: _Course, intent: Intent, now_ms: int) -> None:
         if course.failures >= TRIES:
             self._avoid[intent.target_node] = now_ms + _AVOID_MS
+
+
+class WitnessRefusals:
+    """How often leaders refused each witness in a row. The memory of one driver."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[Key] = Counter()
+
+    def count(self, step: Step, error: SteleError | None) -> None:
+        """Record how a step ended."""
+        if not isinstance(step, AddWitness):
+            return
+        key = (step.tablet_id, int(step.replica_id))
+        if error is not None and error.code is Code.UNSAFE_CHANGE:
+            self._counts[key] += 1
+        else:
+            self._counts.pop(key, None)
+
+    def instead(self, step: Step) -> Step:
+        """The step, or its cancellation if the leader keeps refusing the witness. Then the next pass
+        chooses a later start."""
+        if not isinstance(step, AddWitness):
+            return step
+        if self._counts[step.tablet_id, int(step.replica_id)] < _WITNESS_REFUSALS_MAX:
+            return step
+        reason = "the leader keeps refusing the witness because its start is too old"
+        return CancelCopy(
+            step.tablet_id, step.cas, reason, step.replica_id, step.target_node, cause=step.cause
+        )
