@@ -229,6 +229,8 @@ CASES = [
     ("a witness", FIVE[:3], peer(4, WITNESS, start=6), {}, ""),
     ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log up to 4 only"),
     ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, False, False, True)}, ""),
+    ("one that answers and needs a copy", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(0, True, False, True, stuck=True)}, ""),
+    ("one that answers and has FAILED", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, True, True, True)}, ""),
     ("a start that may be undone", FIVE[:3], peer(4, WITNESS, start=10), {n: PeerFacts(12, True, False, True) for n in (1, 2, 3)},
      "no committed entry"),
     # 6 and 7 have no rows, 4 and 5 not those that they may vote for: a majority of 7

@@ -188,7 +188,9 @@ def _witness_start(
             )
         for other in voters:
             known = facts.get(other.replica_id, _UNKNOWN)
-            if other.member_type is MemberType.VOTER and known.reachable and known.match_index < start.index:
+            # A voter that needs a copy or has FAILED never gets the entries below the start, with or without the witness.
+            catches_up = known.helps and not known.failed
+            if other.member_type is MemberType.VOTER and catches_up and known.match_index < start.index:
                 return Refusal(
                     Code.UNSAFE_CHANGE,
                     f"replica {other.replica_id} holds the log up to {known.match_index} only, below witness_start {start}",
