@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stele.model.errors import ensure
+from stele.model.ids import OPID_NONE
 from stele.raft.invariants import check_group
 
 if TYPE_CHECKING:
@@ -86,23 +87,31 @@ def hopeless(world: World) -> bool:
     lost = [
         node for node in nodes if node.failed or world.trouble.lost_for_good(node) or lacks_log(world, node)
     ]
-    return not all(has_majority(world, node, lost) for node in nodes)
+    return not have_majority(world, lost)
 
 
 def lacks_log(world: World, node: SimNode) -> bool:
-    """Whether its log ends before that of another begins, so that it may acknowledge nothing without a copy."""
+    """Whether its log does not meet the entry after which that of another begins, so that it may acknowledge nothing
+    without a copy: it ends before, or has another entry there."""
     if not node.formed:
         return True
-    starts = [other.core.log.start.index for other in world.all_nodes() if other.core is not None]
-    return node.twin.durable.last.index < max(starts, default=0)
+    starts = [other.core.log.start for other in world.all_nodes() if other.core is not None]
+    latest = max(starts, key=lambda opid: opid.index, default=OPID_NONE)
+    log = node.twin.durable
+    return log.start.index < latest.index and log.opid_at(latest.index) != latest
 
 
-def has_majority(world: World, node: SimNode, without: list[SimNode]) -> bool:
-    """Whether the configuration in force at a node has a majority without those."""
-    if node.core is None or not node.core.config.voters:
-        return True
-    config = node.core.config
-    return sum(world.nodes[peer.replica_id] not in without for peer in config.voters) >= config.majority
+def have_majority(world: World, without: list[SimNode]) -> bool:
+    """Whether the last committed configuration, and each that is in force at a node, has a majority without those."""
+    configs = [
+        world.history.config,
+        *(node.core.config for node in world.all_nodes() if node.core is not None),
+    ]
+    return all(
+        sum(world.nodes[peer.replica_id] not in without for peer in config.voters) >= config.majority
+        for config in configs
+        if config.voters
+    )
 
 
 def state(world: World) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stele.model.ids import ReplicaId
 from stele.raft.messages import Message, UpdateRequest
 from stele.rpc.proto.consensus_pb2 import RestingPB
-from tests.sim.judge import has_majority, lacks_log
+from tests.sim.judge import have_majority, lacks_log
 from tests.sim.node import SimNode
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Trouble:
         self._rng.shuffle(voters)
         chosen: list[SimNode] = []
         for node in voters:
-            if node not in lost and all(has_majority(world, at, [*lost, *chosen, node]) for at in nodes):
+            if node not in lost and have_majority(world, [*lost, *chosen, node]):
                 chosen.append(node)
         chosen = chosen[: self._rng.randint(1, 2)]
         if not chosen:
