@@ -18,7 +18,9 @@ from stele.driver.steps import (
     DemotePeer,
     DrainNode,
     EndIntent,
+    EndWish,
     MoveLeader,
+    ParkNode,
     PromoteBack,
     RemovePeer,
     RetireNode,
@@ -38,6 +40,7 @@ from stele.driver.view import (
     ReplicaState,
     ReplicaView,
     TabletView,
+    Wanted,
 )
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
@@ -67,6 +70,13 @@ class ModelNode:
     opening: bool = False
     state: NodeState = NodeState.ACTIVE
     given_up: bool = False
+    wanted: Wanted | None = None
+    wanted_by: str = ""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it may be away."""
+        return self.state is NodeState.ACTIVE and self.wanted is Wanted.PARKED
 
 
 @dataclass
@@ -142,6 +152,9 @@ class Cluster:
                 heartbeat_age_ms=100 if n.alive or self.new_leader_rounds else 60_000,
                 ever_heard=n.alive or not self.new_leader_rounds,
                 given_up=n.given_up and n.state is NodeState.DRAINING,
+                wanted=n.wanted,
+                wanted_by=n.wanted_by,
+                wanted_left_ms=3_600_000 if n.wanted is Wanted.PARKED else 0,
             )
             for n in self.nodes.values()
         )
@@ -222,6 +235,7 @@ class Cluster:
             case StartCopy():
                 self._start_copy(step)
             case DemotePeer():
+                self._check_kept(step.tablet_id, step.replica_id)
                 self._modify(step, step.replica_id, member_type=MemberType.NON_VOTER, promote=False)
             case PromoteBack():
                 self._modify(step, step.replica_id, member_type=MemberType.NON_VOTER, promote=True)
@@ -243,8 +257,15 @@ class Cluster:
                 heirs = [p.node_id for p in self.data_voters(t)]
                 t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
             case DrainNode():
-                self.nodes[step.node_id].state = NodeState.DRAINING
-                self.nodes[step.node_id].given_up = step.given_up
+                self._drain(step)
+            case ParkNode():
+                node = self.nodes[step.node_id]
+                node.state, node.given_up = NodeState.ACTIVE, False
+                node.wanted, node.wanted_by = Wanted.PARKED, self._by_driver(node)
+            case EndWish():
+                node = self.nodes[step.node_id]
+                assert self._by_driver(node) == node.wanted_by, "took back what nobody wanted"
+                node.state, node.given_up, node.wanted, node.wanted_by = NodeState.ACTIVE, False, None, ""
             case ReturnNode():
                 self._return(self.nodes[step.node_id])
             case RetireNode():
@@ -254,8 +275,10 @@ class Cluster:
 
     def _begin(self, step: BeginIntent) -> None:
         t = self.tablets[step.tablet_id]
-        if step.tablet_id in self.intents or self.nodes[step.target_node].state is not NodeState.ACTIVE:
+        target = self.nodes[step.target_node]
+        if step.tablet_id in self.intents or target.state is not NodeState.ACTIVE or target.parked:
             raise Refused("intent")
+        self._check_kept(step.tablet_id, step.replaces_replica)
         rid = ReplicaId(t.next_replica_id)
         t.next_replica_id += 1
         self.intents[step.tablet_id] = Intent(
@@ -354,11 +377,33 @@ class Cluster:
         assert not (cancelled and member is not None), "cancelled although a member"
         del self.intents[tablet_id]
 
+    def _check_kept(self, tablet_id: str, replica_id: int) -> None:
+        """A voter on a parked node is not replaced while it is only away."""
+        peer = self.tablets[TabletId(tablet_id)].config.peer(replica_id)
+        if peer is None or peer.member_type is not MemberType.VOTER:
+            return
+        node = self.nodes[peer.node_id]
+        failed = node.gone or self.tablets[TabletId(tablet_id)].replicas[replica_id].failed
+        assert failed or not node.parked, f"replica {replica_id} on a parked node goes"
+
+    def _by_driver(self, node: ModelNode) -> str:
+        if node.wanted_by == "administrator":
+            raise Refused("an administrator asked for it")
+        return "driver"
+
+    def _drain(self, step: DrainNode) -> None:
+        node = self.nodes[step.node_id]
+        by = "" if step.given_up else self._by_driver(node)
+        node.state, node.given_up = NodeState.DRAINING, step.given_up
+        node.wanted, node.wanted_by = None, by
+
     def _retire(self, node_id: NodeId) -> None:
         named = {p.node_id for t in self.tablets.values() for p in t.config.peers}
         named |= {i.target_node for i in self.intents.values()}
         assert node_id not in named, "retired a node that something names"
-        self.nodes[node_id].state = NodeState.RETIRED
+        node = self.nodes[node_id]
+        assert node.wanted is not Wanted.DRAINED or not node.alive, "retired a node that was to stay"
+        node.state, node.wanted = NodeState.RETIRED, None
 
     def _return(self, node: ModelNode) -> None:
         if node.state is not NodeState.DRAINING or not node.given_up:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stele.driver.planner import plan
 from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step
 from stele.driver.trials import CopyMemory
-from stele.driver.view import NodeState
+from stele.driver.view import NodeState, Wanted
 from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
 
 EVENTS = (
@@ -25,6 +25,9 @@ EVENTS = (
     "opened",
     "drain",
     "undrain",
+    "drain and stay",
+    "park",
+    "unpark",
     "give up",
     "crash",
     "new node",
@@ -83,11 +86,17 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
         case "opened":
             node.opening = False
         case "drain" if node.state is NodeState.ACTIVE:
-            node.state = NodeState.DRAINING
+            node.state, node.wanted, node.wanted_by = NodeState.DRAINING, Wanted.RETIRED, "administrator"
+        case "drain and stay" if node.state is NodeState.ACTIVE:
+            node.state, node.wanted, node.wanted_by = NodeState.DRAINING, Wanted.DRAINED, "administrator"
+        case "park" if node.state is NodeState.ACTIVE:
+            node.wanted, node.wanted_by = Wanted.PARKED, "administrator"
+        case "unpark" if node.parked:
+            node.wanted, node.wanted_by = None, ""
         case "give up" if node.state is NodeState.ACTIVE and not node.alive:
-            node.state, node.given_up = NodeState.DRAINING, True
+            node.state, node.given_up, node.wanted, node.wanted_by = NodeState.DRAINING, True, None, ""
         case "undrain" if node.state is NodeState.DRAINING:
-            node.state, node.given_up = NodeState.ACTIVE, False
+            node.state, node.given_up, node.wanted, node.wanted_by = NodeState.ACTIVE, False, None, ""
         case "new master":
             cluster.new_leader_rounds = 2
         case "crash":
@@ -109,8 +118,9 @@ def heal(cluster: Cluster) -> None:
     """No more faults: enough new machines, every node that can returns; then it must converge."""
     for node in cluster.nodes.values():
         node.opening = False
-        if node.state is NodeState.DRAINING and node.alive and not node.given_up:
-            node.state = NodeState.ACTIVE
+        in_time = node.state is NodeState.DRAINING and node.alive and not node.given_up
+        if in_time or node.parked:
+            node.state, node.wanted, node.wanted_by = NodeState.ACTIVE, None, ""
     for _ in range(5):
         name = node_name(len(cluster.nodes) + 1)
         cluster.nodes[name] = ModelNode(name, f"m{len(cluster.nodes) + 1}", "z9")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stele.master.catalog import Catalog
-from stele.master.cluster_view import VIEW_BYTES_MAX, Scene, cluster_view, view_bytes
+from stele.master.cluster_view import VIEW_BYTES_MAX, Scene, cluster_view, view_bytes, written_left
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness
 from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
@@ -112,7 +112,8 @@ def scene_of(
         )
         liveness.heard(beat, 1)
         liveness.merge(beat, 1)
-    return Scene(catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, Configuration(-1, ()), True)
+    config = Configuration(-1, ())
+    return Scene(catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, config, True, written_left)
 
 
 def tablet(n: int) -> TabletId:

@@ -232,7 +232,7 @@ def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[bytes]]:
     for tablet in view.tablets:
         intent = view.intent(tablet.tablet_id)
         situation = judge(tablet, view, policy, nodes)
-        well = situation.needed <= 0 and all(m.live and m.answers for m in situation.members)
+        well = situation.needed <= 0 and all(m.kept or (m.live and m.answers) for m in situation.members)
         # A tablet with a node that was not heard yet gets no step, so fresh reports are not needed.
         if intent is None and (well or any(m.unheard for m in situation.members)):
             continue

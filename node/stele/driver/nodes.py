@@ -1,6 +1,7 @@
-"""Steps for whole nodes: which drain, return or retire. Called by planner; pure.
+"""Steps for whole nodes: which drain, park, return or retire. Called by planner; pure.
 
-Invariant: a node retires only when no committed configuration and no intent names it.
+Invariants: a node retires only when no committed configuration and no intent names it. What an administrator
+wants of a node is not changed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from dataclasses import replace
 from stele.driver.causes import heal_cause
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_back, is_dead
-from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
-from stele.driver.view import ClusterView, NodeState, NodeView
+from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
+from stele.driver.view import ClusterView, NodeState, NodeView, Wanted
 from stele.model.ids import TabletId
+
+ADMINISTRATOR, DRIVER = "administrator", "driver"
+"""Whose wish it is, in `NodeView.wanted_by`."""
 
 
 def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost and unneeded nodes drain. Lost nodes return if they are heard again. DRAINING nodes that
-    nothing names retire."""
+    """Lost and unneeded nodes drain, and those that the policy wants retired. Lost nodes return if they are
+    heard again. DRAINING nodes that nothing names retire, unless they are to stay."""
     if not policy.retire:
         return
     named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
@@ -32,6 +36,8 @@ def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
 
 def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
     at = (TabletId(""), -1)
+    if wish := _wish(node, named, policy):
+        return wish
     match node.state:
         case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
             # Do not change this text: masters of the version before store no `given_up`, and this version
@@ -41,8 +47,30 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
             return DrainNode(*at, "not needed: the node that it replaced has returned", node.node_id, False)
         case NodeState.DRAINING if is_back(node, policy):
             return ReturnNode(*at, "it sends heartbeats again, and has its data", node.node_id)
-        case NodeState.DRAINING if not named:
+        case NodeState.DRAINING if not named and _retires(node, policy):
             return RetireNode(*at, "no configuration and no intent names it", node.node_id)
+    return None
+
+
+def _retires(node: NodeView, policy: Policy) -> bool:
+    """Whether a DRAINING node is to be RETIRED once it is empty. One that is to stay must be lost before."""
+    lost = node.node_id in policy.lost and is_dead(node, policy)
+    return node.asked is not Wanted.DRAINED or lost
+
+
+def _wish(node: NodeView, named: bool, policy: Policy) -> Step | None:
+    """The step to what the policy wants of the node, or back to service if it wants nothing any more."""
+    if policy.retiring is None or node.state is NodeState.RETIRED or node.wanted_by == ADMINISTRATOR:
+        return None
+    at = (TabletId(""), -1)
+    if (reason := policy.retiring.get(node.node_id)) is not None:
+        asked = node.asked is Wanted.RETIRED
+        return None if asked else DrainNode(*at, reason, node.node_id, False)
+    if (reason := policy.parked.get(node.node_id)) is not None and node.node_id not in policy.lost:
+        asked = node.asked is Wanted.PARKED and node.wanted_left_ms > policy.park_ms // 2
+        return None if asked else ParkNode(*at, reason, node.node_id, policy.park_ms)
+    if node.wanted_by == DRIVER and (named or node.state is NodeState.ACTIVE):
+        return EndWish(*at, "nobody wants it away any more", node.node_id)
     return None
 
 
@@ -51,13 +79,13 @@ def _is_current(state: str) -> bool:
 
 
 def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
-    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and not
-    declared lost; sorted."""
+    """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and neither
+    declared lost nor parked; sorted."""
     silent = {
         m.peer.node_id
         for s in situations
         if s.tablet.node_role == role
         for m in s.members
-        if (m.dead or m.unreached) and m.peer.node_id not in policy.lost
+        if m.astray and m.peer.node_id not in policy.lost
     }
     return tuple(sorted(silent))

@@ -19,7 +19,9 @@ from stele.driver.steps import (
     DemotePeer,
     DrainNode,
     EndIntent,
+    EndWish,
     MoveLeader,
+    ParkNode,
     PromoteBack,
     RemovePeer,
     RetireNode,
@@ -101,6 +103,10 @@ class Orders:
                 await self._node_state(step.node_id, master_pb2.DRAINING, step.reason, step.given_up)
             case ReturnNode():
                 await self._node_state(step.node_id, master_pb2.ACTIVE, step.reason)
+            case ParkNode():
+                await self._want(step.node_id, master_pb2.WANTED_PARKED, step.reason, step.for_ms)
+            case EndWish():
+                await self._want(step.node_id, master_pb2.WANTED_IN_SERVICE, step.reason)
             case RetireNode():
                 await self._node_state(step.node_id, master_pb2.RETIRED, step.reason)
             case _:
@@ -257,6 +263,14 @@ class Orders:
             epoch=self._epoch, node_id=id_to_pb(node_id), state=state, reason=cut(reason), given_up=given_up
         )
         await self._masters.call("SetNodeState", request)
+
+    async def _want(
+        self, node_id: str, wanted: master_pb2.WantedPB.ValueType, reason: str, for_ms: int = 0
+    ) -> None:
+        request = master_pb2.WantNodeRequest(
+            epoch=self._epoch, node_id=id_to_pb(node_id), wanted=wanted, reason=cut(reason), for_ms=for_ms
+        )
+        await self._masters.call("WantNode", request)
 
     async def _to_node(self, node: NodeView, method: str, request: Any) -> Any:
         return await self._pool.unary(

@@ -170,7 +170,7 @@ class _Planner:
 
     def too_many_lost(self, s: Situation) -> Step | None:
         silent = self.silent[s.tablet.node_role]
-        if len(silent) <= self.policy.max_lost_nodes or not any(m.dead or m.unreached for m in s.members):
+        if len(silent) <= self.policy.max_lost_nodes or not any(m.astray for m in s.members):
             return None
         names = ", ".join(n[:8] for n in silent)
         limit = self.policy.max_lost_nodes
@@ -201,6 +201,8 @@ class _Planner:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} does not answer")
         if s.target is None or s.target.state is not NodeState.ACTIVE:
             return _cancel(s, intent, f"target node {intent.target_node[:8]} is not ACTIVE")
+        if not s.target.takes_replicas:
+            return _cancel(s, intent, f"target node {intent.target_node[:8]} is parked")
         if useless:
             return _cancel(s, intent, useless)
         report = s.target_report
@@ -247,10 +249,10 @@ class _Planner:
             if report.copy is None:
                 return self.joining.start_copy(s, intent, report)
             return self.joining.wait_copy(s, intent, report.copy)
-        if not s.can_grow() and (
-            step := self._demote(s, "so that the new replica can be added without its vote")
-        ):
-            return step
+        if not s.can_grow():
+            step = self._demote(s, "so that the new replica can be added without its vote")
+            if step := step or _waits_for_parked(s):
+                return step
         if intent.witness:
             reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
             return AddWitness(*at(s, reason), intent.replica_id, intent.target_node, intent.witness_start)
@@ -321,6 +323,8 @@ class _Planner:
         """A good voter is missing: record the intent to create one."""
         if s.needed <= 0 or s.intent is not None:
             return None
+        if waits := _waits_for_parked(s):
+            return waits
         replaced = _to_replace(s)
         # The group tolerates no fault, so the new vote is needed before the rows are copied
         # (docs/healing.md). With only one live voter a witness would not help.
@@ -350,7 +354,11 @@ class _Planner:
         """No other machine has a target. A bad member's machine can serve, once the configuration no
         longer names the member."""
         for m in s.members:
-            if m.live or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None:
+            if (
+                m.kept
+                or m.live
+                or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None
+            ):
                 continue
             reason = f"{m.fault}; its machine is the only place left for a new replica"
             if not m.peer.votes:
@@ -379,7 +387,7 @@ class _Planner:
         One that only drains stays until there are enough voters without it, since the tablet may need its
         vote.
         """
-        gone = [m for m in s.members if m is not s.joining and not m.live]
+        gone = [m for m in s.members if m is not s.joining and not m.live and not m.kept]
         if s.needed <= 0:
             gone += [m for m in s.members if not (m.peer.votes and m.active) and m not in gone]
         intended = s.intent.replaces_replica if s.intent is not None else 0
@@ -399,7 +407,8 @@ class _Planner:
         return RemovePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
 
     def _demote(self, s: Situation, purpose: str) -> Step | None:
-        bad = sorted((m for m in s.voters if not m.live), key=lambda m: (not m.failed, m.peer.replica_id))
+        away = (m for m in s.voters if not m.live and not m.kept)
+        bad = sorted(away, key=lambda m: (not m.failed, m.peer.replica_id))
         intended = s.intent.replaces_replica if s.intent is not None else 0
         bad.sort(key=lambda m: m.peer.replica_id != intended)
         for m in bad:
@@ -414,8 +423,17 @@ class _Planner:
 def _to_replace(s: Situation) -> Member | None:
     """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a
     draining one."""
-    poor = [m for m in s.members if not (m.live and m.active)]
+    poor = [m for m in s.members if not (m.live and m.active) and not m.kept]
     return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
+
+
+def _waits_for_parked(s: Situation) -> Step | None:
+    """No majority could accept one more voter, and only members that are waited for are away."""
+    away = [m for m in s.voters if not m.live]
+    if s.can_grow() or not away or not all(m.kept for m in away):
+        return None
+    names = ", ".join(m.name for m in away)
+    return blocked(s, "Parked", f"{names}: away on a parked node; no replica can be added before it is back")
 
 
 def _serves(s: Situation) -> bool:

@@ -5,7 +5,8 @@ Invariant: a policy never overrides the planner's safety rules. It only slows th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,13 @@ class Policy:
     unneeded: frozenset[str] = frozenset()
     """Nodes that the operator made to replace others that have returned. They retire, unless they hold
     replicas."""
+    retiring: Mapping[str, str] | None = field(default=None, hash=False)
+    """Nodes that whoever drives wants retired, and why. None: it wants nothing of nodes, and changes nothing
+    that another driver wanted."""
+    parked: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Nodes that whoever drives wants parked, and why. Counts only beside a `retiring` that is not None."""
+    park_ms: int = 3_600_000
+    """How long such a node stays parked if nobody drives any more."""
     lost_after_ms: int = 5_000
     """Silence after which a node in `lost` counts as dead."""
     max_lost_nodes: int = 1

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step, WaitCopy, next_title
+from stele.driver.steps import NODE_STEPS, Step, WaitCopy, next_title
 
 _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
@@ -76,7 +76,7 @@ class Pace:
             total,
             eta,
             error,
-            step.node_id if isinstance(step, DrainNode | ReturnNode | RetireNode) else "",
+            step.node_id if isinstance(step, NODE_STEPS) else "",
             step.cause,
         )
 

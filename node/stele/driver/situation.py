@@ -114,7 +114,7 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 class Member:
     """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader
     does not report it as unreached; `unreached`: the leader has reported so for long. `active`: its node
-    takes replicas (not DRAINING)."""
+    keeps its replicas (not DRAINING). `parked`: its node may be away."""
 
     peer: Peer
     node: NodeView | None
@@ -125,6 +125,7 @@ class Member:
     answers: bool
     unreached: bool
     active: bool
+    parked: bool = False
 
     @property
     def unheard(self) -> bool:
@@ -138,6 +139,23 @@ class Member:
     def untold(self) -> bool:
         """In doubt, and its node is not yet silent for too long."""
         return self.in_doubt and not self.unreached
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is away and waited for: a voter with its rows, on a parked node. It is not live, but
+        nothing replaces it."""
+        away = (self.dead or self.unreached) and not self.failed
+        return self.parked and away and self.peer.member_type is MemberType.VOTER
+
+    @property
+    def astray(self) -> bool:
+        """Whether it is away, and nobody said that it would be."""
+        return (self.dead or self.unreached) and not self.parked
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether its node is in service, so that leaders may stay there."""
+        return self.active and not self.parked
 
     @property
     def live(self) -> bool:
@@ -157,6 +175,8 @@ class Member:
                 return "its node is unknown to the catalog"
             if self.node.state is NodeState.RETIRED:
                 return "its node is RETIRED"
+            if self.parked:
+                return "its node is parked, and away"
             return "its node is silent"  # without the duration, so that the reason is the same in each pass
         if self.failed:
             error = self.report.error if self.report is not None else ""
@@ -204,8 +224,9 @@ class Situation:
 
     @property
     def needed(self) -> int:
-        """How many good voters are missing for the replication factor."""
-        return self.tablet.replication_factor - len(self.good)
+        """How many good voters are missing for the replication factor. One that is away on a parked node is
+        waited for."""
+        return self.tablet.replication_factor - len(self.good) - sum(m.kept for m in self.members)
 
     @property
     def joining(self) -> Member | None:
@@ -231,7 +252,7 @@ class Situation:
         if replaced is not None and replaced.fault:
             return replaced
         joining = self.joining
-        return next((m for m in self.members if m.fault and m is not joining), None)
+        return next((m for m in self.members if m.fault and not m.kept and m is not joining), None)
 
     def member(self, replica_id: int) -> Member | None:
         """The member with this replica_id, or None."""
@@ -289,6 +310,7 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
                 answers=peer.replica_id not in unreached,
                 unreached=unreached.get(peer.replica_id, 0) > patience_ms,
                 active=in_service(node, policy),
+                parked=node is not None and node.parked and node.node_id not in policy.lost,
             )
         )
     intent = view.intent(tablet.tablet_id)

@@ -193,6 +193,23 @@ class ReturnNode(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class ParkNode(Step):
+    """Let a node be away for a time: its replicas are kept, and not replaced."""
+
+    title = "Parking"
+    node_id: NodeId
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndWish(Step):
+    """Take back what a driver wanted of a node, so that it is in service again."""
+
+    title = "Returning"
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class RetireNode(Step):
     """Make a DRAINING node that no configuration and no intent names RETIRED, which is final."""
 
@@ -202,6 +219,8 @@ class RetireNode(Step):
 
 MEMBERSHIP_STEPS = (DemotePeer, AddWitness, AddPreFollower, PromoteBack, RemovePeer, CancelCopy)
 """Steps that write a configuration."""
+NODE_STEPS = (DrainNode, ReturnNode, ParkNode, EndWish, RetireNode)
+"""Steps about a whole node."""
 WAITS = (WaitCopy, WaitPromotion, Blocked)
 """Steps that need no order from the driver."""
 

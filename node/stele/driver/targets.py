@@ -1,7 +1,7 @@
 """Chooses the node for a new replica. Called by planner; pure.
 
-Invariant: it never chooses a machine with a member of the tablet, nor a node that is not ACTIVE, formed and
-alive.
+Invariant: it never chooses a machine with a member of the tablet, nor a node that is not in service, formed
+and alive.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_dead
-from stele.driver.view import ClusterView, DataState, Intent, NodeState, NodeView, TabletView
+from stele.driver.view import ClusterView, DataState, Intent, NodeView, TabletView
 from stele.model.config import Peer
 
 
@@ -71,9 +71,10 @@ def _bytes_due(tablet: TabletView, intent: Intent) -> int:
 
 
 def _usable(node: NodeView, role: str, policy: Policy) -> bool:
-    if node.role != role or node.state is not NodeState.ACTIVE:
+    if node.role != role or not node.takes_replicas:
         return False
-    if node.node_id in policy.lost or node.node_id in policy.unneeded:
+    leaving = (policy.lost, policy.unneeded, policy.retiring or (), policy.parked)
+    if any(node.node_id in nodes for nodes in leaving):
         return False
     return node.formed and node.ever_heard and not is_dead(node, policy)
 

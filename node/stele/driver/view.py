@@ -25,6 +25,18 @@ class NodeState(IntEnum):
     RETIRED = 3
 
 
+class Wanted(IntEnum):
+    """What somebody wants of a node, apart from what is seen of it. Numbers are on the wire."""
+
+    IN_SERVICE = 1
+    DRAINED = 2
+    """It gives its replicas and leaders away, and keeps its place."""
+    PARKED = 3
+    """It may be away for a while, keeps its replicas, and gets no new ones."""
+    RETIRED = 4
+    """It drains, and is then gone for good."""
+
+
 class ReplicaState(IntEnum):
     """A replica's life cycle. UNKNOWN: its node reports no such replica. Numbers are on the wire."""
 
@@ -53,7 +65,9 @@ class NodeView:
     `heartbeat_age_ms`: since the leader master last heard it, or began to lead. `formed`: the catalog knows
     that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
     refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
-    own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent.
+    own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent. `wanted`: None if
+    its master is of a version that does not tell (`asked`); `wanted_by`: "administrator", "driver" or "";
+    `wanted_left_ms`: then it is in service again by itself; 0: not by itself.
     """
 
     node_id: NodeId
@@ -72,6 +86,28 @@ class NodeView:
     clock_ahead_us: int = 0
     formed: bool = True
     given_up: bool = False
+    wanted: Wanted | None = None
+    wanted_by: str = ""
+    wanted_reason: str = ""
+    wanted_left_ms: int = 0
+
+    @property
+    def asked(self) -> Wanted:
+        """What somebody wants of it."""
+        if self.wanted is not None:
+            return self.wanted
+        given_away = self.state is NodeState.DRAINING and not self.given_up
+        return Wanted.RETIRED if given_away or self.state is NodeState.RETIRED else Wanted.IN_SERVICE
+
+    @property
+    def parked(self) -> bool:
+        """Whether it may be away now, so that its replicas wait for it."""
+        return self.state is NodeState.ACTIVE and self.asked is Wanted.PARKED
+
+    @property
+    def takes_replicas(self) -> bool:
+        """Whether somebody wants it in service: new replicas and leaders may come to it."""
+        return self.state is NodeState.ACTIVE and not self.parked
 
     @property
     def host(self) -> str:

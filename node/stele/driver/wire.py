@@ -18,6 +18,7 @@ from stele.driver.view import (
     ReplicaState,
     ReplicaView,
     TabletView,
+    Wanted,
 )
 from stele.model.bounds import WORD_CHARS_MAX, cut
 from stele.model.config import Configuration
@@ -26,6 +27,7 @@ from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 _NODE_STATES = {int(s): s for s in NodeState}
+_WANTED = {int(w): w for w in Wanted}
 _REPLICA_STATES = {int(s): s for s in ReplicaState}
 _DATA_STATES = {int(s): s for s in DataState}
 
@@ -68,6 +70,10 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeView:
         clock_ahead_us=pb.wall_ahead_us,
         formed=pb.formed,
         given_up=pb.given_up,
+        wanted=_WANTED.get(pb.wanted),
+        wanted_by=pb.wanted_by,
+        wanted_reason=pb.wanted_reason,
+        wanted_left_ms=pb.wanted_left_ms,
     )
 
 

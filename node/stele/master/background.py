@@ -22,6 +22,7 @@ from stele.master.placement import Placement
 from stele.master.port import insert, swap, unchanged
 from stele.master.records import TABLET_STATES, TabletRecord, deleted_row
 from stele.master.replica_ids import raised
+from stele.master.wanted import keep_time
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
@@ -115,6 +116,7 @@ class Background:
                 raise
             await asyncio.sleep(0)  # if nothing was due, no await has yet given other tasks a turn
         if sweep:
+            await keep_time(lead)
             await self._forgetting.step()
             self._log_full()
 

@@ -6,7 +6,7 @@ Invariant: a view is built in one step of the event loop, so it shows one moment
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,6 +41,11 @@ failed.
 T = TypeVar("T")
 
 
+def written_left(row: NodeRecord) -> int:
+    """The time left as the row has it, for a master that does not lead."""
+    return row.left_ms
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """The sources of an answer. `catalog_config` and `leader` are those of the catalog tablet itself, from
@@ -55,6 +60,8 @@ class Scene:
     term: int
     catalog_config: Configuration
     settled: bool
+    left_ms: Callable[[NodeRecord], int]
+    """How long what is wanted of a node is still to last. Only the leader counts the time."""
 
     def config(self, row: TabletRecord) -> Configuration:
         """The newest committed configuration known of a tablet."""
@@ -175,6 +182,10 @@ def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB
         name=cut(node.name, NODE_NAME_CHARS_MAX),
         wall_ahead_us=life.wall_ahead_us if life is not None else None,
         given_up=node.returns,
+        wanted=master_pb2.WantedPB.Value(f"WANTED_{node.asked}"),
+        wanted_by=node.asked_by,
+        wanted_reason=cut(node.reason) if node.asked_by else "",
+        wanted_left_ms=scene.left_ms(node) if node.asked_by else 0,
     )
     bound_registration(found.registration)
     return found

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from stele.master.leadership import Leadership
 from stele.master.port import drop, insert, put, swap, unchanged
-from stele.master.records import ClaimRecord, IntentRecord, NodeRecord
+from stele.master.records import ADMINISTRATOR, DRIVER, ClaimRecord, IntentRecord, NodeRecord
 from stele.master.replica_ids import free_id
 from stele.model import bounds
 from stele.model.config import Configuration
@@ -70,6 +70,15 @@ def check_epoch(lead: Leadership, epoch: int) -> None:
     """Raise STALE_EPOCH unless this is the epoch in force."""
     if epoch != lead.catalog.claim.epoch or not epoch:
         raise _stale(epoch, lead.catalog.claim)
+
+
+async def commit_order(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
+    """Commit an order about a node under its locks: a driver's as `_commit`, an administrator's (epoch 0)
+    as it is."""
+    if epoch:
+        await _commit(lead, epoch, batch)
+    else:
+        await lead.commit(batch)
 
 
 async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -> None:
@@ -164,6 +173,8 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
         raise Rejected(f"intent on tablet {tablet_id}: the catalog has no {role} with the id {node_id}")
     if target.state != "ACTIVE":
         raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is {target.state}, expected ACTIVE")
+    if not target.takes_replicas:
+        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is parked; expected one in service")
     if not target.formed:
         raise Retryable(
             f"intent on tablet {tablet_id}: target {node_id} has not registered its volume yet; try again",
@@ -261,9 +272,11 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
     A node that is DRAINING because a driver gave it up stays DRAINING after it returns, once somebody orders
     DRAINING.
 
+    This is the driver's order for what it sees. What somebody wants comes by `wanted.want_node`.
+
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
-            INVALID_ARGUMENT, a driver would undo what somebody else asked for.
+            INVALID_ARGUMENT, a driver would undo what an administrator asked for.
         Retryable: NOT_READY, a driver retires a node that has returned meanwhile.
     """
     node_id = id_from_pb(request.node_id)
@@ -283,22 +296,29 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
         if node.state != state and (node.state, state) not in _MOVES:
             raise Rejected(f"node {node_id} is {node.state} and cannot become {state}")
         if request.epoch:
-            _check_wanted(lead, node, state)
+            _check_wanted(lead, node, state, given_up)
         if state == "RETIRED":
             check_unnamed(lead, node_id)
-        batch = [swap(node, replace(node, state=state, reason=request.reason, given_up=given_up))]
-        if request.epoch:
-            await _commit(lead, request.epoch, batch)
-        else:
-            await lead.commit(batch)
+        owner = DRIVER if request.epoch else ADMINISTRATOR
+        asks = state == "RETIRED" or (state == "DRAINING" and not given_up)
+        changed = replace(node, state=state, reason=request.reason, given_up=given_up)
+        changed = replace(changed, wanted="RETIRED" if asks else "", owner=owner if asks else "", left_ms=0)
+        await commit_order(lead, request.epoch, [swap(node, changed)])
 
 
-def _check_wanted(lead: Leadership, node: NodeRecord, state: str) -> None:
-    """Refuse a driver's order from an outdated view: an administrator drained the node since, or the node
-    returned."""
-    if state == "ACTIVE" and not node.returns:
+def _check_wanted(lead: Leadership, node: NodeRecord, state: str, given_up: bool) -> None:
+    """Refuse a driver's order that an administrator's wish, or the node's return, has overtaken."""
+    if state == "ACTIVE" and not node.returns and node.asked_by != DRIVER:
         raise Rejected(
             f"somebody asked to drain node {node.node_id} ({node.reason}); a driver may not undo that"
+        )
+    if state == "DRAINING" and not given_up and node.asked_by == ADMINISTRATOR:
+        raise Rejected(
+            f"an administrator wants node {node.node_id} {node.asked} ({node.reason}); a driver may not change that"
+        )
+    if state == "RETIRED" and node.asked == "DRAINED" and lead.is_alive(node):
+        raise Rejected(
+            f"node {node.node_id} is to be drained, not retired ({node.reason}); a driver may retire it once it is lost"
         )
     if state == "RETIRED" and node.returns and lead.is_alive(node):
         raise Retryable(

@@ -76,12 +76,16 @@ class Leadership:
     claim_ttl_ms: int | None = None
     """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its
     lifetime."""
+    wanted_since_ms: dict[str, int] = field(default_factory=dict)
+    """When this leader wrote the `left_ms` of a node's row. Of other rows, it counts from its own start, so
+    a new leader never shortens a time."""
+    began_ms: int = field(init=False)
     full: bool = False
     """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
 
     def __post_init__(self) -> None:
-        self.claim_seen_ms = self.now_ms()
+        self.claim_seen_ms = self.began_ms = self.now_ms()
 
     async def do(self, operation: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end. If the caller is cancelled, only the waiting ends."""
@@ -164,8 +168,13 @@ class Leadership:
             return False
         return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
 
+    def left_ms(self, node: NodeRecord) -> int:
+        """How long what is wanted of a node is still to last; 0: without end, or it is over."""
+        since_ms = self.wanted_since_ms.get(node.node_id, self.began_ms)
+        return max(0, node.left_ms - (self.now_ms() - since_ms)) if node.left_ms else 0
+
     def candidates(self) -> list[Candidate]:
-        """Live ACTIVE nodes that are `formed`, with the number of replicas that configurations give them.
+        """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them.
 
         A node that is not `formed` is left out: if its volume were lost, it would be formatted again under
         the same id, without its votes.
@@ -177,7 +186,7 @@ class Leadership:
         return [
             Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0), self._is_full(n))
             for n in self.catalog.nodes.values()
-            if n.role == "node" and n.state == "ACTIVE" and n.formed and self.is_alive(n)
+            if n.role == "node" and n.takes_replicas and n.formed and self.is_alive(n)
         ]
 
     def _is_full(self, node: NodeRecord) -> bool:
@@ -186,7 +195,7 @@ class Leadership:
         return few or self.liveness.disk_low(node.node_id)
 
     def active_machines(self) -> set[str]:
-        """The machines of all ACTIVE nodes, silent ones included."""
+        """The machines of all ACTIVE nodes, silent and parked ones included."""
         return {
             n.machine or n.node_id
             for n in self.catalog.nodes.values()

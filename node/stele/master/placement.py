@@ -86,7 +86,7 @@ def check_replication_factor(replication_factor: int, live: int, active: int) ->
         )
     if replication_factor > live:
         raise Retryable(
-            f"replication factor {replication_factor}: only {live} of {active} machines with ACTIVE nodes answer, and each "
-            "replica needs its own; try again when more answer",
+            f"replication factor {replication_factor}: only {live} of {active} machines with ACTIVE nodes answer and are not "
+            "parked, and each replica needs its own; try again when more do",
             code=Code.NOT_READY,
         )

@@ -34,6 +34,9 @@ GIVEN_UP_BEFORE = "declared lost, and silent"
 """The reason that drivers gave in the version before. Its rows have no `given_up`, so this text tells why
 a node drains."""
 
+ADMINISTRATOR, DRIVER = "administrator", "driver"
+"""Who asked for what is wanted of a node: an order without a driver's epoch, or one with it."""
+
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"
@@ -123,6 +126,11 @@ class NodeRecord(Row):
 
     `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy
     of its volume (liveness.refuse_older).
+
+    `wanted`: DRAINED, PARKED, RETIRED or "". It counts only beside the state that it was written with
+    (`asked`), because an older program changes `state` alone. `owner`: who asked for it. `reason`: why.
+    `left_ms`: how long it is still to last, as of when the row was written; 0: without end. An older program
+    takes a PARKED node for one in service, and a DRAINED one for one that retires, which masters refuse.
     """
 
     node_id: NodeId
@@ -141,12 +149,38 @@ class NodeRecord(Row):
     start: int = 0
     log_synced: int = 0
     given_up: bool = False
+    wanted: str = ""
+    owner: str = ""
+    left_ms: int = 0
 
     @property
     def returns(self) -> bool:
         """Whether it is DRAINING only because it was silent, so that it returns to service with its next
         heartbeat."""
         return self.state == "DRAINING" and (self.given_up or self.reason == GIVEN_UP_BEFORE)
+
+    @property
+    def asked(self) -> str:
+        """What somebody wants of it: IN_SERVICE, DRAINED (it keeps its place), PARKED (it may be away, and
+        keeps its replicas) or RETIRED (it drains, and then is gone for good)."""
+        if self.state == "ACTIVE":
+            return "PARKED" if self.wanted == "PARKED" and self.left_ms else "IN_SERVICE"
+        if self.state == "DRAINING":
+            if self.returns:
+                return "IN_SERVICE"
+            return "DRAINED" if self.wanted == "DRAINED" else "RETIRED"
+        return "RETIRED"
+
+    @property
+    def takes_replicas(self) -> bool:
+        """Whether new replicas may be placed on it, once it is formed and alive."""
+        return self.state == "ACTIVE" and self.asked != "PARKED"
+
+    @property
+    def asked_by(self) -> str:
+        """Who asked for that; "" if nobody asked for anything. Rows of an earlier version do not tell, so
+        it was an administrator."""
+        return "" if self.asked == "IN_SERVICE" else self.owner or ADMINISTRATOR
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from stele import metrics
-from stele.master import departed, driving, tables
+from stele.master import departed, driving, tables, wanted
 from stele.master.cluster_view import (
     Scene,
     claim_to_pb,
@@ -181,6 +181,12 @@ class MasterService(MasterServiceServicer):
         else:
             await lead.do(driving.set_node_state(lead, request))
         return pb.SetNodeStateResponse()
+
+    async def WantNode(self, request: pb.WantNodeRequest, context: Any) -> pb.WantNodeResponse:
+        """Record what an administrator or a driver wants of a node."""
+        lead = await self._master.confirmed_lead()
+        await lead.do(wanted.want_node(lead, request))
+        return pb.WantNodeResponse()
 
     # --- tables ---
 

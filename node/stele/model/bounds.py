@@ -46,6 +46,8 @@ is within seconds, or it hands over; a machine in a wrong time zone is off by 14
 entries are never refused for this. Nothing is refused while it is unknown what most clocks say."""
 CLAIM_TTL_MAX_MS = 30 * 86_400_000
 """How long an unrenewed driver's claim may last: a month. Drivers renew theirs every few seconds."""
+WANTED_FOR_MAX_MS = 366 * 86_400_000
+"""How long a node may be parked or drained at most: a year. Nobody plans an absence for longer."""
 SCAN_WAIT_MAX_MS = 86_400_000
 """How long a scan may wait for its snapshot. A longer wait is cut to this. Clients wait for seconds and ask
 again."""

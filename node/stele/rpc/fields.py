@@ -63,6 +63,7 @@ NUMBERS: dict[str, int] = {
     **dict.fromkeys(("replica_id", "replaces_replica", "requestor_replica"), bounds.REPLICA_ID_MAX),
     **dict.fromkeys(("tablet_incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX),
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
+    "for_ms": bounds.WANTED_FOR_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second"), ELSEWHERE),

@@ -39,6 +39,34 @@ DRAINING: NodeStatePB.ValueType  # 2
 RETIRED: NodeStatePB.ValueType  # 3
 Global___NodeStatePB: _TypeAlias = NodeStatePB  # noqa: Y015
 
+class _WantedPB:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WantedPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WantedPB.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WANTED_UNSPECIFIED: _WantedPB.ValueType  # 0
+    WANTED_IN_SERVICE: _WantedPB.ValueType  # 1
+    WANTED_DRAINED: _WantedPB.ValueType  # 2
+    """without replicas and leaders; it stays"""
+    WANTED_PARKED: _WantedPB.ValueType  # 3
+    """it may be away for a while, and keeps its replicas; it gets no new ones"""
+    WANTED_RETIRED: _WantedPB.ValueType  # 4
+    """drained, then gone for good"""
+
+class WantedPB(_WantedPB, metaclass=_WantedPBEnumTypeWrapper):
+    """What somebody wants of a node, apart from what the masters see of it."""
+
+WANTED_UNSPECIFIED: WantedPB.ValueType  # 0
+WANTED_IN_SERVICE: WantedPB.ValueType  # 1
+WANTED_DRAINED: WantedPB.ValueType  # 2
+"""without replicas and leaders; it stays"""
+WANTED_PARKED: WantedPB.ValueType  # 3
+"""it may be away for a while, and keeps its replicas; it gets no new ones"""
+WANTED_RETIRED: WantedPB.ValueType  # 4
+"""drained, then gone for good"""
+Global___WantedPB: _TypeAlias = WantedPB  # noqa: Y015
+
 @_typing.final
 class NodeRegistrationPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -756,6 +784,10 @@ class NodeViewPB(_message.Message):
     DISK_LOW_FIELD_NUMBER: _builtins.int
     WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    WANTED_BY_FIELD_NUMBER: _builtins.int
+    WANTED_REASON_FIELD_NUMBER: _builtins.int
+    WANTED_LEFT_MS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -776,6 +808,12 @@ class NodeViewPB(_message.Message):
     """its wall clock, of what most clocks say; as it said last"""
     given_up: _builtins.bool
     """it is DRAINING for its silence alone: heard again it returns to service"""
+    wanted: Global___WantedPB.ValueType
+    wanted_by: _builtins.str
+    """"administrator", "driver"; empty: nobody wants anything else than service"""
+    wanted_reason: _builtins.str
+    wanted_left_ms: _builtins.int
+    """until it is in service again by itself; 0: until somebody asks for it"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -795,10 +833,14 @@ class NodeViewPB(_message.Message):
         disk_low: _builtins.bool = ...,
         wall_ahead_us: _builtins.int | None = ...,
         given_up: _builtins.bool = ...,
+        wanted: Global___WantedPB.ValueType = ...,
+        wanted_by: _builtins.str = ...,
+        wanted_reason: _builtins.str = ...,
+        wanted_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "given_up", b"given_up", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "given_up", b"given_up", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us", "wanted", b"wanted", "wanted_by", b"wanted_by", "wanted_left_ms", b"wanted_left_ms", "wanted_reason", b"wanted_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
@@ -1281,6 +1323,60 @@ class SetNodeStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetNodeStateResponse: _TypeAlias = SetNodeStateResponse  # noqa: Y015
+
+@_typing.final
+class WantNodeRequest(_message.Message):
+    """Ends at once what was wanted before. Only its owner, or an administrator with `override`, changes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FOR_MS_FIELD_NUMBER: _builtins.int
+    OVERRIDE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the driver; 0: an administrator asks"""
+    node_id: _builtins.bytes
+    wanted: Global___WantedPB.ValueType
+    reason: _builtins.str
+    for_ms: _builtins.int
+    """then it is in service again: of a parked one, at will of a drained one"""
+    override: _builtins.bool
+    """from an administrator: also what a driver asked for"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        node_id: _builtins.bytes = ...,
+        wanted: Global___WantedPB.ValueType = ...,
+        reason: _builtins.str = ...,
+        for_ms: _builtins.int = ...,
+        override: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "for_ms", b"for_ms", "node_id", b"node_id", "override", b"override", "reason", b"reason", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantNodeRequest: _TypeAlias = WantNodeRequest  # noqa: Y015
+
+@_typing.final
+class WantNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WantNodeResponse: _TypeAlias = WantNodeResponse  # noqa: Y015
 
 @_typing.final
 class FirstMasterPB(_message.Message):

@@ -104,6 +104,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateResponse.FromString,
                 _registered_method=True)
+        self.WantNode = channel.unary_unary(
+                '/stele.v1.MasterService/WantNode',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
+                _registered_method=True)
         self.ConfirmFormation = channel.unary_unary(
                 '/stele.v1.MasterService/ConfirmFormation',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ConfirmFormationRequest.SerializeToString,
@@ -200,6 +205,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WantNode(self, request, context):
+        """What somebody wants of a node: a driver, or an administrator (epoch 0).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmFormation(self, request, context):
         """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves.
         """
@@ -279,6 +291,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.SetNodeState,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateResponse.SerializeToString,
+            ),
+            'WantNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.WantNode,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.SerializeToString,
             ),
             'ConfirmFormation': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmFormation,
@@ -664,6 +681,33 @@ class MasterService:
             '/stele.v1.MasterService/SetNodeState',
             stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.SetNodeStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WantNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/WantNode',
+            stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

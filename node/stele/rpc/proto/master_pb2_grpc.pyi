@@ -47,6 +47,8 @@ class MasterServiceStub:
     EndIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]
+    WantNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]
+    """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
     ConfirmFormation: _grpc.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -69,6 +71,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     EndIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]  # type: ignore[assignment]
     RegisterNode: _aio.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]  # type: ignore[assignment]
     SetNodeState: _aio.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]  # type: ignore[assignment]
+    WantNode: _aio.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]  # type: ignore[assignment]
+    """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
     ConfirmFormation: _aio.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]  # type: ignore[assignment]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -172,6 +176,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.SetNodeStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.SetNodeStateResponse, _abc.Awaitable[_master_pb2.SetNodeStateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def WantNode(
+        self,
+        request: _master_pb2.WantNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.WantNodeResponse, _abc.Awaitable[_master_pb2.WantNodeResponse]]:
+        """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
 
     @_abc_1.abstractmethod
     def ConfirmFormation(

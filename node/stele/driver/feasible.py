@@ -1,0 +1,133 @@
+"""Says beforehand whether nodes can be drained or parked, and why not. Used by the command line and the
+operator; pure.
+
+It asks the planner's own choice of targets, so it refuses what would end in Blocked. It promises nothing: the
+cluster may change meanwhile. Safety does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from stele.driver.policy import Policy
+from stele.driver.situation import is_dead, judge, majority
+from stele.driver.targets import Load, choose_target, tablet_bytes
+from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
+from stele.model.config import Peer
+from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
+
+NAMED_MAX = 3
+"""Most tablets that a sentence names."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The tablets with one fault: how many, and the first few."""
+
+    count: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, tablet: TabletView) -> None:
+        self.count += 1
+        if len(self.named) < NAMED_MAX:
+            self.named.append(_name(tablet))
+
+    @property
+    def words(self) -> str:
+        more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
+        return ", ".join(self.named) + more
+
+
+def _name(tablet: TabletView) -> str:
+    if tablet.tablet_id == CATALOG_TABLET_ID:
+        return "the catalog"
+    return f"tablet {tablet.tablet_id[:8]} of {tablet.table_name}"
+
+
+def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) -> tuple[str, ...]:
+    """Why these nodes cannot all be drained, a sentence for each cause, with what would help; empty: they can.
+
+    Nodes that drain already are not asked for again, but they take nothing.
+    """
+    nodes = tuple(_away(n) if n.node_id in leaving else n for n in view.nodes)
+    after = replace(view, nodes=nodes)
+    by_id: dict[str, NodeView] = {n.node_id: n for n in nodes}
+    load = Load(after)
+    machines: dict[int, _Kind] = {}
+    room: dict[str, _Kind] = {}
+    for tablet in sorted(after.tablets, key=lambda t: (-tablet_bytes(t), t.tablet_id)):
+        if tablet.state != "RUNNING":
+            continue
+        for peer in [p for p in tablet.config.peers if p.node_id in leaving]:
+            situation = judge(tablet, after, policy, by_id)
+            target = choose_target(situation, after, policy, load)
+            if target is None:
+                any_room = choose_target(situation, after, policy, load, any_room=True)
+                if any_room is not None:
+                    room.setdefault(tablet.node_role, _Kind()).add(tablet)
+                else:
+                    machines.setdefault(tablet.replication_factor, _Kind()).add(tablet)
+                break
+            load.planned(target.node_id, tablet_bytes(tablet))
+            moved = Peer(target.node_id, ReplicaId(peer.replica_id), target.address)
+            peers = tuple(moved if p is peer else p for p in tablet.config.peers)
+            tablet = replace(tablet, config=replace(tablet.config, peers=peers))
+    return (*(_too_few(after, policy, f, kind) for f, kind in sorted(machines.items())), *_no_room(room))
+
+
+def _away(node: NodeView) -> NodeView:
+    return replace(node, state=NodeState.DRAINING, given_up=False, wanted=Wanted.RETIRED)
+
+
+def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> str:
+    role = "master" if kind.named[0] == "the catalog" else "node"
+    left = {n.host for n in after.nodes if n.role == role and n.takes_replicas and not is_dead(n, policy)}
+    lower = "" if role == "master" else ", or lower the replication factor"
+    return (
+        f"{kind.words}: {factor} {'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and "
+        f"{len(left)} {'machine' if len(left) == 1 else 'machines'} with a {role} in service would be left; add a {role} on "
+        f"another machine{lower}"
+    )
+
+
+def _no_room(room: dict[str, _Kind]) -> tuple[str, ...]:
+    return tuple(
+        f"{kind.words}: no {role} in service on another machine has room for it; enlarge the volumes or add a {role}"
+        for role, kind in sorted(room.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What happens while nodes are away. `faults`: why they must not be, a sentence for each cause.
+    `notes`: what stops meanwhile and cannot be helped, because it has a single replica."""
+
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def absence(view: ClusterView, policy: Policy, away: Collection[str]) -> Absence:
+    """What happens while these nodes are away, beside those that are parked already.
+
+    A node that is silent already is away whatever is asked for, so it is no fault.
+    """
+    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
+    stopped, single = _Kind(), _Kind()
+    for tablet in view.tablets:
+        if tablet.state != "RUNNING":
+            continue
+        situation = judge(tablet, view, policy, nodes)
+        going = [m for m in situation.voters if m.peer.node_id in away and m.live]
+        if not going:
+            continue
+        left = [m for m in situation.live_voters if m not in going and not m.parked and m.answers]
+        if len(left) >= majority(len(situation.voters)):
+            continue
+        (single if tablet.replication_factor == 1 else stopped).add(tablet)
+    faults = (
+        f"{stopped.words}: too few voters would be left to read or write; wait until what is away or parked is back, or "
+        "until the tablets are healed (`stele ksck`)"
+    )
+    notes = f"{single.words}: cannot be read or written meanwhile, because the replication factor is 1"
+    return Absence((faults,) if stopped.count else (), (notes,) if single.count else ())
