@@ -61,10 +61,11 @@ _GROUPS = {
         },
     ),
     "tablet": (
-        "Look at tablets.",
+        "Look at tablets, and move their leaders.",
         {
             "list": ("stele.cli.tablets:list_tablets", "List tablets with leaders and health."),
             "describe": ("stele.cli.tablets:describe", "Show the replicas of one tablet."),
+            "step-down": ("stele.cli.leaders:step_down", "Move the leader of a tablet to another node."),
         },
     ),
     "kv": (

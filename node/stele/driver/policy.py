@@ -44,5 +44,10 @@ class Policy:
     min_disk_free_bytes: int = 512 << 20
     """Bytes that must stay free on a target beside the tablet: the log's low-water mark (256 MiB) and some
     log segments."""
+    balance_leaders: bool = True
+    """Whether leaders are spread over the nodes while nothing heals."""
+    leader_moves_at_once: int = 8
+    """Most leaders that one plan moves to spread them. The writes of a tablet wait while its leader moves."""
+    leader_moves_per_minute: int = 480
     retire: bool = True
     """Whether nodes in `lost` become DRAINING, and DRAINING nodes that nothing names become RETIRED."""

@@ -88,6 +88,7 @@ def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
         leader_node=id_from_pb(pb.leader_node),
         replication_factor=pb.replication_factor,
         replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
+        leader_kept_until_us=pb.leader_kept_until_us,
     )
 
 

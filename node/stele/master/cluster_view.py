@@ -210,6 +210,7 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
             *_missing(scene, row, config),
         ],
         next_replica_id=row.next_replica_id,
+        leader_kept_until_us=min(row.leader_kept_until_us, WALL_US_MAX),
     )
 
 

@@ -103,6 +103,9 @@ class TabletRecord(Row):
     incarnation: int = 0
     holders: tuple[str, ...] = ()
     harmless: int = 0
+    leader_kept_until_us: int = 0
+    """Until when drivers do not move its leader, because an administrator did. By the wall clock of a leader
+    master; an early or late end does no harm."""
 
 
 def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:

@@ -188,6 +188,12 @@ class MasterService(MasterServiceServicer):
         await lead.do(wanted.want_node(lead, request))
         return pb.WantNodeResponse()
 
+    async def KeepLeader(self, request: pb.KeepLeaderRequest, context: Any) -> pb.KeepLeaderResponse:
+        """Have drivers leave the leader of a tablet where it is, for a time."""
+        lead = await self._master.confirmed_lead()
+        await lead.do(driving.keep_leader(lead, request))
+        return pb.KeepLeaderResponse()
+
     # --- tables ---
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:

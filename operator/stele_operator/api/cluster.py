@@ -263,6 +263,16 @@ class Budget(Model):
     )
 
 
+class Balance(Model):
+    """What the operator evens out over the nodes by itself."""
+
+    leaders: bool = Field(
+        default=True,
+        description="Whether leaders are spread over the nodes while nothing heals. false: they stay where elections and "
+        "`stele tablet step-down` put them.",
+    )
+
+
 class TabletClusterSpec(Model):
     """Masters and nodes that serve tables together."""
 
@@ -290,6 +300,7 @@ class TabletClusterSpec(Model):
     nodes: Nodes = Field(default_factory=Nodes, description="The nodes, which hold the tablets.")
     healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
     budget: Budget = Field(default_factory=Budget, description="Limits on the resources that healing uses.")
+    balance: Balance = Field(default_factory=Balance, description="What is evened out over the nodes.")
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
         description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",

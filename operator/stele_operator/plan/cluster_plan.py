@@ -169,6 +169,7 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
         bytes_per_second=rate // copies,
+        balance_leaders=spec.balance.leaders,
     )
 
 

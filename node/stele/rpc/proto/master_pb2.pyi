@@ -862,6 +862,7 @@ class TabletViewPB(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     NEXT_REPLICA_ID_FIELD_NUMBER: _builtins.int
+    LEADER_KEPT_UNTIL_US_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     table_id: _builtins.bytes
     table_name: _builtins.str
@@ -870,6 +871,8 @@ class TabletViewPB(_message.Message):
     leader_node: _builtins.bytes
     replication_factor: _builtins.int
     next_replica_id: _builtins.int
+    leader_kept_until_us: _builtins.int
+    """wall clock; no driver moves its leader until then; 0: drivers may"""
     @_builtins.property
     def committed_config(self) -> _common_pb2.ConfigurationPB: ...
     @_builtins.property
@@ -887,10 +890,11 @@ class TabletViewPB(_message.Message):
         replication_factor: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaReportPB] | None = ...,
         next_replica_id: _builtins.int = ...,
+        leader_kept_until_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1377,6 +1381,44 @@ class WantNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WantNodeResponse: _TypeAlias = WantNodeResponse  # noqa: Y015
+
+@_typing.final
+class KeepLeaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    FOR_MS_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    for_ms: _builtins.int
+    """from now on; 0: drivers may move it again"""
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        for_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_ms", b"for_ms", "tablet_id", b"tablet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLeaderRequest: _TypeAlias = KeepLeaderRequest  # noqa: Y015
+
+@_typing.final
+class KeepLeaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLeaderResponse: _TypeAlias = KeepLeaderResponse  # noqa: Y015
 
 @_typing.final
 class FirstMasterPB(_message.Message):

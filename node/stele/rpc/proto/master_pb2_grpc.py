@@ -109,6 +109,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
                 _registered_method=True)
+        self.KeepLeader = channel.unary_unary(
+                '/stele.v1.MasterService/KeepLeader',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
+                _registered_method=True)
         self.ConfirmFormation = channel.unary_unary(
                 '/stele.v1.MasterService/ConfirmFormation',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ConfirmFormationRequest.SerializeToString,
@@ -212,6 +217,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepLeader(self, request, context):
+        """An administrator's: no driver moves this tablet's leader for a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmFormation(self, request, context):
         """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves.
         """
@@ -296,6 +308,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.WantNode,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.SerializeToString,
+            ),
+            'KeepLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepLeader,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.SerializeToString,
             ),
             'ConfirmFormation': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmFormation,
@@ -708,6 +725,33 @@ class MasterService:
             '/stele.v1.MasterService/WantNode',
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/KeepLeader',
+            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
             options,
             channel_credentials,
             insecure,

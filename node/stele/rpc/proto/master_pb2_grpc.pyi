@@ -49,6 +49,8 @@ class MasterServiceStub:
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]
     WantNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+    KeepLeader: _grpc.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]
+    """An administrator's: no driver moves this tablet's leader for a time."""
     ConfirmFormation: _grpc.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -73,6 +75,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     SetNodeState: _aio.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]  # type: ignore[assignment]
     WantNode: _aio.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]  # type: ignore[assignment]
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+    KeepLeader: _aio.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]  # type: ignore[assignment]
+    """An administrator's: no driver moves this tablet's leader for a time."""
     ConfirmFormation: _aio.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]  # type: ignore[assignment]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -184,6 +188,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.WantNodeResponse, _abc.Awaitable[_master_pb2.WantNodeResponse]]:
         """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+
+    @_abc_1.abstractmethod
+    def KeepLeader(
+        self,
+        request: _master_pb2.KeepLeaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.KeepLeaderResponse, _abc.Awaitable[_master_pb2.KeepLeaderResponse]]:
+        """An administrator's: no driver moves this tablet's leader for a time."""
 
     @_abc_1.abstractmethod
     def ConfirmFormation(
