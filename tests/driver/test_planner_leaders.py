@@ -12,7 +12,7 @@ from stele.driver.planner import plan
 from stele.driver.progress import leader_records
 from stele.driver.steps import Blocked, MoveLeader, Step, next_title
 from stele.driver.trials import Trials
-from stele.driver.view import ClusterView, NodeState, NodeView, ReplicaState, ReplicaView
+from stele.driver.view import ClusterView, NodeState, NodeView, ReplicaState, ReplicaView, Wanted
 from stele.model.errors import Code, Retryable
 from stele.model.ids import NodeId
 from tests.driver.model import POLICY, Cluster, ModelNode, node_name
@@ -168,13 +168,30 @@ def test_not_while_a_tablet_heals_or_is_copied() -> None:
     assert cluster.healthy()
 
 
-def test_not_while_a_node_drains() -> None:
+def test_not_while_a_node_drains_but_when_it_is_empty() -> None:
+    """A node that is drained may stay so for long."""
     cluster = piled(machines=4)
-    cluster.nodes[node_name(4)].state = NodeState.DRAINING
-    view = replace(
-        cluster.view(), tablets=tuple(t for t in cluster.view().tablets if not t.config.peer_on(node_name(4)))
-    )
-    assert plan(view, replace(SPREAD, retire=False)) == ()
+    for t in cluster.tablets.values():
+        t.leader = t.config.peers[0].node_id
+    drained = node_name(4)
+    cluster.nodes[drained].state = NodeState.DRAINING
+    assert others(plan(cluster.view(), SPREAD))
+    empty = piled()
+    empty.nodes[drained] = ModelNode(drained, "m4", "z0", state=NodeState.DRAINING)
+    assert len(plan(empty.view(), replace(SPREAD, retire=False))) == 8
+
+
+@pytest.mark.parametrize("way", ["wanted", "policy"])
+def test_no_leader_moves_to_a_node_that_is_parked(way: str) -> None:
+    """Nor is it waited for, where it is away."""
+    view = piled().view()
+    parked = node(view, B, wanted=Wanted.PARKED, wanted_by="administrator")
+    if way == "policy":
+        steps = plan(view, replace(SPREAD, retiring={}, parked={B: "maintenance"}, retire=False))
+        assert targets([s for s in steps if isinstance(s, MoveLeader)]).keys() == {C}
+        return
+    assert targets(moves(parked)).keys() == {C}
+    assert targets(moves(node(parked, B, heartbeat_age_ms=6_000))).keys() == {C}
 
 
 def test_leaders_are_spread_while_a_tablet_waits_for_a_machine() -> None:

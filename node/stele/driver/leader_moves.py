@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from stele.driver.leader_balance import STEP, Group, Move, choose_moves
 from stele.driver.leader_trials import LeaderTrials
 from stele.driver.policy import Policy
-from stele.driver.situation import Member, Situation, is_dead
+from stele.driver.situation import Member, Situation
 from stele.driver.steps import Blocked, MoveLeader, Step
 from stele.driver.view import ClusterView, DataState, NodeState, NodeView, ReplicaState
 from stele.model.clock import CLOCK_OFF_MAX_US
@@ -23,7 +23,7 @@ from stele.model.ids import NodeId, TabletId
 
 HEARD_MS = 3_000
 """A node whose last heartbeat is older than this gets no leaders. Nodes send one each second."""
-LASTING = frozenset({"NoTarget", "NoRoom", "LostMajority"})
+LASTING = frozenset({"NoTarget", "NoRoom", "LostMajority", "Parked"})
 """Codes of blocks that last until somebody adds a machine or brings one back. Leaders move meanwhile."""
 
 
@@ -35,7 +35,7 @@ def leader_steps(
     steps: Sequence[Step],
 ) -> list[Step]:
     """The moves of leaders after a plan of `steps`; none while anything else is under way."""
-    if not policy.balance_leaders or _under_way(view, policy, steps) or any(map(_changes, situations)):
+    if not policy.balance_leaders or _under_way(view, steps) or any(map(_changes, situations)):
         return []
     groups = []
     for s in situations:
@@ -45,26 +45,21 @@ def leader_steps(
     return [_step(move, view) for move in choose_moves(groups, min(policy.leader_moves_at_once, trials.left))]
 
 
-def _under_way(view: ClusterView, policy: Policy, steps: Sequence[Step]) -> bool:
-    """Whether something heals, is copied or drains. A node that was given up drains only in name: it is silent."""
-    if view.intents or any(not (isinstance(s, Blocked) and s.code in LASTING) for s in steps):
-        return True
-    return any(
-        n.state is NodeState.DRAINING and not n.given_up and not is_dead(n, policy)
-        for n in view.nodes
-        if n.role == "node"
-    )
+def _under_way(view: ClusterView, steps: Sequence[Step]) -> bool:
+    """Whether something heals or is copied."""
+    return bool(view.intents) or any(not (isinstance(s, Blocked) and s.code in LASTING) for s in steps)
 
 
 def _changes(s: Situation) -> bool:
-    """Whether a member starts, or was silent for a short time only. Soon it may lead, or be replaced."""
+    """Whether a member drains, starts, or was silent for a short time only. Soon it may lead, or be replaced."""
     return s.tablet.node_role == "node" and any(
         m.node is None
+        or (m.node.state is NodeState.DRAINING and not m.node.given_up)
         or m.node.heartbeat_age_ms > HEARD_MS
         or m.report is None
         or (m.report.waits and not m.report.leaderless)
         for m in s.members
-        if not m.dead
+        if not m.dead and not m.parked
     )
 
 
@@ -94,7 +89,7 @@ def _may_lead(m: Member, policy: Policy) -> bool:
     report = m.report
     return (
         m.peer.member_type is MemberType.VOTER
-        and (m.live and m.answers and m.active)
+        and (m.live and m.answers and m.may_lead)
         and (m.node is not None and _serves(m.node, policy))
         and (report is not None and report.state is ReplicaState.RUNNING)
         and (report.data_state is DataState.READY and report.has_data)
@@ -102,10 +97,11 @@ def _may_lead(m: Member, policy: Policy) -> bool:
 
 
 def _serves(node: NodeView, policy: Policy) -> bool:
+    leaving = (policy.lost, policy.unneeded, policy.retiring or (), policy.parked)
     return (
-        node.state is NodeState.ACTIVE
+        node.takes_replicas
         and (node.ever_heard and node.heartbeat_age_ms <= HEARD_MS)
-        and node.node_id not in policy.lost | policy.unneeded
+        and not any(node.node_id in nodes for nodes in leaving)
         and not node.disk_low
         and abs(node.clock_ahead_us) <= CLOCK_OFF_MAX_US
     )
