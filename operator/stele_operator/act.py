@@ -28,6 +28,7 @@ from stele_operator.plan.actions import (
     DeleteTable,
     PatchObject,
     RegisterNode,
+    SetDriverPolicy,
     SetFinalizers,
 )
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
@@ -131,7 +132,7 @@ class Actor:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
             unanswered = exc.code in _UNANSWERED and isinstance(
-                action, RegisterNode | CreateTable | DeleteTable
+                action, RegisterNode | CreateTable | DeleteTable | SetDriverPolicy
             )
             return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
@@ -166,6 +167,8 @@ class Actor:
                 await self._masters().create_table(action.table_id, action.name, action.spec)
             case DeleteTable():
                 await self._masters().delete_table(action.table_id)
+            case SetDriverPolicy():
+                await self._masters().set_policy(action.policy)
 
     async def _create(self, action: CreateObject) -> None:
         try:

@@ -192,7 +192,7 @@ class ClusterTask:
         finally:
             rest.cancel()
         failed = any(x.error and not (isinstance(x.action, CreateTable) and x.refused) for x in outcomes)
-        return BUSY_S if not told or failed or self._healer.more else plan.wait_s
+        return BUSY_S if not told or failed else plan.wait_s
 
     async def _act(self, o: Observation, actions: Sequence[Action]) -> list[Outcome]:
         self._backoff.of(o.cluster.generation)
@@ -412,9 +412,8 @@ def _measure(o: Observation, plan: Plan, heals: Sequence[Progress]) -> None:
         ):
             metrics.TABLETS.labels(*where, health).set(count)
     blocked = sum(p.kind == Blocked.__name__ for p in heals)
-    spread = sum(p.leaders is not None for p in heals)
     metrics.HEALS.labels(*where, "blocked").set(blocked)
-    metrics.HEALS.labels(*where, "under_way").set(len(heals) - blocked - spread)
+    metrics.HEALS.labels(*where, "under_way").set(len(heals) - blocked)
     metrics.STALLED.labels(*where).set(any(f.kind is Kind.STALLED for f in plan.findings))
 
 

@@ -6,7 +6,6 @@ configuration, what must never happen.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -47,8 +46,7 @@ from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 
 COPY_ROUNDS = 2
-POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3, balance_leaders=False)
-"""Leaders stay where they are, so that stories tell of heals alone."""
+POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3)
 
 
 class Refused(Exception):
@@ -109,9 +107,6 @@ class ModelTablet:
     replicas: dict[int, ModelReplica] = field(default_factory=dict)
     behind: set[str] = field(default_factory=set)
     """Nodes whose voters catch up for so long that none of them takes over in time."""
-    table: int = 0
-    kept: bool = False
-    """Whether an administrator has just moved its leader."""
 
 
 def node_name(number: int) -> NodeId:
@@ -132,8 +127,6 @@ class Cluster:
         self.intents: dict[str, Intent] = {}
         self.tablets: dict[str, ModelTablet] = {}
         self.history: list[str] = []
-        self.leader_moves: Counter[TabletId] = Counter()
-        """How often a driver moved a leader to a node that it named."""
         order = list(self.nodes)
         for t in range(tablets):
             tablet_id = TabletId(f"{t + 1:032x}")
@@ -183,10 +176,9 @@ class Cluster:
             for rid, r in t.replicas.items()
             if not self.nodes[r.node_id].opening
         )
-        table = TableId(f"{t.table:x}" * 32 if t.table else "f" * 32)
-        kept = 1 if t.kept else 0  # the view's clock stands at 0
-        name = f"t{t.table or ''}"
-        return TabletView(t.tablet_id, table, name, "RUNNING", t.config, 1, t.leader, t.rf, reports, kept)
+        return TabletView(
+            t.tablet_id, TableId("f" * 32), "t", "RUNNING", t.config, 1, t.leader, t.rf, reports
+        )
 
     def _report(self, replica_id: int, r: ModelReplica) -> ReplicaView:
         state = ReplicaState.FAILED if r.failed else ReplicaState.RUNNING
@@ -261,7 +253,9 @@ class Cluster:
             case EndIntent():
                 self._end(step.tablet_id, step.replica_id, cancelled=False)
             case MoveLeader():
-                self._move_leader(step)
+                t = self.tablets[step.tablet_id]
+                heirs = [p.node_id for p in self.data_voters(t)]
+                t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
             case DrainNode():
                 self._drain(step)
             case ParkNode():
@@ -312,22 +306,6 @@ class Cluster:
             )
         elif not step.log_only:
             held.waiting = False
-
-    def _move_leader(self, step: MoveLeader) -> None:
-        t = self.tablets[step.tablet_id]
-        heirs = [p.node_id for p in self.data_voters(t)]
-        if not step.target_node:
-            t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
-            return
-        if not t.leader:
-            raise Refused("NOT_LEADER")
-        if step.target_node not in heirs:
-            raise Refused("UNSAFE_CHANGE")
-        if step.target_node in t.behind:
-            raise Refused("NOT_READY")
-        if step.target_node != t.leader:
-            self.leader_moves[t.tablet_id] += 1
-        t.leader = step.target_node
 
     def _modify(self, step: Step, replica_id: int, *, member_type: MemberType, promote: bool) -> None:
         t = self.tablets[step.tablet_id]

@@ -61,11 +61,10 @@ _GROUPS = {
         },
     ),
     "tablet": (
-        "Look at tablets, and move their leaders.",
+        "Look at tablets.",
         {
             "list": ("stele.cli.tablets:list_tablets", "List tablets with leaders and health."),
             "describe": ("stele.cli.tablets:describe", "Show the replicas of one tablet."),
-            "step-down": ("stele.cli.leaders:step_down", "Move the leader of a tablet to another node."),
         },
     ),
     "kv": (

@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="If more nodes than this are silent, do nothing.",
 )
-@click.option(
-    "--balance-leaders/--no-balance-leaders",
-    default=True,
-    show_default=True,
-    help="While nothing heals, spread leaders over the nodes.",
-)
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
 def run(
     masters: str,
@@ -55,12 +49,10 @@ def run(
     dead_after_s: float,
     copies: int,
     max_lost_nodes: int,
-    balance_leaders: bool,
     lost: tuple[str, ...],
 ) -> None:
     """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
 
-    Then it spreads leaders: no node leads more than one tablet over its share.
     It needs the driver claim, so it does nothing while an operator holds that.
 
     Example: stele driver run --until-healthy --dead-after 10
@@ -82,7 +74,6 @@ def run(
         lost=frozenset(lost),
         max_lost_nodes=max_lost_nodes,
         max_copies=copies,
-        balance_leaders=balance_leaders,
     )
 
     steps = 0

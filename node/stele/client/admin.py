@@ -166,7 +166,7 @@ async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) 
         Retryable: no master leads after `timeout_s`, or the leader began only a moment ago.
     """
     view = await cluster_view(masters, timeout_s=timeout_s)
-    node = node_called(given, list(view.nodes))
+    node = _node_called(given, list(view.nodes))
     request = master_pb2.SetNodeStateRequest(
         node_id=node.node_id,
         state=master_pb2.RETIRED,
@@ -177,8 +177,7 @@ async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) 
     return node.name or id_from_pb(node.node_id)
 
 
-def node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
-    """The node with this name or id, or whose id begins with these eight or more digits. Raises `Rejected`."""
+def _node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
     digits = given.lower()
     found = [node for node in nodes if node.name == given] or [
         node for node in nodes if len(digits) >= _DIGITS_MIN and id_from_pb(node.node_id).startswith(digits)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
-from stele.driver.leader_moves import leader_steps
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation, judge, majority
@@ -64,8 +63,7 @@ def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple
     )
     planner = _Planner(view, policy, situations, trials)
     steps = [step for s in situations if (step := planner.tablet(s)) is not None]
-    steps += node_steps(view, policy)
-    return tuple(steps + leader_steps(view, policy, trials.leaders, situations, steps))
+    return tuple(steps) + tuple(node_steps(view, policy))
 
 
 class _Planner:

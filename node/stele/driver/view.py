@@ -174,8 +174,6 @@ class TabletView:
     leader_node: str
     replication_factor: int
     replicas: tuple[ReplicaView, ...] = ()
-    leader_kept_until_us: int = 0
-    """Until when drivers do not move its leader, because an administrator did; 0: they may."""
 
     @property
     def node_role(self) -> str:

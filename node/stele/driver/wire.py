@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stele.driver.policy import StandingPolicy
 from stele.driver.view import (
     Claim,
     ClusterView,
@@ -51,6 +52,25 @@ def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
     return Claim(pb.holder, pb.epoch, pb.expires_us)
 
 
+def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
+    """The policy in the catalog."""
+    return StandingPolicy(
+        pb.dead_after_ms, pb.max_lost_nodes, pb.max_copies, pb.bytes_per_second, pb.drive_after_ms, pb.owner
+    )
+
+
+def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
+    """A policy for the catalog as a message."""
+    return master_pb2.DriverPolicyPB(
+        dead_after_ms=policy.dead_after_ms,
+        max_lost_nodes=policy.max_lost_nodes,
+        max_copies=policy.max_copies,
+        bytes_per_second=policy.bytes_per_second,
+        drive_after_ms=policy.drive_after_ms,
+        owner=policy.owner,
+    )
+
+
 def _node(pb: master_pb2.NodeViewPB) -> NodeView:
     registration = pb.registration
     return NodeView(
@@ -88,7 +108,6 @@ def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
         leader_node=id_from_pb(pb.leader_node),
         replication_factor=pb.replication_factor,
         replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
-        leader_kept_until_us=pb.leader_kept_until_us,
     )
 
 

@@ -23,6 +23,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
+    SetDriverPolicy,
     SetFinalizers,
 )
 
@@ -68,7 +69,7 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_ended(action.name),)
         case CreateTable():
             return _MASTERS, _held_by_finalizer(action.group)
-        case RegisterNode() | DeleteTable():
+        case RegisterNode() | DeleteTable() | SetDriverPolicy():
             return (_MASTERS,)
         case _:
             return ()
@@ -86,6 +87,8 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.group, action.spec.model_dump_json()
         case DeleteTable() | SetFinalizers():
             return kind, action.group
+        case SetDriverPolicy():
+            return (kind,)
 
 
 class Failure(Protocol):

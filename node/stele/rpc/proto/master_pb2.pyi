@@ -862,7 +862,6 @@ class TabletViewPB(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     NEXT_REPLICA_ID_FIELD_NUMBER: _builtins.int
-    LEADER_KEPT_UNTIL_US_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     table_id: _builtins.bytes
     table_name: _builtins.str
@@ -871,8 +870,6 @@ class TabletViewPB(_message.Message):
     leader_node: _builtins.bytes
     replication_factor: _builtins.int
     next_replica_id: _builtins.int
-    leader_kept_until_us: _builtins.int
-    """wall clock; no driver moves its leader until then; 0: drivers may"""
     @_builtins.property
     def committed_config(self) -> _common_pb2.ConfigurationPB: ...
     @_builtins.property
@@ -890,11 +887,10 @@ class TabletViewPB(_message.Message):
         replication_factor: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaReportPB] | None = ...,
         next_replica_id: _builtins.int = ...,
-        leader_kept_until_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1017,20 +1013,63 @@ class GetClusterViewRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     max_staleness_ms: _builtins.int
     """how old the catalog's rows may be that any master answers from; 0: from the leader"""
+    holder: _builtins.str
+    """set: the caller is a driver with this name, and is at work"""
     def __init__(
         self,
         *,
         max_staleness_ms: _builtins.int = ...,
+        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterViewRequest: _TypeAlias = GetClusterViewRequest  # noqa: Y015
+
+@_typing.final
+class DriverPolicyPB(_message.Message):
+    """What a driver may do. The leader master drives by it while no driver is heard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_AFTER_MS_FIELD_NUMBER: _builtins.int
+    MAX_LOST_NODES_FIELD_NUMBER: _builtins.int
+    MAX_COPIES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    DRIVE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    dead_after_ms: _builtins.int
+    max_lost_nodes: _builtins.int
+    max_copies: _builtins.int
+    bytes_per_second: _builtins.int
+    """of one copy; 0: unlimited"""
+    drive_after_ms: _builtins.int
+    """silence of all drivers after which the leader master drives; 0: it never does"""
+    owner: _builtins.str
+    """who set it, for people; empty: nobody, these are defaults"""
+    def __init__(
+        self,
+        *,
+        dead_after_ms: _builtins.int = ...,
+        max_lost_nodes: _builtins.int = ...,
+        max_copies: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        drive_after_ms: _builtins.int = ...,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DriverPolicyPB: _TypeAlias = DriverPolicyPB  # noqa: Y015
 
 @_typing.final
 class GetClusterViewResponse(_message.Message):
@@ -1046,6 +1085,7 @@ class GetClusterViewResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     NOW_US_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     leader: _builtins.bytes
     term: _builtins.int
@@ -1066,6 +1106,10 @@ class GetClusterViewResponse(_message.Message):
     def claim(self) -> Global___DriverClaimPB: ...
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableInfoPB]: ...
+    @_builtins.property
+    def policy(self) -> Global___DriverPolicyPB:
+        """the one in force"""
+
     def __init__(
         self,
         *,
@@ -1079,10 +1123,11 @@ class GetClusterViewResponse(_message.Message):
         tables: _abc.Iterable[Global___TableInfoPB] | None = ...,
         now_us: _builtins.int = ...,
         settled: _builtins.bool = ...,
+        policy: Global___DriverPolicyPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1136,6 +1181,43 @@ class ClaimDriverResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimDriverResponse: _TypeAlias = ClaimDriverResponse  # noqa: Y015
+
+@_typing.final
+class SetDriverPolicyRequest(_message.Message):
+    """Replaces the whole policy. It gives no order, so it needs no claim."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___DriverPolicyPB: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___DriverPolicyPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDriverPolicyRequest: _TypeAlias = SetDriverPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetDriverPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDriverPolicyResponse: _TypeAlias = SetDriverPolicyResponse  # noqa: Y015
 
 @_typing.final
 class BeginIntentRequest(_message.Message):
@@ -1381,44 +1463,6 @@ class WantNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WantNodeResponse: _TypeAlias = WantNodeResponse  # noqa: Y015
-
-@_typing.final
-class KeepLeaderRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TABLET_ID_FIELD_NUMBER: _builtins.int
-    FOR_MS_FIELD_NUMBER: _builtins.int
-    tablet_id: _builtins.bytes
-    for_ms: _builtins.int
-    """from now on; 0: drivers may move it again"""
-    def __init__(
-        self,
-        *,
-        tablet_id: _builtins.bytes = ...,
-        for_ms: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_ms", b"for_ms", "tablet_id", b"tablet_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KeepLeaderRequest: _TypeAlias = KeepLeaderRequest  # noqa: Y015
-
-@_typing.final
-class KeepLeaderResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___KeepLeaderResponse: _TypeAlias = KeepLeaderResponse  # noqa: Y015
 
 @_typing.final
 class FirstMasterPB(_message.Message):

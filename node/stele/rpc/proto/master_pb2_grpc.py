@@ -84,6 +84,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.FromString,
                 _registered_method=True)
+        self.SetDriverPolicy = channel.unary_unary(
+                '/stele.v1.MasterService/SetDriverPolicy',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
+                _registered_method=True)
         self.BeginIntent = channel.unary_unary(
                 '/stele.v1.MasterService/BeginIntent',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.BeginIntentRequest.SerializeToString,
@@ -108,11 +113,6 @@ class MasterServiceStub:
                 '/stele.v1.MasterService/WantNode',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
-                _registered_method=True)
-        self.KeepLeader = channel.unary_unary(
-                '/stele.v1.MasterService/KeepLeader',
-                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
                 _registered_method=True)
         self.ConfirmFormation = channel.unary_unary(
                 '/stele.v1.MasterService/ConfirmFormation',
@@ -186,6 +186,12 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDriverPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BeginIntent(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -212,13 +218,6 @@ class MasterServiceServicer:
 
     def WantNode(self, request, context):
         """What somebody wants of a node: a driver, or an administrator (epoch 0).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def KeepLeader(self, request, context):
-        """An administrator's: no driver moves this tablet's leader for a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -284,6 +283,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.SerializeToString,
             ),
+            'SetDriverPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDriverPolicy,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.SerializeToString,
+            ),
             'BeginIntent': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginIntent,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.BeginIntentRequest.FromString,
@@ -308,11 +312,6 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.WantNode,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.SerializeToString,
-            ),
-            'KeepLeader': grpc.unary_unary_rpc_method_handler(
-                    servicer.KeepLeader,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.SerializeToString,
             ),
             'ConfirmFormation': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmFormation,
@@ -601,6 +600,33 @@ class MasterService:
             _registered_method=True)
 
     @staticmethod
+    def SetDriverPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/SetDriverPolicy',
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def BeginIntent(request,
             target,
             options=(),
@@ -725,33 +751,6 @@ class MasterService:
             '/stele.v1.MasterService/WantNode',
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def KeepLeader(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stele.v1.MasterService/KeepLeader',
-            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
             options,
             channel_credentials,
             insecure,
