@@ -28,8 +28,8 @@ from stele_operator.plan.actions import (
     DeleteTable,
     PatchObject,
     RegisterNode,
-    SetDriverPolicy,
     SetFinalizers,
+    SetReplicationFactor,
 )
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
 from stele_operator.plan.order import Held
@@ -64,7 +64,7 @@ def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
     for x in outcomes:
         if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
             found[x.action.kind, x.action.name] = x.error
-        elif isinstance(x.action, CreateTable) and x.refused:
+        elif isinstance(x.action, CreateTable | SetReplicationFactor) and x.refused:
             found["TabletGroup", x.action.group] = x.error
     return found
 
@@ -132,7 +132,7 @@ class Actor:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
             unanswered = exc.code in _UNANSWERED and isinstance(
-                action, RegisterNode | CreateTable | DeleteTable | SetDriverPolicy
+                action, RegisterNode | CreateTable | SetReplicationFactor | DeleteTable
             )
             return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
@@ -165,10 +165,10 @@ class Actor:
                 await self._masters().confirm(action.address, action.node_id, action.masters)
             case CreateTable():
                 await self._masters().create_table(action.table_id, action.name, action.spec)
+            case SetReplicationFactor():
+                await self._masters().set_replication_factor(action.table_id, action.factor)
             case DeleteTable():
                 await self._masters().delete_table(action.table_id)
-            case SetDriverPolicy():
-                await self._masters().set_policy(action.policy)
 
     async def _create(self, action: CreateObject) -> None:
         try:

@@ -22,7 +22,9 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.heals import Heals, News, Work, works_of
+from stele_operator.leaders import LeaderMoves
 from stele_operator.masters import MasterLink
+from stele_operator.movings import Movings
 
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
@@ -37,7 +39,11 @@ class Healer:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
+        self.more = False
+        """Whether leaders still moved in the last round, so that the next pass should come soon."""
         self._heals = Heals()
+        self._leaders = LeaderMoves()
+        self._movings = Movings()
         self._news: list[News] = []
         self._now_s = now_s
         self._done = False
@@ -70,15 +76,20 @@ class Healer:
         `names`: member names by the first eight digits of their UUIDs. `on_round` is called after each round.
         Returns why the driver could not work, or "".
         """
+        self.more = False
         if view is None or policy is None:
             if self._done:
                 self._news += self._heals.over(names, self._now_s())
+                self._news += self._movings.over(self._now_s())
+            self._news += self._leaders.over(names, self._now_s())
             await link.driver.release()
             return ""
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                self._take(report, await asyncio.to_thread(works_of, report, policy), names)
+                done = tuple(r for r in report.progress if r.leaders is None)
+                works = await asyncio.to_thread(works_of, replace(report, progress=done), policy)
+                self._take(report, works, names)
                 await on_round()
                 # Blocked tablets stay blocked until something else changes, so the next pass is soon enough.
                 if all(record.kind == Blocked.__name__ for record in report.progress):
@@ -94,9 +105,15 @@ class Healer:
         for record in report.progress:
             if record.kind not in _WAITS:
                 metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()
-        self._news += self._heals.note(done, names, self._now_s())
-        # Records without a tablet are about nodes, which status.members shows.
-        self.progress = tuple(named(r, names) for r in report.progress if r.tablet_id)
+        now_s = self._now_s()
+        self._news += self._heals.note(done, names, now_s)
+        self._news += self._movings.note(done, names, now_s)
+        self._news += self._leaders.note(report.progress, names, now_s)
+        self.more = any(r.leaders is not None for r in report.progress)
+        # Other records without a tablet are about nodes, which status.members shows.
+        self.progress = tuple(
+            named(r, names) for r in report.progress if r.tablet_id or r.leaders is not None
+        )
 
 
 def named(record: Progress, names: Mapping[str, str]) -> Progress:

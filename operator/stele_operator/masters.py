@@ -10,8 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
-from stele.driver.policy import StandingPolicy
-from stele.driver.wire import standing_from_pb, standing_to_pb, view_from_pb
+from stele.driver.wire import view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
@@ -36,7 +35,6 @@ class MasterLink:
         self._masters = Masters(
             self._pool, (), first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
         )
-        self._holder = holder
         self.driver = Executor(self._pool, (), holder=holder)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
@@ -85,9 +83,7 @@ class MasterLink:
         Raises:
             SteleError: no master leads, or none answers.
         """
-        # With its name the operator tells the masters that it is at work, so that they leave healing to it.
-        request = master_pb2.GetClusterViewRequest(holder=self._holder)
-        answer = await self._masters.call("GetClusterView", request, rounds=1)
+        answer = await self._masters.call("GetClusterView", master_pb2.GetClusterViewRequest(), rounds=1)
         return await asyncio.to_thread(_catalog, answer)
 
     async def register(self, node_id: str, role: str, name: str) -> None:
@@ -106,11 +102,6 @@ class MasterLink:
         await self._pool.unary(
             address, MasterServiceStub, "ConfirmFormation", request, timeout_s=5.0, to_node=node_id
         )
-
-    async def set_policy(self, policy: StandingPolicy) -> None:
-        """Have the catalog keep by what policy the masters heal while the operator is away."""
-        request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
-        await self._masters.call("SetDriverPolicy", request)
 
     async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
         """Create a table with the caller's id. A table that exists counts as created."""
@@ -139,6 +130,13 @@ class MasterLink:
         )
         await self._masters.call("CreateTable", request)
 
+    async def set_replication_factor(self, table_id: str, factor: int) -> None:
+        """Set a table's replication factor. The present one changes nothing."""
+        request = master_pb2.SetReplicationFactorRequest(
+            table_id=id_to_pb(table_id), replication_factor=factor
+        )
+        await self._masters.call("SetReplicationFactor", request)
+
     async def delete_table(self, table_id: str) -> None:
         """Drop a table. A table that is gone counts as dropped."""
         try:
@@ -155,7 +153,6 @@ def _catalog(answer: master_pb2.GetClusterViewResponse) -> Catalog:
         tables=tuple(_table(t) for t in answer.tables),
         formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
         names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
-        standing=standing_from_pb(answer.policy) if answer.HasField("policy") else None,
     )
 
 
@@ -175,4 +172,5 @@ def _table(pb: master_pb2.TableInfoPB) -> Table:
         ranged=ranged,
         replication_factor=pb.replication_factor,
         tablets=pb.tablets,
+        replication_factor_before=pb.replication_factor_before,
     )

@@ -43,6 +43,7 @@ from stele_operator.plan.actions import (
     CreateTable,
     DeleteTable,
     SetFinalizers,
+    SetReplicationFactor,
 )
 from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.fates import Member, State
@@ -191,8 +192,11 @@ class ClusterTask:
             told &= await rest
         finally:
             rest.cancel()
-        failed = any(x.error and not (isinstance(x.action, CreateTable) and x.refused) for x in outcomes)
-        return BUSY_S if not told or failed else plan.wait_s
+        failed = any(
+            x.error and not (isinstance(x.action, CreateTable | SetReplicationFactor) and x.refused)
+            for x in outcomes
+        )
+        return BUSY_S if not told or failed or self._healer.more else plan.wait_s
 
     async def _act(self, o: Observation, actions: Sequence[Action]) -> list[Outcome]:
         self._backoff.of(o.cluster.generation)
@@ -378,7 +382,7 @@ class ClusterTask:
         warning: bool,
         about: str = "",
     ) -> None:
-        if isinstance(action, CreateTable | DeleteTable | SetFinalizers):
+        if isinstance(action, CreateTable | SetReplicationFactor | DeleteTable | SetFinalizers):
             group = o.group(action.group)
             if group is not None:
                 raw = _group_raw(o, group.name, group.uid)
@@ -412,8 +416,9 @@ def _measure(o: Observation, plan: Plan, heals: Sequence[Progress]) -> None:
         ):
             metrics.TABLETS.labels(*where, health).set(count)
     blocked = sum(p.kind == Blocked.__name__ for p in heals)
+    spread = sum(p.leaders is not None for p in heals)
     metrics.HEALS.labels(*where, "blocked").set(blocked)
-    metrics.HEALS.labels(*where, "under_way").set(len(heals) - blocked)
+    metrics.HEALS.labels(*where, "under_way").set(len(heals) - blocked - spread)
     metrics.STALLED.labels(*where).set(any(f.kind is Kind.STALLED for f in plan.findings))
 
 

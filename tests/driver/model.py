@@ -6,6 +6,7 @@ configuration, what must never happen.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -30,6 +31,8 @@ from stele.driver.steps import (
     TakeOverIntent,
 )
 from stele.driver.view import (
+    MOVE,
+    MOVE_BY_HAND,
     Claim,
     ClusterView,
     CopyView,
@@ -42,11 +45,13 @@ from stele.driver.view import (
     TabletView,
     Wanted,
 )
+from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 
 COPY_ROUNDS = 2
-POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3)
+POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3, balance_leaders=False)
+"""Leaders stay where they are, so that stories tell of heals alone."""
 
 
 class Refused(Exception):
@@ -105,8 +110,19 @@ class ModelTablet:
     log_index: int = 10
     next_replica_id: int = 1
     replicas: dict[int, ModelReplica] = field(default_factory=dict)
+    by_hand: ByHand = NOT_BY_HAND
+    size: int = 20
+    """Bytes of each replica."""
     behind: set[str] = field(default_factory=set)
     """Nodes whose voters catch up for so long that none of them takes over in time."""
+    table: int = 0
+    kept: bool = False
+    """Whether an administrator has just moved its leader."""
+
+    @property
+    def wanted(self) -> int:
+        """The voters that it should have."""
+        return self.rf + self.by_hand.extra
 
 
 def node_name(number: int) -> NodeId:
@@ -117,7 +133,11 @@ def node_name(number: int) -> NodeId:
 class Cluster:
     """The model. `violations` is empty as long as nothing happened that must never happen."""
 
+    moves: list[tuple[str, str, str, str]]
+    """Moves that were begun: kind, tablet, from, to."""
+
     def __init__(self, machines: int, zones: int, tablets: int, rf: int) -> None:
+        self.moves = []
         self.nodes = {
             node_name(i): ModelNode(node_name(i), f"m{i}", f"z{i % zones}") for i in range(1, machines + 1)
         }
@@ -127,6 +147,8 @@ class Cluster:
         self.intents: dict[str, Intent] = {}
         self.tablets: dict[str, ModelTablet] = {}
         self.history: list[str] = []
+        self.leader_moves: Counter[TabletId] = Counter()
+        """How often a driver moved a leader to a node that it named."""
         order = list(self.nodes)
         for t in range(tablets):
             tablet_id = TabletId(f"{t + 1:032x}")
@@ -176,8 +198,12 @@ class Cluster:
             for rid, r in t.replicas.items()
             if not self.nodes[r.node_id].opening
         )
+        reports = tuple(replace(r, bytes_on_disk=t.size) for r in reports)
+        table = TableId(f"{t.table:x}" * 32 if t.table else "f" * 32)
+        kept = 1 if t.kept else 0  # the view's clock stands at 0
+        name = f"t{t.table or ''}"
         return TabletView(
-            t.tablet_id, TableId("f" * 32), "t", "RUNNING", t.config, 1, t.leader, t.rf, reports
+            *(t.tablet_id, table, name, "RUNNING", t.config, 1, t.leader, t.wanted, reports, kept, t.by_hand)
         )
 
     def _report(self, replica_id: int, r: ModelReplica) -> ReplicaView:
@@ -253,9 +279,7 @@ class Cluster:
             case EndIntent():
                 self._end(step.tablet_id, step.replica_id, cancelled=False)
             case MoveLeader():
-                t = self.tablets[step.tablet_id]
-                heirs = [p.node_id for p in self.data_voters(t)]
-                t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
+                self._move_leader(step)
             case DrainNode():
                 self._drain(step)
             case ParkNode():
@@ -279,6 +303,11 @@ class Cluster:
         if step.tablet_id in self.intents or target.state is not NodeState.ACTIVE or target.parked:
             raise Refused("intent")
         self._check_kept(step.tablet_id, step.replaces_replica)
+        if step.kind in (MOVE, MOVE_BY_HAND):
+            source = t.config.peer(ReplicaId(step.replaces_replica))
+            assert source is not None and self.live(t, source), "only a healthy replica is moved"
+            assert len(self.live_voters(t)) == len(t.config.voters), "a move begins while a voter is lost"
+            self.moves.append((step.kind, t.tablet_id, source.node_id, step.target_node))
         rid = ReplicaId(t.next_replica_id)
         t.next_replica_id += 1
         self.intents[step.tablet_id] = Intent(
@@ -306,6 +335,22 @@ class Cluster:
             )
         elif not step.log_only:
             held.waiting = False
+
+    def _move_leader(self, step: MoveLeader) -> None:
+        t = self.tablets[step.tablet_id]
+        heirs = [p.node_id for p in self.data_voters(t)]
+        if not step.target_node:
+            t.leader = next((n for n in heirs if n not in {*t.behind, t.leader}), t.leader)
+            return
+        if not t.leader:
+            raise Refused("NOT_LEADER")
+        if step.target_node not in heirs:
+            raise Refused("UNSAFE_CHANGE")
+        if step.target_node in t.behind:
+            raise Refused("NOT_READY")
+        if step.target_node != t.leader:
+            self.leader_moves[t.tablet_id] += 1
+        t.leader = step.target_node
 
     def _modify(self, step: Step, replica_id: int, *, member_type: MemberType, promote: bool) -> None:
         t = self.tablets[step.tablet_id]
@@ -475,7 +520,7 @@ class Cluster:
             return False
         for t in self.tablets.values():
             good = [p for p in self.data_voters(t) if self.nodes[p.node_id].state is NodeState.ACTIVE]
-            if len(t.config.peers) != t.rf or len(good) != t.rf:
+            if len(t.config.peers) != t.wanted or len(good) != t.wanted:
                 return False
         return True
 

@@ -297,9 +297,11 @@ class Nodes(ConsensusServiceServicer):
 
     @answering
     async def LeaderStepDown(self, request: cpb.LeaderStepDownRequest, context: Any) -> Any:
+        self.served.check(request.driver_epoch)
         t = self.served.tablet(request.tablet_id)
-        assert not request.target_node, "the leader knows best who is most advanced"
-        self.served.cluster.apply(MoveLeader(t.tablet_id, -1, ""))
+        assert request.term == 1, "the term fences late orders"
+        target = NodeId(id_from_pb(request.target_node))
+        self.served.cluster.apply(MoveLeader(t.tablet_id, -1, "", target))
         return cpb.LeaderStepDownResponse()
 
     @answering

@@ -259,7 +259,7 @@ async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[
 
 
 async def test_a_driver_that_had_nothing_to_do_says_so() -> None:
-    async with serve(Cluster(5, 1, 2, 3)) as served:
+    async with serve(Cluster(5, 1, 5, 3)) as served:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "stele.cli", "driver", "run", "--masters", served.address),
             "--until-healthy",
@@ -297,3 +297,63 @@ async def test_witnesses_that_have_no_turn_to_copy_join_over_the_wire() -> None:
         assert [r.waiting for r in replicas].count(True) == 2
         await passes(executor, cluster, 40)
     assert cluster.healthy()
+
+
+def piled_up() -> Cluster:
+    """Twelve tablets on three nodes, all led by the first."""
+    cluster = Cluster(3, 1, 12, 3)
+    for t in cluster.tablets.values():
+        t.leader = node_name(1)
+    return cluster
+
+
+def led(cluster: Cluster) -> list[int]:
+    """How many tablets each node leads, ascending."""
+    leaders = [t.leader for t in cluster.tablets.values()]
+    return sorted(leaders.count(n) for n in cluster.nodes)
+
+
+SPREADS = replace(POLICY, balance_leaders=True)
+
+
+async def test_leaders_are_spread_and_users_are_told_by_pairs_of_nodes() -> None:
+    cluster, told = piled_up(), list[Progress]()
+    async with serve(cluster) as served, driver(served, told) as executor:
+        report = await executor.run_once(SPREADS)
+        assert len(report.outcomes) == 8 and led(cluster) == [4, 4, 4]
+        assert [r.leaders.moved for r in told if r.leaders is not None] == [4, 4] and len(told) == 2
+        assert (await executor.run_once(SPREADS)).idle
+        assert served.calls.count("LeaderStepDownRequest") == 8
+        assert max(cluster.leader_moves.values()) == 1
+
+
+async def test_a_leader_that_did_not_move_is_not_asked_again_at_once() -> None:
+    """It lags. Each order might hold writes back."""
+    cluster, now_ms = piled_up(), 0
+    for t in cluster.tablets.values():
+        t.behind = {node_name(2), node_name(3)}
+    async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        for _ in range(6):
+            await executor.run_once(SPREADS)
+        asked = served.calls.count("LeaderStepDownRequest")
+        assert asked == 24, "each tablet once for each of the two"
+        for t in cluster.tablets.values():
+            t.behind = set()
+        now_ms += 10_000
+        assert (await executor.run_once(SPREADS)).idle
+        now_ms += 10_000
+        await executor.run_once(SPREADS)
+        assert led(cluster) == [4, 4, 4]
+
+
+async def test_no_more_leaders_move_in_a_minute_than_the_policy_says() -> None:
+    cluster, now_ms = piled_up(), 0
+    few = replace(SPREADS, leader_moves_at_once=2, leader_moves_per_minute=3)
+    async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        for _ in range(5):
+            await executor.run_once(few)
+        assert cluster.leader_moves.total() == 3
+        now_ms += 60_000
+        for _ in range(5):
+            await executor.run_once(few)
+        assert cluster.leader_moves.total() == 6

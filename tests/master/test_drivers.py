@@ -277,3 +277,27 @@ async def test_an_intent_is_not_ended_by_a_replica_of_its_number_on_another_node
         known = lead.catalog.tablets[row.tablet_id]
         await lead.commit([swap(known, replace(known, config=Configuration(-1, (*row.config.peers, twin))))])
         assert (await refused(w.leader.EndIntent(request, None))).code is Code.CAS_FAILED
+
+
+async def test_a_leader_is_kept_for_a_time_and_given_back(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+
+        async def keep(for_ms: int) -> int:
+            request = pb.KeepLeaderRequest(tablet_id=id_to_pb(row.tablet_id), for_ms=for_ms)
+            await w.leader.KeepLeader(request, None)
+            view = await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)
+            (seen,) = (t for t in view.tablets if t.tablet_id == id_to_pb(row.tablet_id))
+            return max(0, seen.leader_kept_until_us - view.now_us)
+
+        assert 50_000_000 < await keep(60_000) <= 60_000_000
+        await w.elect(MASTERS[1])
+        assert 590_000_000 < await keep(600_000) <= 600_000_000, "another master goes on with it"
+        assert await keep(0) == 0
+        week_ms = 7 * 86_400_000
+        refusal = await refused(keep(week_ms + 1))
+        assert refusal.code is Code.INVALID_ARGUMENT and "604800 s at most" in str(refusal)
+        assert (await refused(w.leader.KeepLeader(pb.KeepLeaderRequest(tablet_id=b"x" * 16), None))).code is (
+            Code.NOT_FOUND
+        )

@@ -31,6 +31,7 @@ from stele.master.records import (
     key_of,
 )
 from stele.master.server import start_master
+from stele.model.by_hand import NOT_BY_HAND
 from stele.model.config import Configuration
 from stele.model.errors import SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID
@@ -90,6 +91,8 @@ def _compact(values: object) -> bytes:
 
 
 def _plain(default: object) -> object:
+    if default == NOT_BY_HAND:
+        return []
     return default if isinstance(default, str | int | bool | tuple) else "no default"
 
 

@@ -106,8 +106,7 @@ async def test_defaults_are_filled_in(kube: Kube) -> None:
     assert spec["nodes"]["machineSpread"] == "Required"
     assert spec["healing"] == {
         "witnessAfter": "30s", "silentAfter": "5m", "machineLostAfter": "10m", "machineDeletedAfter": "0s",
-        "volumeLostAfter": "0s", "maxLostNodes": 1, "mastersDriveAfter": "2m",
-        "keepFor": "24h",
+        "volumeLostAfter": "0s", "maxLostNodes": 1, "keepFor": "24h",
     }  # fmt: skip
     assert spec["budget"] == {"copies": 4, "bytesPerSecond": "100Mi"}
     assert (spec["deletionPolicy"], spec["paused"]) == ("Retain", False)
@@ -390,7 +389,6 @@ FIXED: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.nodes.storage.className", "fast", "storage.className cannot change"),
     ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
     ("flights", "spec.tableName", "other", "tableName cannot change"),
-    ("flights", "spec.replicationFactor", 5, "replicationFactor cannot be changed yet"),
     ("flights", "spec.primaryKey", ["year"], "primaryKey cannot change"),
     ("flights", "spec.columns.0.type", "int32", "columns cannot change"),
     ("flights", "spec.partitioning.hash.0.buckets", 16, "partitioning cannot change"),

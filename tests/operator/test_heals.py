@@ -34,6 +34,8 @@ class Driver:
         self.cluster, self.policy = cluster, policy
         self.heals, self.pace = Heals(), Pace()
         self.told: list[News] = []
+        self.works: list[Work] = []
+        """Those of the last round."""
         self.now_s = 0.0
         self.rounds = 0
 
@@ -47,7 +49,8 @@ class Driver:
             error = "" if isinstance(step, WAITS) else error
             records.append(self.pace.record(step, f"t{int(step.tablet_id or '0', 16) % 3}", 0, error))
         report = Report(view, (), tuple(records))
-        self.told += self.heals.note(works_of(report, self.policy), {}, self.now_s)
+        self.works = works_of(report, self.policy)
+        self.told += self.heals.note(self.works, {}, self.now_s)
         self.cluster.advance()
         self.now_s += seconds
         self.rounds += 1

@@ -10,7 +10,7 @@ import pytest
 
 from stele.driver.progress import Progress
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers
+from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers, SetReplicationFactor
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.observation import GroupObject, Observation
 from stele_operator.plan.status import cluster_status, group_status
@@ -113,7 +113,7 @@ def test_a_schema_that_differs_from_the_table_changes_nothing() -> None:
     assert not plan.actions
     found = conditions(world, "events")
     assert found["Stalled"][:2] == ("True", "TableDiffers")
-    assert "column more is not in the table; the table has replication factor 3" in found["Stalled"][2]
+    assert found["Stalled"][2].endswith("left unchanged: column more is not in the table")
     assert found["Ready"][0] == "True"
 
 
@@ -331,3 +331,70 @@ def test_a_status_stays_below_64_kib() -> None:
     assert len(status["healing"]["active"]) == 20
     assert status["healing"]["total"] == 500
     assert len(json.dumps(status).encode()) < 64 * 1024
+
+
+def test_a_changed_replication_factor_is_given_to_the_table_and_shown_as_progress() -> None:
+    world = made()
+    world.step()
+    group = world.objects["TabletGroup", "events"]
+    group["spec"]["replicationFactor"] = 5
+    (action,) = make_plan(world.observe()).actions
+    assert isinstance(action, SetReplicationFactor) and action.factor == 5
+    assert conditions(world, "events")["Reconciling"][:2] == ("True", "ReplicationFactor")
+    world.step()
+    assert world.tables[0].replication_factor == 5 and not make_plan(world.observe()).actions
+    found = conditions(world, "events")
+    assert found["Reconciling"] == (
+        "True",
+        "AddingReplicas",
+        "4 of 4 tablets get more replicas, for replicationFactor 5",
+    )
+    assert found["Degraded"][0] == "False" and found["Ready"][0] == "True"
+    assert conditions(world)["Degraded"][0] == "False"
+
+
+def test_a_voter_that_is_lost_while_replicas_are_added_is_told_as_lost() -> None:
+    world = made()
+    world.step()
+    world.objects["TabletGroup", "events"]["spec"]["replicationFactor"] = 5
+    world.step()
+    world.kill("n1")
+    for _ in range(40):
+        world.step()
+    assert conditions(world, "events")["Degraded"][:2] == ("True", "VoterLost")
+
+
+def test_a_replication_factor_beyond_the_nodes_waits_for_a_human_and_keeps_the_table() -> None:
+    world = made()
+    world.step()
+    world.objects["TabletGroup", "events"]["spec"]["replicationFactor"] = 7
+    assert not make_plan(world.observe()).actions
+    stalled = conditions(world, "events")["Stalled"]
+    assert stalled[:2] == ("True", "TooFewNodes") and "keeps replication factor 3" in stalled[2]
+
+
+def test_a_replication_factor_that_the_masters_refuse_is_told_and_asked_for_without_haste() -> None:
+    world = made()
+    world.step()
+    world.objects["TabletGroup", "events"]["spec"]["replicationFactor"] = 5
+    o = world.observe()
+    told = replace(o, refused={("TabletGroup", "events"): "only 4 machines have ACTIVE nodes"})
+    plan = make_plan(told)
+    assert plan.wait_s > make_plan(o).wait_s
+    (stalled,) = [f for f in plan.findings if f.kind is Kind.STALLED]
+    assert (stalled.group, stalled.reason) == ("events", "Refused")
+    assert "only 4 machines have ACTIVE nodes; the table keeps replication factor 3" in stalled.message
+
+
+def test_a_table_that_somebody_else_made_keeps_its_replication_factor() -> None:
+    """It has the name and the columns of the TabletGroup, which has not taken it over."""
+    world = made()
+    world.step()
+    other = replace(world.tables[0], table_id="e" * 32, name="theirs", replication_factor=5)
+    world.tables.append(other)
+    world.group("theirs", deletionPolicy="Retain")
+    world.objects["TabletGroup", "theirs"]["spec"]["partitioning"] = world.objects["TabletGroup", "events"][
+        "spec"
+    ]["partitioning"]
+    assert not make_plan(world.observe()).actions
+    assert "replication factor 5" in conditions(world, "theirs")["Stalled"][2]

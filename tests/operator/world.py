@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from stele.driver.nodes import node_steps
-from stele.driver.policy import StandingPolicy
 from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
 from stele.model.config import Configuration, MemberType, Peer
@@ -34,8 +33,8 @@ from stele_operator.plan.actions import (
     RegisterNode,
     ReleaseClaim,
     RetireClaim,
-    SetDriverPolicy,
     SetFinalizers,
+    SetReplicationFactor,
 )
 from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
 from stele_operator.plan.order import Held
@@ -120,8 +119,6 @@ class World:
         """The masters' disks are full: they take no registration."""
         self.masters_stay = False
         """The catalog names a master that is DRAINING until another has taken its place."""
-        self.standing: StandingPolicy | None = StandingPolicy(30_000, 1, 4, 0, 120_000)
-        """The policy in the catalog; None: the masters are of a version that keeps none."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -192,8 +189,6 @@ class World:
                     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # nobody there to stop it
                     return
                 del self.objects[action.kind, action.name]
-            case SetDriverPolicy():
-                self.standing = action.policy
             case SetFinalizers():
                 raw = self._seen("TabletGroup", action.group, action.uid, action.resource_version)
                 raw["metadata"]["finalizers"] = list(action.finalizers)
@@ -214,6 +209,8 @@ class World:
                 self.confirmed.add(action.node_id)
             case CreateTable():
                 self._create_table(action)
+            case SetReplicationFactor():
+                self._set_factor(action)
             case DeleteTable():
                 self.tables = [
                     replace(t, state="REMOVED") if t.table_id == action.table_id else t for t in self.tables
@@ -263,6 +260,18 @@ class World:
                     1, peers[0].node_id, factor,
                 )
             )  # fmt: skip
+
+    def _set_factor(self, action: SetReplicationFactor) -> None:
+        for number, table in enumerate(self.tables):
+            if table.table_id == action.table_id and table.replication_factor != action.factor:
+                before = table.replication_factor
+                self.tables[number] = replace(
+                    table, replication_factor=action.factor, replication_factor_before=before
+                )
+        self.tablets = [
+            replace(t, replication_factor=action.factor) if t.table_id == action.table_id else t
+            for t in self.tablets
+        ]
 
     # -- what happens by itself
 
@@ -464,7 +473,6 @@ class World:
             tuple(t for t in self.tables if t.state != "REMOVED"),
             frozenset(self.formed_nodes),
             dict(self.node_names),
-            self.standing,
         )
 
     # -- running

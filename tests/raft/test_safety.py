@@ -500,3 +500,39 @@ def test_a_voter_that_lags_is_not_handed_leadership_however_little_it_leads() ->
         accept(core, 3, core.log.last_index, now=now)
         accept(core, 2, 1, now=now)
     assert heir(core, (2, 0), (3, 9), now=601) == [3]
+
+
+def test_a_target_that_is_named_is_refused_at_once_while_it_lacks_much_of_the_log() -> None:
+    """Proposals are held until it has all. They waited an election timeout for a target that was far behind."""
+    core = leader_in_step()
+    settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
+    for now in range(75, 600, 75):
+        core.step(Tick(now))
+        accept(core, 3, core.log.last_index, now=now)
+        accept(core, 2, 1, now=now)
+    (refused,) = [
+        e
+        for e in core.step(TransferLeadership(5, ReplicaId(2), 601, at_once=True))
+        if isinstance(e, TransferFailed)
+    ]
+    assert refused.code is Code.NOT_READY and refused.message.startswith("replica 2 lacks 1 entries")
+    assert [e for e in core.step(Propose(6, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
+    effects = core.step(TransferLeadership(7, ReplicaId(2), 602))
+    assert not [e for e in effects if isinstance(e, TransferFailed)], "who may wait is not refused"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [(9, "is not another member"), (1, "is not another member"), (2, "has FAILED"), (4, "is a NON_VOTER")],
+)
+def test_a_target_that_cannot_lead_is_refused_with_the_reason(target: int, why: str) -> None:
+    config = Configuration(1, (*configuration(3).peers, peer(4, LEARNER)))
+    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), config=config), random.Random(1))
+    lead(core)
+    for n in (2, 3):
+        accept(core, n, 1)
+    core.step(Received(ReplicaId(2), UpdateResponse(core.term, True, OpId(1, 1), failed=True), 6))
+    (refused,) = [
+        e for e in core.step(TransferLeadership(5, ReplicaId(target), 7)) if isinstance(e, TransferFailed)
+    ]
+    assert refused.code is Code.UNSAFE_CHANGE and why in refused.message

@@ -56,15 +56,21 @@ _GROUPS = {
             "describe": ("stele.cli.tables:describe", "Show columns, partitioning and tablets of a table."),
             "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
             "delete": ("stele.cli.tables:delete", "Delete a table permanently."),
+            "set-rf": ("stele.cli.replicas:set_rf", "Set how many replicas each tablet of a table has."),
             "scan": ("stele.cli.scan:scan", "Print rows of a table at one snapshot."),
             "load": ("stele.cli.load:load", "Write CSV, Parquet or Arrow files into a table."),
         },
     ),
     "tablet": (
-        "Look at tablets.",
+        "Look at tablets, place their replicas, and move their leaders.",
         {
             "list": ("stele.cli.tablets:list_tablets", "List tablets with leaders and health."),
             "describe": ("stele.cli.tablets:describe", "Show the replicas of one tablet."),
+            "step-down": ("stele.cli.leaders:step_down", "Move the leader of a tablet to another node."),
+            "move": ("stele.cli.placing:move", "Move a replica to another node."),
+            "add-replica": ("stele.cli.placing:add_replica", "Add a replica beyond the table's factor."),
+            "remove-replica": ("stele.cli.placing:remove_replica", "Remove a replica that was added."),
+            "release": ("stele.cli.placing:release", "Take back what was asked for by hand."),
         },
     ),
     "kv": (
@@ -93,7 +99,10 @@ _OTHER_PROGRAMS = {
     for verb in ("up", "down", "status", "off", "on", "wipe", "env", "exec", "operator")
 } | {("stele", "operator"): "the operator is another program: `stele-operator run`"}
 """(Group, word) of commands that people look for here."""
-_COMMANDS = {"ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster.")}
+_COMMANDS = {
+    "ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster."),
+    "rebalance": ("stele.cli.rebalance:rebalance", "Spread replicas evenly over zones and nodes."),
+}
 
 
 class _BestEffortStream:

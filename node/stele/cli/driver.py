@@ -42,6 +42,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="If more nodes than this are silent, do nothing.",
 )
+@click.option(
+    "--balance-leaders/--no-balance-leaders",
+    default=True,
+    show_default=True,
+    help="While nothing heals, spread leaders over the nodes.",
+)
+@click.option(
+    "--rebalance/--no-rebalance",
+    default=True,
+    show_default=True,
+    help="While nothing heals, move replicas so that nodes have equal shares.",
+)
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
 def run(
     masters: str,
@@ -49,10 +61,13 @@ def run(
     dead_after_s: float,
     copies: int,
     max_lost_nodes: int,
+    balance_leaders: bool,
+    rebalance: bool,
     lost: tuple[str, ...],
 ) -> None:
     """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
 
+    Then it spreads replicas and leaders: no node leads more than one tablet over its share.
     It needs the driver claim, so it does nothing while an operator holds that.
 
     Example: stele driver run --until-healthy --dead-after 10
@@ -74,6 +89,8 @@ def run(
         lost=frozenset(lost),
         max_lost_nodes=max_lost_nodes,
         max_copies=copies,
+        balance_leaders=balance_leaders,
+        rebalance=rebalance,
     )
 
     steps = 0
@@ -81,7 +98,7 @@ def run(
     def show(progress: Progress) -> None:
         nonlocal steps
         steps += 1
-        _show(progress)
+        show_step(progress)
 
     async def until_told() -> None:
         driving = asyncio.ensure_future(
@@ -101,7 +118,8 @@ def run(
     asyncio.run(until_told())
 
 
-def _show(progress: Progress) -> None:
+def show_step(progress: Progress) -> None:
+    """Print one step of a driver."""
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     left = f", {progress.eta_s:.0f} s left" if progress.eta_s is not None else ""
     error = f" ({progress.error})" if progress.error else ""

@@ -88,6 +88,9 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             names, splits = _split(info.schema, info.partition_schema.range)
             say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
+    counts = health.replicas_of(info.table_id)
+    if not counts.done:
+        say(f"replication factor {info.replication_factor}: {counts}")
     tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
     called = names_of_nodes(health)

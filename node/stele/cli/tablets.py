@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,23 +73,17 @@ def describe(tablet: str, masters: str, as_json: bool) -> None:
 
     Example: stele tablet describe 9a2e41
     """
-    from stele.client.admin import cluster_view, tablet_now
+    from stele.client.admin import cluster_view, tablet_called, tablet_now
     from stele.client.health import examine
-    from stele.model.errors import Code, Rejected
 
     async def work(
         client: AsyncClient,
     ) -> tuple[master_pb2.TabletViewPB, master_pb2.TabletViewPB, ClusterHealth]:
         cluster = await cluster_view(client.masters)
-        found = [t for t in cluster.tablets if t.tablet_id.hex().startswith(tablet.lower())]
-        if len(found) != 1:
-            raise Rejected(
-                f"{len(found)} tablets begin with {tablet}; `stele tablet list` shows all",
-                code=Code.NOT_FOUND,
-            )
+        found = tablet_called(tablet, cluster)
         health = examine(cluster)
         known = {node.node_id: node for node in health.nodes}
-        return found[0], await tablet_now(client.pool, found[0], known), health
+        return found, await tablet_now(client.pool, found, known), health
 
     view, now, health = with_client(masters, work)
     if as_json:
@@ -110,6 +106,9 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
         f"tablet {tablet.tablet_id} of {view.table_name}: {tablet.state}, term {view.term}, leader {leader}, "
         f"configuration {view.committed_config.opid_index}"
     )
+    if view.HasField("by_hand"):
+        names = names_of_nodes(health)
+        say(f"placed by hand: {by_hand_in_words(view, names)}; `stele tablet release` takes it back")
     faults = member_faults(view, known)
     reports = {(r.node_id, r.status.replica_id): r for r in now.replicas}
     members = {(peer.node_id, peer.replica_id): peer for peer in view.committed_config.peers}
@@ -131,6 +130,22 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
             row[5:8] = _numbers(report)
         rows.append((*row, faults.get(replica_id, "") if peer is not None else _outside_state(status)))
     show_table(("replica", "node", "member", "state", "role", "applied", "bytes", "reported", ""), rows)
+
+
+def by_hand_in_words(view: master_pb2.TabletViewPB, names: Mapping[str, str]) -> str:
+    """What was asked of a tablet's replicas by hand, by whom and why."""
+    hand = view.by_hand
+
+    def called(ids: Iterable[bytes]) -> str:
+        return ", ".join(names.get(i.hex(), short(i.hex())) for i in ids)
+
+    parts = [f"on {called(hand.pinned)}"] if hand.pinned else []
+    parts += [f"not on {called(hand.avoided)}"] if hand.avoided else []
+    parts += [f"{hand.extra} more than its table's factor"] if hand.extra else []
+    since = datetime.datetime.fromtimestamp(hand.since_us // 1_000_000, datetime.UTC)
+    who = f" by {hand.owner}" if hand.owner else ""
+    why = f" ({hand.reason})" if hand.reason else ""
+    return f"{', '.join(parts)}; asked for {since:%Y-%m-%d %H:%M} UTC{who}{why}"
 
 
 def _numbers(report: master_pb2.ReplicaReportPB) -> tuple[str, str, str]:

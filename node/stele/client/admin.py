@@ -166,7 +166,7 @@ async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) 
         Retryable: no master leads after `timeout_s`, or the leader began only a moment ago.
     """
     view = await cluster_view(masters, timeout_s=timeout_s)
-    node = _node_called(given, list(view.nodes))
+    node = node_called(given, list(view.nodes))
     request = master_pb2.SetNodeStateRequest(
         node_id=node.node_id,
         state=master_pb2.RETIRED,
@@ -177,7 +177,18 @@ async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) 
     return node.name or id_from_pb(node.node_id)
 
 
-def _node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
+def tablet_called(given: str, view: master_pb2.GetClusterViewResponse) -> master_pb2.TabletViewPB:
+    """The tablet whose id begins with these digits. Raises Rejected: NOT_FOUND, none or several do."""
+    found = [t for t in view.tablets if given and t.tablet_id.hex().startswith(given.lower())]
+    if len(found) != 1:
+        raise Rejected(
+            f"{len(found)} tablets begin with {given}; `stele tablet list` shows all", code=Code.NOT_FOUND
+        )
+    return found[0]
+
+
+def node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
+    """The node with this name or id, or whose id begins with these eight or more digits. Raises `Rejected`."""
     digits = given.lower()
     found = [node for node in nodes if node.name == given] or [
         node for node in nodes if len(digits) >= _DIGITS_MIN and id_from_pb(node.node_id).startswith(digits)

@@ -249,6 +249,24 @@ class AsyncClient:
                 locations.end()
         return answer
 
+    async def set_replication_factor(self, name: str, replication_factor: int) -> TableInfo:
+        """Set the number of replicas of each tablet: 1, 3, 5 or 7. Returns the table as it is now described.
+
+        It returns at once. A driver, such as the operator, then adds or removes replicas one at a time, and the table is
+        read and written meanwhile. Where a TabletGroup describes the table, change that instead.
+
+        Raises:
+            Rejected: NOT_FOUND; INVALID_ARGUMENT: another number, or too few machines for it.
+            Retryable: too few nodes answer now.
+        """
+        arguments.text(name, "table name")
+        request = master_pb2.SetReplicationFactorRequest(
+            name=name, replication_factor=arguments.replication_factor(replication_factor)
+        )
+        with _advised(f"no table {name}", Advice.LIST_TABLES, name):
+            answer = await self._ask("SetReplicationFactor", request)
+        return table_info_from_pb(answer.table)
+
     async def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s."""
         answer = await self._ask("ListTables", master_pb2.ListTablesRequest())

@@ -244,6 +244,23 @@ class Client:
         """
         self.run(self.asynchronous.delete_table(name, timeout_s=timeout_s))
 
+    def set_replication_factor(self, name: str, replication_factor: int) -> TableInfo:
+        """Set the number of replicas of each tablet of a table or key space: 1, 3, 5 or 7.
+
+        It returns at once. A driver, such as the operator, then adds or removes replicas one at a time, and the table is
+        read and written meanwhile. Where a TabletGroup describes the table, change that instead.
+
+        Raises:
+            Rejected: NOT_FOUND; INVALID_ARGUMENT: another number, or too few machines for it.
+            Retryable: too few nodes answer now.
+
+        Example:
+            >>> space = client.create_keyspace("settings")
+            >>> client.set_replication_factor("settings", 1).replication_factor
+            1
+        """
+        return self.run(self.asynchronous.set_replication_factor(name, replication_factor))
+
     def list_tables(self) -> list[TableInfo]:
         """All tables and key spaces, by name. Raises Retryable if no master leads within 15 s.
 

@@ -7,7 +7,7 @@ replication factor allows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stele.driver.progress import with_names
@@ -39,6 +39,38 @@ class TabletHealth:
     def led(self) -> bool:
         """Whether it can be read and written: it has a leader that is heard, and a majority."""
         return self.state in ("healthy", "under-replicated")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCounts:
+    """How many of some tablets have the replicas that are wanted of them, and how many have too few or too
+    many."""
+
+    tablets: int
+    short: int
+    over: int
+
+    @classmethod
+    def of(cls, tablets: Sequence[TabletHealth]) -> ReplicaCounts:
+        """Count these tablets."""
+        short = sum(t.voters_healthy < t.voters_wanted for t in tablets)
+        over = sum(t.voters_healthy >= t.voters_wanted and len(t.members) > t.voters_wanted for t in tablets)
+        return cls(len(tablets), short, over)
+
+    @property
+    def done(self) -> bool:
+        """Whether all of them have exactly the replicas that are wanted."""
+        return not self.short and not self.over
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.tablets - self.short - self.over} of {self.tablets} tablets have the wanted replicas"
+        ]
+        if self.short:
+            parts.append(f"{self.short} wait for more")
+        if self.over:
+            parts.append(f"{self.over} have one to remove")
+        return "; ".join(parts)
 
 
 @dataclass(slots=True)
@@ -125,6 +157,10 @@ class ClusterHealth:
         """Nodes and masters whose clock is wrong: they lead only if no other can, and make no timestamps."""
         return [node for node in self.nodes if node.clock_fault]
 
+    def replicas_of(self, table_id: str) -> ReplicaCounts:
+        """How far the tablets of a table have the replicas that are wanted."""
+        return ReplicaCounts.of([t for t in self.tablets if t.table_id == table_id])
+
     def ready(self, table_id: str) -> int:
         """The number of this table's tablets that can be read and written."""
         return sum(t.led for t in self.tablets if t.table_id == table_id)
@@ -206,7 +242,8 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
         state = "unavailable"
         if leader not in alive:
             reasons.append("no leader" if not leader else f"its leader {_label(leader, known)} is silent")
-    elif with_data < wanted or len(voters) != wanted:
+    elif with_data < wanted or healthy - (len(voters) // 2 + 1) < (wanted - 1) // 2:
+        # A voter more than wanted is no fault, as long as it is healthy: a replica is being moved.
         state = "under-replicated"
         if not reasons:
             reasons.append(f"{with_data} of {wanted} voters")

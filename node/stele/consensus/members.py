@@ -84,15 +84,21 @@ class Members:
         )
 
     async def transfer_leadership(
-        self, target: ReplicaId | None = None, leads: Mapping[NodeId, int] | None = None, cause: str = ""
+        self,
+        target: ReplicaId | None = None,
+        leads: Mapping[NodeId, int] | None = None,
+        cause: str = "",
+        *,
+        at_once: bool = False,
     ) -> None:
         """Hand leadership to `target`, or to the voter whose node leads least by `leads`, of those that keep
         up.
 
-        `cause`: why, for the log.
+        `cause`: why, for the log. `at_once`: refuse a target that lacks much of the log, because writes wait
+        until it has all of it.
 
         Raises:
-            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY.
+            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY (also a target that is not caught up).
             Rejected: the target cannot lead.
         """
         self._standing.check_leader()
@@ -101,7 +107,7 @@ class Members:
         led = tuple((p.replica_id, known.get(p.node_id, 0)) for p in self._standing.config.peers)
         if cause:
             self._standing.log.info("handing over", to=target, cause=cause)
-        event = TransferLeadership(context, target, self._runtime.now_ms(), led, cause)
+        event = TransferLeadership(context, target, self._runtime.now_ms(), led, cause, at_once)
         await self._ask(self._transfers, context, event)
 
     async def _ask(

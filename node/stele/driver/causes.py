@@ -15,6 +15,11 @@ def heal_cause(node_id: str, epoch: int) -> str:
     return f"heal/{node_id[:8]}-{epoch}"
 
 
+def move_cause(kind: str, tablet_id: str, epoch: int) -> str:
+    """The cause of a move of a healthy replica: `move/9a2e41c0-12`, or `move-by-hand/...`."""
+    return f"{kind}/{tablet_id[:8]}-{epoch}"
+
+
 def cause_of(s: Situation, epoch: int) -> str:
     """The cause of the next step of a tablet, which a driver of this epoch takes."""
     if s.intent is not None and s.intent.cause:

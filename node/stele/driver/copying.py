@@ -73,6 +73,8 @@ class Copying:
             why = why or self._too_full(s, report.copy) or self._tried_in_vain(intent, report.copy)
         if not why:
             return ""
+        if intent.moves:
+            return why  # nothing is lost: its source stays
         other = choose_target(s, self._view, self._policy, self._load)
         return why if other is not None and other.node_id not in self._trials.avoid else ""
 

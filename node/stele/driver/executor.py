@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
+from stele.driver.leader_trials import LeaderMemory
 from stele.driver.orders import Orders
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
-from stele.driver.progress import Pace, Progress
+from stele.driver.progress import Pace, Progress, leader_records, spreads_leaders
 from stele.driver.situation import judge
 from stele.driver.steps import WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
@@ -92,6 +93,7 @@ class Executor:
         self._pace = Pace()
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
+        self._leaders = LeaderMemory()
 
     async def ensure_claim(self) -> Claim:
         """Take the claim, or renew it once a third of its lifetime has passed.
@@ -133,8 +135,7 @@ class Executor:
         Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only
         when asked.
         """
-        request = master_pb2.GetClusterViewRequest(holder=self._holder)
-        answer = await self.masters.call("GetClusterView", request)
+        answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
         # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to
         # renew a Lease.
         view = await asyncio.to_thread(view_from_pb, answer)
@@ -177,17 +178,14 @@ class Executor:
             view = await self.observe(policy)
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
-        trials = self._copies.look(view, self._now_ms())
+        now = self._now_ms()
+        leaders = self._leaders.look(view, policy.leader_moves_per_minute, now)
+        trials = replace(self._copies.look(view, now), leaders=leaders)
         steps = tuple(self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials))
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         gate = asyncio.Semaphore(STEPS_AT_ONCE)
         outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))
-        names: dict[str, str] = {t.tablet_id: t.table_name for t in view.tablets}
-        now = self._now_ms()
-        records = tuple(
-            self._pace.record(o.step, names.get(o.step.tablet_id, ""), now, str(o.error) if o.error else "")
-            for o in outcomes
-        )
+        records = self._records(outcomes, view)
         self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
         for record in records:
             if self._on_progress is not None:
@@ -196,6 +194,23 @@ class Executor:
             if outcome.error is not None and outcome.error.code is Code.STALE_EPOCH:
                 raise self._stopped(outcome.error)
         return Report(view, tuple(outcomes), records)
+
+    def _records(self, outcomes: Sequence[Outcome], view: ClusterView) -> tuple[Progress, ...]:
+        """The outcomes for users: one record for each step, but one for all leaders that move between two
+        nodes."""
+        names: dict[str, str] = {t.tablet_id: t.table_name for t in view.tablets}
+        now = self._now_ms()
+        moves = [(o.step, o.error) for o in outcomes if spreads_leaders(o.step)]
+        return (
+            *(
+                self._pace.record(
+                    o.step, names.get(o.step.tablet_id, ""), now, str(o.error) if o.error else ""
+                )
+                for o in outcomes
+                if not spreads_leaders(o.step)
+            ),
+            *leader_records(moves, {t.tablet_id: t.leader_node for t in view.tablets}),
+        )
 
     async def _carry_out(
         self, orders: Orders, gate: asyncio.Semaphore, step: Step, view: ClusterView
@@ -214,8 +229,10 @@ class Executor:
                     error=str(exc),
                 )
                 self._refusals.count(step, exc)
+                self._leaders.note(step, exc, self._now_ms())
                 return Outcome(step, exc)
         self._refusals.count(step, None)
+        self._leaders.note(step, None, self._now_ms())
         log.info("step done", step=type(step).__name__, tablet=step.tablet_id, cause=step.because)
         return Outcome(step)
 

@@ -48,7 +48,7 @@ async def run(
     name = cut(holder or f"cli/{socket.gethostname()}/{os.getpid()}", HOLDER_CHARS_MAX)
     executor = Executor(pool, masters, holder=name, on_progress=on_progress)
     soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
-    soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0)
+    soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0, balance_leaders=False)
     told = ""
     try:
         while True:

@@ -228,11 +228,16 @@ class Orders:
         return config_from_pb(answer.committed)
 
     async def _move_leader(self, step: MoveLeader, view: ClusterView) -> None:
+        """The term fences a late order: by then the leader was elected again, or another one leads."""
+        tablet = _tablet(step.tablet_id, view)
         request = consensus_pb2.LeaderStepDownRequest(
-            tablet_id=id_to_pb(step.tablet_id), driver_epoch=self._epoch, reason=cut(step.because)
+            tablet_id=id_to_pb(step.tablet_id),
+            target_node=id_to_pb(step.target_node),
+            driver_epoch=self._epoch,
+            reason=cut(step.because),
+            term=tablet.term,
         )
-        leader = _node(_tablet(step.tablet_id, view).leader_node, view)
-        await self._to_node(leader, "LeaderStepDown", request)
+        await self._to_node(_node(tablet.leader_node, view), "LeaderStepDown", request)
 
     async def _cancel(self, step: CancelCopy, view: ClusterView) -> None:
         """Fence, then end. The fence rewrites the leader's own peer entry, so late orders meet a newer

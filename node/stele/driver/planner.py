@@ -14,8 +14,11 @@ from dataclasses import replace
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
+from stele.driver.leader_moves import leader_steps
+from stele.driver.moves import begin_by_hand, begin_move, no_longer_wanted, unrest
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
+from stele.driver.replica_balance import Move, ReplicaBalance
 from stele.driver.situation import Member, Situation, judge, majority
 from stele.driver.slots import Slots
 from stele.driver.steps import (
@@ -36,6 +39,7 @@ from stele.driver.steps import (
 from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
+    MOVE,
     ClusterView,
     DataState,
     Intent,
@@ -56,14 +60,30 @@ def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple
         return (
             Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
         )
+    planner = _Planner(view, policy, situations_of(view, policy), trials)
+    steps = planner.tablets() + list(node_steps(view, policy))
+    if policy.rebalance and not unrest(planner.situations, steps, view, policy):
+        steps += planner.rebalance()
+    return tuple(steps + leader_steps(view, policy, trials.leaders, planner.situations, steps))
+
+
+def situations_of(view: ClusterView, policy: Policy) -> list[Situation]:
+    """The running tablets, judged; those with the least to spare first."""
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     running = (t for t in view.tablets if t.state == "RUNNING")
-    situations = sorted(
+    return sorted(
         (judge(t, view, policy, nodes) for t in running), key=lambda s: (s.spare, s.tablet.tablet_id)
     )
-    planner = _Planner(view, policy, situations, trials)
-    steps = [step for s in situations if (step := planner.tablet(s)) is not None]
-    return tuple(steps) + tuple(node_steps(view, policy))
+
+
+def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[list[Move], str]:
+    """All moves that balance would make, in order, if nothing else happened; and why none may begin now, or
+    ""."""
+    planner = _Planner(view, policy, situations_of(view, policy), trials)
+    steps = planner.tablets() + list(node_steps(view, policy))
+    why = unrest(planner.situations, steps, view, policy)
+    balance = ReplicaBalance(view, policy, planner.situations, planner.load)
+    return list(balance.moves()), why
 
 
 class _Planner:
@@ -74,12 +94,13 @@ class _Planner:
     ) -> None:
         self.view = view
         self.policy = policy
+        self.situations = situations
         self.epoch = view.claim.epoch if view.claim is not None else 0
         out_of_reach = {m.peer.node_id for s in situations for m in s.members if not m.answers}
         self.load = Load(view, trials.avoid, frozenset(out_of_reach))
         self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
-        self.slots = Slots(situations, policy.max_copies, trials)
+        self.slots = Slots(situations, policy, trials)
         self.joining = Joining(self.copying, self.slots, policy, trials)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
@@ -90,6 +111,7 @@ class _Planner:
             self.promote_back,
             self.too_many_lost,
             self.drop_target,
+            self.drop_move,
             self.drop_unneeded,
             self.make_room,
             self.bring_target,
@@ -98,14 +120,33 @@ class _Planner:
             self.remove_leftover,
             self.remove_excess,
             self.begin,
+            self.begin_by_hand,
         )
+
+    def tablets(self) -> list[Step]:
+        """The steps of all tablets, at most one each."""
+        return [step for s in self.situations if (step := self.tablet(s)) is not None]
+
+    def rebalance(self) -> list[Step]:
+        """The beginnings of moves for balance, as many as there are slots."""
+        steps: list[Step] = []
+        if not self.slots.can_move:
+            return steps
+        of = {s.tablet.tablet_id: s for s in self.situations}
+        moves = ReplicaBalance(self.view, self.policy, self.situations, self.load).moves()
+        while self.slots.can_move and (move := next(moves, None)) is not None:
+            s, target = of[TabletId(move.tablet_id)], self.view.node(move.target)
+            source = s.member(move.replica_id)
+            if source is not None and target is not None and self.slots.begin_move():
+                steps.append(begin_move(s, source, target, move.reason, MOVE, self.epoch))
+        return steps
 
     def tablet(self, s: Situation) -> Step | None:
         """The one step for this tablet, or None."""
         for check in self.checks:
             step = check(s)
             if step is not None:
-                return replace(step, cause=cause_of(s, self.epoch))
+                return step if step.cause else replace(step, cause=cause_of(s, self.epoch))
         return None
 
     def not_heard(self, s: Situation) -> Step | None:
@@ -213,6 +254,15 @@ class _Planner:
             )
         return None
 
+    def drop_move(self, s: Situation) -> Step | None:
+        """Give up a move that nobody wants any more, or that stands in the way of a heal."""
+        why = no_longer_wanted(s)
+        if s.intent is None or not why or _is_voter(s.joining):
+            return None
+        if s.joining is not None:
+            return self._remove(s, s.joining, why)
+        return _cancel(s, s.intent, why)
+
     def drop_unneeded(self, s: Situation) -> Step | None:
         """There are enough good voters without the joining replica: the dead one returned, or fewer are
         wanted."""
@@ -276,7 +326,7 @@ class _Planner:
         return self._remove(
             s,
             replaced,
-            f"{replaced.fault or 'spare'}; {joining.name} {_arrived(joining)} and has taken its place",
+            f"{replaced.fault or ('it moves' if replaced.leaving else 'spare')}; {joining.name} {_arrived(joining)} and has taken its place",
         )
 
     def remove_leftover(self, s: Situation) -> Step | None:
@@ -307,6 +357,8 @@ class _Planner:
             key=lambda m: (
                 m.live,
                 m.active,
+                m.peer.node_id in s.tablet.by_hand.pinned,
+                m.peer.node_id not in s.tablet.by_hand.avoided,
                 -hosts.count(m.node.host) if m.node is not None else -1,
                 m.peer.node_id == s.tablet.leader_node,
                 -zones.count(m.node.zone) if m.node is not None else -1,
@@ -349,6 +401,10 @@ class _Planner:
             replaced.peer.replica_id if replaced is not None else 0,
             witness,
         )
+
+    def begin_by_hand(self, s: Situation) -> Step | None:
+        """All is well: begin the next move that was asked for by hand."""
+        return begin_by_hand(s, self.view, self.policy, self.load, self.slots, self.epoch)
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
         """No other machine has a target. A bad member's machine can serve, once the configuration no

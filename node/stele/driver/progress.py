@@ -7,10 +7,11 @@ reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stele.driver.steps import NODE_STEPS, Step, WaitCopy, next_title
+from stele.driver.steps import NODE_STEPS, MoveLeader, Step, WaitCopy, next_title
+from stele.model.errors import SteleError
 
 _NODE = re.compile(r"\bnode ([0-9a-f]{8})\b")
 
@@ -19,6 +20,14 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
     """Replace the ids of nodes in a text by pod names. `names` are by the first eight digits of a node's
     UUID."""
     return _NODE.sub(lambda match: names.get(match[1], match[0]), text)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadersMoved:
+    """How many leaders moved to the node `target`."""
+
+    target: str
+    moved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,8 @@ class Progress:
     error: str = ""
     node_id: str = ""
     cause: str = ""
+    leaders: LeadersMoved | None = None
+    """Set if leaders move from `node_id` only to be spread."""
 
     @property
     def where(self) -> str:
@@ -47,6 +58,48 @@ class Progress:
         if self.tablet_id:
             return f"tablet {self.tablet_id[:8]} of {self.table_name}"
         return f"node {self.node_id[:8]}" if self.node_id else "all tablets"
+
+
+def spreads_leaders(step: Step) -> bool:
+    """Whether the step moves a leader only to spread leaders over the nodes."""
+    return isinstance(step, MoveLeader) and not step.removes
+
+
+def leader_records(
+    moves: Iterable[tuple[Step, SteleError | None]], leader_of: Mapping[str, str]
+) -> list[Progress]:
+    """Records of moves that spread leaders, one for each pair of nodes. `leader_of`: nodes by tablet.
+
+    A restart moves the leaders of many tablets, and single records would hide everything else.
+    """
+    pairs: dict[tuple[str, str], list[tuple[MoveLeader, SteleError | None]]] = {}
+    for step, error in moves:
+        if isinstance(step, MoveLeader):
+            pair = (leader_of.get(step.tablet_id, ""), str(step.target_node))
+            pairs.setdefault(pair, []).append((step, error))
+    found = []
+    for (source, target), done in sorted(pairs.items()):
+        step, count = done[0][0], len(done)
+        errors = [str(error) for _, error in done if error is not None]
+        tablets = f"{count} tablets" if count != 1 else "1 tablet"
+        reason = f"moves the leader of {tablets} to node {target[:8]}: {step.reason}"
+        refused = f"{len(errors)} of {count} were not moved: {errors[0]}" if errors else ""
+        kind = type(step).__name__
+        found.append(
+            Progress(
+                "",
+                "",
+                step.title,
+                kind,
+                reason,
+                "",
+                error=refused,
+                node_id=source,
+                cause=step.cause,
+                leaders=LeadersMoved(target, count - len(errors)),
+            )
+        )
+    return found
 
 
 class Pace:

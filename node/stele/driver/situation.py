@@ -114,7 +114,8 @@ def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
 class Member:
     """A peer and its state. `in_doubt`: it had FAILED, and its node was restarted. `answers`: its leader
     does not report it as unreached; `unreached`: the leader has reported so for long. `active`: its node
-    keeps its replicas (not DRAINING). `parked`: its node may be away."""
+    keeps its replicas (not DRAINING), and it is not `leaving`: a move under way replaces it. `parked`: its node
+    may be away."""
 
     peer: Peer
     node: NodeView | None
@@ -126,6 +127,7 @@ class Member:
     unreached: bool
     active: bool
     parked: bool = False
+    leaving: bool = False
 
     @property
     def unheard(self) -> bool:
@@ -183,7 +185,7 @@ class Member:
             return f"it has FAILED: {error}" if error else "it has FAILED"
         if self.unreached:
             return "its leader does not reach it, although its node sends heartbeats"
-        return "its node is DRAINING" if not self.active else ""
+        return "its node is DRAINING" if not (self.active or self.leaving) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Situation:
 
     @property
     def good(self) -> tuple[Member, ...]:
-        """Live VOTERs on ACTIVE nodes. The replication factor counts these."""
+        """Live VOTERs on ACTIVE nodes that no move replaces. The replication factor counts these."""
         return tuple(m for m in self.data_voters if m.active)
 
     @property
@@ -296,6 +298,8 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
     # A failed replica does not answer either, but its node may be healthy.
     unreached = {n: ms for n, ms in unreached_ms(tablet, view).items() if n not in failed}
     patience_ms = max(policy.unreached_after_ms, policy.dead_after_ms)
+    intent = view.intent(tablet.tablet_id)
+    left = intent.replaces_replica if intent is not None and intent.moves else 0
     members = []
     for peer in tablet.config.peers:
         node = nodes.get(peer.node_id)
@@ -309,10 +313,10 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
                 in_doubt=peer.replica_id in doubtful,
                 answers=peer.replica_id not in unreached,
                 unreached=unreached.get(peer.replica_id, 0) > patience_ms,
-                active=in_service(node, policy),
+                active=in_service(node, policy) and peer.replica_id != left,
                 parked=node is not None and node.parked and node.node_id not in policy.lost,
+                leaving=peer.replica_id == left,
             )
         )
-    intent = view.intent(tablet.tablet_id)
     target = nodes.get(intent.target_node) if intent is not None else None
     return Situation(tablet, tuple(members), intent, target, intent is not None and is_dead(target, policy))

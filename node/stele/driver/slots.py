@@ -4,6 +4,8 @@ planner.
 A copy for a PRE_FOLLOWER holds a slot from its intent until its promotion, or until that takes too long. A
 witness holds one only while its rows are fetched, because it logs and votes without them.
 
+A move of a healthy replica holds one too, and only half of the slots are for moves.
+
 Invariant: at most `max_copies` copies hold a slot, plus those that an earlier driver or policy began.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation
 from stele.driver.trials import Trials
 from stele.driver.view import CopyView, ReplicaView
@@ -28,14 +31,18 @@ class Slots:
     """Counts the copies that run and those that this plan begins. `trials`: which promotions take too
     long."""
 
-    def __init__(self, situations: Iterable[Situation], max_copies: int, trials: Trials) -> None:
-        self._max = max_copies
+    def __init__(self, situations: Iterable[Situation], policy: Policy, trials: Trials) -> None:
+        self._max = policy.max_copies
+        self._max_moves = policy.max_moves
+        self._moves = 0
         self._taken = 0
         self._owed = 0
         for s in situations:
             if s.spare < 0 or not s.data_voters:
                 continue  # its copies stand still without a majority, so they hold no slot
-            self._taken += _has_slot(s, trials)
+            takes = _has_slot(s, trials)
+            self._taken += takes
+            self._moves += takes and s.intent is not None and s.intent.moves
             self._owed += sum(_lacks_rows(m) for m in s.members)
 
     def take(self) -> bool:
@@ -51,6 +58,19 @@ class Slots:
         meanwhile."""
         if self._taken + self._owed >= self._max:
             return False
+        self._taken += 1
+        return True
+
+    @property
+    def can_move(self) -> bool:
+        """Whether there is a slot for one more move of a healthy replica."""
+        return self._moves < self._max_moves and self._taken + self._owed < self._max
+
+    def begin_move(self) -> bool:
+        """A slot for the copy of a move."""
+        if not self.can_move:
+            return False
+        self._moves += 1
         self._taken += 1
         return True
 

@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TabletId
 
+_ANY = NodeId("")
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -115,13 +117,15 @@ class RemovePeer(Step):
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader(Step):
-    """Have the leader transfer leadership, because its own replica must be removed.
+    """Have the leader transfer leadership: its own replica must be removed, or its node leads too many tablets.
 
-    The leader chooses the most advanced voter. While a transfer waits for one that lags, no writes are
-    possible.
+    Without `target_node` the leader chooses the voter that keeps up and leads least. It refuses a target that
+    is not caught up, because writes wait during a transfer. `removes`: its replica is removed afterwards.
     """
 
     title = "MovingLeader"
+    target_node: NodeId = _ANY
+    removes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,7 @@ def next_title(step: Step) -> str:
             return WaitCopy.title
         case AddPreFollower() | PromoteBack():
             return WaitPromotion.title
-        case WaitPromotion() | MoveLeader():
+        case WaitPromotion() | MoveLeader(removes=True):
             return RemovePeer.title
         case RemovePeer():
             return EndIntent.title

@@ -7,11 +7,12 @@ and alive.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_dead
 from stele.driver.view import ClusterView, DataState, Intent, NodeView, TabletView
+from stele.model.by_hand import ByHand
 from stele.model.config import Peer
 
 
@@ -70,7 +71,8 @@ def _bytes_due(tablet: TabletView, intent: Intent) -> int:
     return max(0, copy.bytes_total - copy.bytes_done)
 
 
-def _usable(node: NodeView, role: str, policy: Policy) -> bool:
+def usable(node: NodeView, role: str, policy: Policy) -> bool:
+    """Whether the node may get new replicas at all."""
     if node.role != role or not node.takes_replicas:
         return False
     leaving = (policy.lost, policy.unneeded, policy.retiring or (), policy.parked)
@@ -96,37 +98,43 @@ def choose_target(
     *,
     without: Peer | None = None,
     any_room: bool = False,
+    among: Collection[str] | None = None,
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    It is on another machine than each peer. Among these: not one to avoid, then the zone with the fewest
-    peers, the fewest replicas, the most free bytes, the smallest id. `without`: ignore this peer, because it
-    is removed first. `any_room`: accept a node whose disk has no room beside the copies under way.
+    It is on another machine than each peer. Among these: not one to avoid, then as asked for by hand, the zone with
+    the fewest peers, the fewest replicas, the most free bytes, the smallest id. `without`: ignore this peer, because
+    it is removed first. `any_room`: accept a node whose disk has no room beside the copies under way. `among`: only
+    these nodes.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]
-    taken = {_host(nodes, p.node_id) for p in peers}
+    taken = {host_of(nodes, p.node_id) for p in peers}
     replaced = {m.peer.replica_id for m in situation.members if not m.live or not m.active}
     zones = Counter(
         nodes[p.node_id].zone for p in peers if p.node_id in nodes and p.replica_id not in replaced
     )
     bytes_needed = tablet_bytes(situation.tablet)
-    usable = (n for n in view.nodes if _usable(n, situation.tablet.node_role, policy))
-    roomy = (n for n in usable if any_room or has_room(n, load.bytes_due[n.node_id] + bytes_needed, policy))
+    able = (n for n in view.nodes if usable(n, situation.tablet.node_role, policy))
+    roomy = (n for n in able if any_room or has_room(n, load.bytes_due[n.node_id] + bytes_needed, policy))
     free = (n for n in roomy if n.host not in taken and n.node_id not in load.out_of_reach)
-    return _best(free, zones, load)
+    asked = (n for n in free if among is None or n.node_id in among)
+    return _best(asked, zones, load, situation.tablet.by_hand)
 
 
-def _host(nodes: dict[str, NodeView], node_id: str) -> str:
+def host_of(nodes: Mapping[str, NodeView], node_id: str) -> str:
+    """The machine of a node; its id if the catalog does not know it."""
     node = nodes.get(node_id)
     return node.host if node is not None else node_id
 
 
-def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load) -> NodeView | None:
+def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load, by_hand: ByHand) -> NodeView | None:
     return min(
         nodes,
         key=lambda n: (
             n.node_id in load.avoid,
+            n.node_id in by_hand.avoided,
+            n.node_id not in by_hand.pinned,
             zones[n.zone],
             load.of(n.node_id),
             -n.disk_free_bytes,

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.driver.leader_trials import NO_LEADER_TRIALS, LeaderTrials
 from stele.driver.situation import unreached_ms
 from stele.driver.steps import AddWitness, CancelCopy, Step
 from stele.driver.view import ClusterView, CopyView, DataState, Intent, TabletView
@@ -44,6 +45,7 @@ class Trials:
     avoid: frozenset[str] = frozenset()
     late: frozenset[Key] = frozenset()
     """New replicas that have had their rows for PROMOTE_MS and are not voters yet."""
+    leaders: LeaderTrials = NO_LEADER_TRIALS
 
     def of(self, tablet_id: str, replica_id: int) -> int:
         """How often this copy has failed or stalled."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 
@@ -163,7 +164,10 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class TabletView:
-    """A tablet: its committed configuration, its leader, and the reports of its replicas."""
+    """A tablet: its committed configuration, its leader, and the reports of its replicas.
+
+    `replication_factor`: the voters that are wanted, with those that were asked for by hand.
+    """
 
     tablet_id: TabletId
     table_id: TableId
@@ -174,6 +178,9 @@ class TabletView:
     leader_node: str
     replication_factor: int
     replicas: tuple[ReplicaView, ...] = ()
+    leader_kept_until_us: int = 0
+    """Until when drivers do not move its leader, because an administrator did; 0: they may."""
+    by_hand: ByHand = NOT_BY_HAND
 
     @property
     def node_role(self) -> str:
@@ -193,6 +200,10 @@ class TabletView:
         return self.config.peer_on(self.leader_node) if self.leader_node else None
 
 
+MOVE, MOVE_BY_HAND = "move", "move-by-hand"
+"""Kinds of intents that replace a healthy replica: for balance, and because somebody asked for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intent:
     """A change that a driver recorded in the catalog before it began to act."""
@@ -210,6 +221,11 @@ class Intent:
     reason: str = ""
     cause: str = ""
     """As `Step.cause`; empty if a driver of an earlier version began it."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether it replaces a replica that is healthy."""
+        return self.kind in (MOVE, MOVE_BY_HAND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.driver.policy import StandingPolicy
 from stele.driver.view import (
     Claim,
     ClusterView,
@@ -22,6 +21,7 @@ from stele.driver.view import (
     Wanted,
 )
 from stele.model.bounds import WORD_CHARS_MAX, cut
+from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
@@ -50,25 +50,6 @@ def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
 def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
     """The driver claim."""
     return Claim(pb.holder, pb.epoch, pb.expires_us)
-
-
-def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
-    """The policy in the catalog."""
-    return StandingPolicy(
-        pb.dead_after_ms, pb.max_lost_nodes, pb.max_copies, pb.bytes_per_second, pb.drive_after_ms, pb.owner
-    )
-
-
-def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
-    """A policy for the catalog as a message."""
-    return master_pb2.DriverPolicyPB(
-        dead_after_ms=policy.dead_after_ms,
-        max_lost_nodes=policy.max_lost_nodes,
-        max_copies=policy.max_copies,
-        bytes_per_second=policy.bytes_per_second,
-        drive_after_ms=policy.drive_after_ms,
-        owner=policy.owner,
-    )
 
 
 def _node(pb: master_pb2.NodeViewPB) -> NodeView:
@@ -108,6 +89,20 @@ def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
         leader_node=id_from_pb(pb.leader_node),
         replication_factor=pb.replication_factor,
         replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
+        leader_kept_until_us=pb.leader_kept_until_us,
+        by_hand=by_hand_from_pb(pb.by_hand) if pb.HasField("by_hand") else NOT_BY_HAND,
+    )
+
+
+def by_hand_from_pb(pb: master_pb2.ByHandPB) -> ByHand:
+    """What was asked of a tablet by hand."""
+    return ByHand(
+        pinned=tuple(id_from_pb(n) for n in pb.pinned),
+        avoided=tuple(id_from_pb(n) for n in pb.avoided),
+        extra=pb.extra,
+        owner=pb.owner,
+        reason=pb.reason,
+        since_us=pb.since_us,
     )
 
 

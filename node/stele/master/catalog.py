@@ -16,14 +16,12 @@ from stele.master.records import (
     CLUSTER_KEY,
     INTENT_PREFIX,
     NODE_PREFIX,
-    POLICY_KEY,
     TABLE_PREFIX,
     TABLET_PREFIX,
     ClaimRecord,
     ClusterRecord,
     IntentRecord,
     NodeRecord,
-    PolicyRecord,
     TableRecord,
     TabletRecord,
     decode,
@@ -41,8 +39,6 @@ class Catalog:
     def __init__(self, rows: Iterable[tuple[bytes, bytes]] = (), opid: OpId = OPID_NONE) -> None:
         self.cluster: ClusterRecord | None = None
         self.claim = ClaimRecord()
-        self.policy: PolicyRecord | None = None
-        """None: nobody has set one."""
         self.tables: dict[str, TableRecord] = {}
         self.table_by_name: dict[str, TableRecord] = {}
         self.tablets: dict[str, TabletRecord] = {}
@@ -84,8 +80,6 @@ class Catalog:
             self._put(self.intents, IntentRecord, key[len(INTENT_PREFIX) :], new)
         elif key == CLAIM_KEY and new is not None:
             self.claim = decode(ClaimRecord, new)
-        elif key == POLICY_KEY and new is not None:
-            self.policy = decode(PolicyRecord, new)
         elif key == CLUSTER_KEY and new is not None:
             self.cluster = decode(ClusterRecord, new)
         for listener in self._listeners:
@@ -168,7 +162,9 @@ class Catalog:
         if tablet.tablet_id == CATALOG_TABLET_ID:
             return self.cluster.masters if self.cluster is not None else len(tablet.config.peers)
         table = self.tables.get(tablet.table_id)
-        return table.replication_factor if table is not None else len(tablet.config.peers)
+        if table is None:
+            return len(tablet.config.peers)
+        return table.replication_factor + tablet.by_hand.extra
 
     def references_to(self, node_id: str) -> list[str]:
         """The configurations and intents that name a node, in words. While there are any it cannot be

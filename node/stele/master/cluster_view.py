@@ -10,19 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from stele.driver.policy import Policy
 from stele.master.catalog import Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
-from stele.master.records import (
-    ClaimRecord,
-    IntentRecord,
-    NodeRecord,
-    PolicyRecord,
-    TableRecord,
-    TabletRecord,
-)
+from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
 from stele.model.bounds import (
     HOLDER_CHARS_MAX,
     NODE_NAME_CHARS_MAX,
@@ -31,6 +23,7 @@ from stele.model.bounds import (
     WORD_CHARS_MAX,
     cut,
 )
+from stele.model.by_hand import ByHand
 from stele.model.config import Configuration, Peer
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
@@ -46,6 +39,8 @@ VIEW_BYTES_MAX = 12 << 20
 A view is one message of at most 16 MiB. The rest of it is for nodes and for details of tablets that change or
 failed.
 """
+TEXT_OF_HAND_CHARS_MAX = 200
+"""Characters of the reason of a placement by hand. Views repeat it as long as it stands."""
 T = TypeVar("T")
 
 
@@ -117,28 +112,6 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
         tables=[table_info(scene, t) for t in catalog.live_tables],
         now_us=scene.wall_us,
         settled=scene.settled,
-        policy=policy_to_pb(catalog.policy, scene.options),
-    )
-
-
-def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_pb2.DriverPolicyPB:
-    """The driver policy in force as a message; without a row, the defaults."""
-    if policy is None:
-        plain = Policy()
-        return master_pb2.DriverPolicyPB(
-            dead_after_ms=plain.dead_after_ms,
-            max_lost_nodes=plain.max_lost_nodes,
-            max_copies=plain.max_copies,
-            bytes_per_second=plain.bytes_per_second,
-            drive_after_ms=options.drive_after_ms,
-        )
-    return master_pb2.DriverPolicyPB(
-        dead_after_ms=policy.dead_after_ms,
-        max_lost_nodes=policy.max_lost_nodes,
-        max_copies=policy.max_copies,
-        bytes_per_second=policy.bytes_per_second,
-        drive_after_ms=policy.drive_after_ms,
-        owner=cut(policy.owner, HOLDER_CHARS_MAX),
     )
 
 
@@ -153,6 +126,16 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
     replica = 170 + config
     tablet = 100 + name + config + peers * (replica + 30)
     return 150 + name + len(table.schema) + len(table.partitioning) + tablets * tablet
+
+
+def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
+    """The most bytes that all healthy tables take in a view. `changed`: as one of them is about to be."""
+    total = 0
+    for table in catalog.live_tables:
+        in_view = sum(i in catalog.current for i in catalog.tablets_of[table.table_id])
+        shown = changed if changed is not None and changed.table_id == table.table_id else table
+        total += view_bytes(shown, in_view)
+    return total
 
 
 def _sorted(records: dict[str, T]) -> list[T]:
@@ -183,6 +166,18 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
         reason=cut(intent.reason),
         cause=cut(intent.cause, WORD_CHARS_MAX),
         config_index=intent.config_index,
+    )
+
+
+def by_hand_to_pb(by_hand: ByHand) -> master_pb2.ByHandPB:
+    """What was asked of a tablet by hand, as a message."""
+    return master_pb2.ByHandPB(
+        pinned=[id_to_pb(n) for n in by_hand.pinned],
+        avoided=[id_to_pb(n) for n in by_hand.avoided],
+        extra=by_hand.extra,
+        owner=cut(by_hand.owner, HOLDER_CHARS_MAX),
+        reason=cut(by_hand.reason, TEXT_OF_HAND_CHARS_MAX),
+        since_us=min(by_hand.since_us, WALL_US_MAX),
     )
 
 
@@ -240,6 +235,8 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
             *_missing(scene, row, config),
         ],
         next_replica_id=row.next_replica_id,
+        leader_kept_until_us=min(row.leader_kept_until_us, WALL_US_MAX),
+        by_hand=by_hand_to_pb(row.by_hand) if row.by_hand else None,
     )
 
 
@@ -304,6 +301,7 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
         tablets_running=running,
         kind=table.kind,
         created_us=table.created_us,
+        replication_factor_before=table.replication_factor_before,
     )
     if table.schema:
         info.schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))

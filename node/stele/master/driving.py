@@ -327,6 +327,25 @@ def _check_wanted(lead: Leadership, node: NodeRecord, state: str, given_up: bool
         )
 
 
+async def keep_leader(lead: Leadership, request: master_pb2.KeepLeaderRequest) -> None:
+    """Record until when drivers do not move the leader of a tablet. With 0 ms they may move it again.
+
+    Raises:
+        Rejected: NOT_FOUND; INVALID_ARGUMENT, a time above KEEP_LEADER_MAX_MS.
+    """
+    tablet_id = TabletId(id_from_pb(request.tablet_id))
+    if request.for_ms > bounds.KEEP_LEADER_MAX_MS:
+        raise Rejected(
+            f"tablet {tablet_id}: its leader may be kept for {bounds.KEEP_LEADER_MAX_MS // 1_000} s at most, "
+            f"not for {request.for_ms // 1_000} s"
+        )
+    async with lead.locks.hold(tablets=(tablet_id,)):
+        tablet = lead.catalog.tablet(tablet_id)
+        until_us = lead.wall_us() + request.for_ms * 1_000 if request.for_ms else 0
+        if tablet.leader_kept_until_us != until_us:
+            await lead.commit([swap(tablet, replace(tablet, leader_kept_until_us=until_us))])
+
+
 def check_unnamed(lead: Leadership, node_id: str) -> None:
     """Raise UNSAFE_CHANGE if a configuration, or an intent, names the node."""
     names = lead.catalog.references_to(node_id)

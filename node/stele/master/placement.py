@@ -79,14 +79,20 @@ def check_replication_factor(replication_factor: int, live: int, active: int) ->
     """
     if replication_factor < 1 or replication_factor % 2 == 0:
         raise Rejected(f"replication factor {replication_factor}: expected an odd number, 1 or more")
-    if replication_factor > active:
+    check_machines(f"replication factor {replication_factor}", replication_factor, live, active)
+
+
+def check_machines(what: str, replicas: int, live: int, active: int) -> None:
+    """Refuse more replicas than machines. The rest as `check_replication_factor`; `what` begins the
+    message."""
+    if replicas > active:
         raise Rejected(
-            f"replication factor {replication_factor}: only {active} machines have ACTIVE nodes, and each replica needs "
-            "its own; add nodes or choose a smaller factor"
+            f"{what}: only {active} machines have ACTIVE nodes, and each replica needs its own; add nodes or choose a "
+            "smaller number"
         )
-    if replication_factor > live:
+    if replicas > live:
         raise Retryable(
-            f"replication factor {replication_factor}: only {live} of {active} machines with ACTIVE nodes answer and are not "
-            "parked, and each replica needs its own; try again when more do",
+            f"{what}: only {live} of {active} machines with ACTIVE nodes answer and are not parked, and each replica needs "
+            "its own; try again when more do",
             code=Code.NOT_READY,
         )

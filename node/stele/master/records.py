@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration, decode_configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
@@ -42,7 +43,6 @@ TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"
 INTENT_PREFIX = b"intent/"
 CLAIM_KEY = b"claim"
-POLICY_KEY = b"policy"
 CLUSTER_KEY = b"cluster"
 
 
@@ -68,7 +68,10 @@ class ClusterRecord(Row):
 @dataclass(frozen=True, slots=True)
 class TableRecord(Row):
     """A table. `state`: RUNNING, ALTERING, REMOVED. A removed one stays until the rows of its tablets are
-    dropped."""
+    dropped.
+
+    `replication_factor_before`: the one before its last change; 0 if it was never changed.
+    """
 
     table_id: TableId
     name: str
@@ -78,6 +81,7 @@ class TableRecord(Row):
     replication_factor: int
     kind: str
     created_us: int
+    replication_factor_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,8 @@ class TabletRecord(Row):
 
     `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED
     tablet, `holders`: the nodes that may have had a replica when it was deleted, empty if unknown;
-    `harmless`: this many of them are too few to commit anything.
+    `harmless`: this many of them are too few to commit anything. `by_hand`: what an administrator asked of
+    its replicas.
     """
 
     tablet_id: TabletId
@@ -104,6 +109,10 @@ class TabletRecord(Row):
     incarnation: int = 0
     holders: tuple[str, ...] = ()
     harmless: int = 0
+    leader_kept_until_us: int = 0
+    """Until when drivers do not move its leader, because an administrator did. By the wall clock of a leader
+    master; an early or late end does no harm."""
+    by_hand: ByHand = NOT_BY_HAND
 
 
 def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
@@ -113,7 +122,13 @@ def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
     """
     nobody = Configuration(row.config.opid_index, ())
     return dataclasses.replace(
-        row, state=state, since_us=now_us, config=nobody, partition=Partition(), leader=""
+        row,
+        state=state,
+        since_us=now_us,
+        config=nobody,
+        partition=Partition(),
+        leader="",
+        by_hand=NOT_BY_HAND,
     )
 
 
@@ -217,25 +232,20 @@ class ClaimRecord(Row):
     expires_us: int = field(default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRecord(Row):
-    """What a driver may do; fields as in `DriverPolicyPB`. The row does not exist until somebody sets it."""
-
-    dead_after_ms: int
-    max_lost_nodes: int
-    max_copies: int
-    bytes_per_second: int
-    drive_after_ms: int
-    owner: str = ""
-
-
-R = TypeVar(
-    "R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord, PolicyRecord
-)
+R = TypeVar("R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
 
 
 def _partition(buckets: list[int], start: str, end: str) -> Partition:
     return Partition(tuple(buckets), bytes.fromhex(start), bytes.fromhex(end))
+
+
+def _by_hand(raw: list[Any]) -> ByHand:
+    if not raw:
+        return NOT_BY_HAND
+    pinned, avoided, extra, owner, reason, since_us = raw
+    return ByHand(
+        tuple(map(str, pinned)), tuple(map(str, avoided)), int(extra), str(owner), str(reason), int(since_us)
+    )
 
 
 def _same(value: Any) -> Any:
@@ -246,12 +256,16 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
     Configuration: lambda c: encode_configuration(c).hex(),
     Partition: lambda p: [list(p.hash_buckets), p.range_start.hex(), p.range_end.hex()],
     OpId: lambda o: [o.term, o.index],
+    ByHand: lambda h: (
+        [list(h.pinned), list(h.avoided), h.extra, h.owner, h.reason, h.since_us] if h != NOT_BY_HAND else []
+    ),
 }
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "config": lambda raw: decode_configuration(bytes.fromhex(raw)),
     "partition": lambda raw: _partition(*raw),
     "witness_start": lambda raw: OpId(*map(int, raw)),
     "uncreated": lambda raw: tuple(int(r) for r in raw),
+    "by_hand": _by_hand,
     "holders": lambda raw: tuple(str(node_id) for node_id in raw),
 }
 _BESIDE = {f.name for f in dataclasses.fields(Row)}
@@ -259,10 +273,7 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     kind: tuple(
         (f.name, _FROM_JSON.get(f.name, _same)) for f in dataclasses.fields(kind) if f.name not in _BESIDE
     )
-    for kind in (
-        *(ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord),
-        PolicyRecord,
-    )
+    for kind in (ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
 }
 """Decoders from JSON, by the name of the field."""
 
@@ -274,8 +285,6 @@ def key_of(record: Any) -> bytes:
             return CLUSTER_KEY
         case ClaimRecord():
             return CLAIM_KEY
-        case PolicyRecord():
-            return POLICY_KEY
         case TableRecord():
             return TABLE_PREFIX + record.table_id.encode()
         case TabletRecord():

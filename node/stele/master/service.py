@@ -13,9 +13,11 @@ from typing import Any
 import structlog
 
 from stele import metrics
-from stele.master import departed, driving, standing_in, tables, wanted
+from stele.master import by_hand as by_hands
+from stele.master import departed, driving, replicas, tables, wanted
 from stele.master.cluster_view import (
     Scene,
+    by_hand_to_pb,
     claim_to_pb,
     cluster_view,
     intent_to_pb,
@@ -188,6 +190,12 @@ class MasterService(MasterServiceServicer):
         await lead.do(wanted.want_node(lead, request))
         return pb.WantNodeResponse()
 
+    async def KeepLeader(self, request: pb.KeepLeaderRequest, context: Any) -> pb.KeepLeaderResponse:
+        """Have drivers leave the leader of a tablet where it is, for a time."""
+        lead = await self._master.confirmed_lead()
+        await lead.do(driving.keep_leader(lead, request))
+        return pb.KeepLeaderResponse()
+
     # --- tables ---
 
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
@@ -202,6 +210,20 @@ class MasterService(MasterServiceServicer):
         table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
         unreached, left = await tables.wait_for_deletion(lead, table_id, request.wait_ms)
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
+
+    async def SetReplicationFactor(
+        self, request: pb.SetReplicationFactorRequest, context: Any
+    ) -> pb.SetReplicationFactorResponse:
+        """Set the replication factor of a table. Its replicas follow."""
+        lead = await self._master.confirmed_lead()
+        table = await lead.do(replicas.set_replication_factor(lead, request))
+        return pb.SetReplicationFactorResponse(table=table_info(self._master.scene(), table))
+
+    async def PlaceTablet(self, request: pb.PlaceTabletRequest, context: Any) -> pb.PlaceTabletResponse:
+        """Record what an administrator asks of a tablet's replicas."""
+        lead = await self._master.confirmed_lead()
+        by_hand = await lead.do(by_hands.place_tablet(lead, request))
+        return pb.PlaceTabletResponse(by_hand=by_hand_to_pb(by_hand))
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
         """All tables by id; removed ones only if the request asks for them."""
@@ -257,8 +279,6 @@ class MasterService(MasterServiceServicer):
         """The cluster view from the leader, or from a follower whose rows are no older than the caller
         allows."""
         age_ms = self._master.log.staleness_ms
-        if request.holder and self._master.lead is not None:
-            self._master.lead.hear_driver(request.holder)
         if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
             # A replaced leader that does not know it would show nodes as silent that only it cannot hear.
             await self._master.confirmed_lead()
@@ -267,16 +287,7 @@ class MasterService(MasterServiceServicer):
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
         """Take, renew or release the claim."""
         lead = await self._master.confirmed_lead()
-        lead.hear_driver(request.holder)
         return pb.ClaimDriverResponse(claim=claim_to_pb(await lead.do(driving.claim_driver(lead, request))))
-
-    async def SetDriverPolicy(
-        self, request: pb.SetDriverPolicyRequest, context: Any
-    ) -> pb.SetDriverPolicyResponse:
-        """Set the policy by which the leader master drives while no driver is heard."""
-        lead = await self._master.confirmed_lead()
-        await lead.do(standing_in.set_policy(lead, request.policy))
-        return pb.SetDriverPolicyResponse()
 
     async def BeginIntent(self, request: pb.BeginIntentRequest, context: Any) -> pb.BeginIntentResponse:
         """Begin or take over an intent."""

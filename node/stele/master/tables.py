@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stele.master.cluster_view import VIEW_BYTES_MAX, view_bytes
+from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
@@ -128,7 +128,12 @@ def _new_tablet(table: TableRecord, ordinal: int, part: Partition, now_us: int) 
 def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
     before = lead.catalog.tables.get(table.table_id) if chosen else None
     if before is not None:
-        same = replace(before, created_us=table.created_us, state="RUNNING") == table
+        asked = replace(
+            table,
+            replication_factor=before.replication_factor,
+            replication_factor_before=before.replication_factor_before,
+        )
+        same = replace(before, created_us=table.created_us, state="RUNNING") == asked
         if same and before.state != "REMOVED":
             return True
         if same:  # a repeated request; another table may have its name by now
@@ -179,11 +184,7 @@ def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
     """Refuse a table with which a view would exceed one message: operator, driver and ksck could see
     nothing at all."""
     catalog = lead.catalog
-    in_view = {
-        t.table_id: sum(i in catalog.current for i in catalog.tablets_of[t.table_id])
-        for t in catalog.live_tables
-    }
-    total = sum(view_bytes(t, in_view[t.table_id]) for t in catalog.live_tables) + view_bytes(table, tablets)
+    total = all_view_bytes(catalog) + view_bytes(table, tablets)
     if total > VIEW_BYTES_MAX:
         raise Rejected(
             f"create table {table.name!r}: its {tablets} tablets would make {tablets + len(catalog.current)}, more than "

@@ -48,6 +48,8 @@ CLAIM_TTL_MAX_MS = 30 * 86_400_000
 """How long an unrenewed driver's claim may last: a month. Drivers renew theirs every few seconds."""
 WANTED_FOR_MAX_MS = 366 * 86_400_000
 """How long a node may be parked or drained at most: a year. Nobody plans an absence for longer."""
+KEEP_LEADER_MAX_MS = 7 * 86_400_000
+"""How long an administrator may keep drivers from moving a tablet's leader: a week."""
 SCAN_WAIT_MAX_MS = 86_400_000
 """How long a scan may wait for its snapshot. A longer wait is cut to this. Clients wait for seconds and ask
 again."""

@@ -108,7 +108,8 @@ class TransferLeadership:
 
     `target` None: to the voter that leads least of those that keep up; if none keeps up, to the most
     advanced. `leads`: how many groups the nodes of peers lead, as far as the owner knows. `cause`: why, in
-    the words of whoever asks.
+    the words of whoever asks. `at_once`: refuse a target that lacks much of the log, because proposals are
+    held until it has all of it.
     """
 
     context: int
@@ -116,6 +117,7 @@ class TransferLeadership:
     now_ms: int
     leads: tuple[tuple[ReplicaId, int], ...] = ()
     cause: str = ""
+    at_once: bool = False
 
 
 @record

@@ -20,6 +20,9 @@ from stele.raft.progress import Progress
 from stele.raft.state import RaftState
 from stele.raft.status import PeerState
 
+LAG_BYTES_MAX = 1 << 20
+"""A target that was not yet heard to hold more bytes than this is not caught up. A disk takes them in some 10 ms."""
+
 
 class Handover:
     """Transfers of one leadership.
@@ -59,9 +62,11 @@ class Handover:
             if target is None:
                 self._refuse(event, Code.UNSAFE_CHANGE, "no other sound voter can be reached")
                 return
-        elif not self._may_succeed(target):
-            message = f"replica {target} is not a sound VOTER that can be reached; name another one"
-            self._refuse(event, Code.UNSAFE_CHANGE, message)
+        elif fault := self._fault(target):
+            self._refuse(event, Code.UNSAFE_CHANGE, f"replica {target} {fault}; name another one")
+            return
+        elif event.at_once and (lag := self._lag(target)):
+            self._refuse(event, Code.NOT_READY, f"replica {target} {lag}; try again when it has caught up")
             return
         self._begin(event.context, target)
 
@@ -116,7 +121,7 @@ class Handover:
         best: ReplicaId | None = None
         best_rank = (False, 0, 0)
         for peer in self._state.config.peers:
-            if not self._may_succeed(peer.replica_id):
+            if self._fault(peer.replica_id):
                 continue
             progress = self._peers.progress[peer.replica_id]
             keeps_up = self._keeps_up(progress)
@@ -125,13 +130,27 @@ class Handover:
                 best, best_rank = peer.replica_id, rank
         return best
 
-    def _may_succeed(self, target: ReplicaId) -> bool:
+    def _fault(self, target: ReplicaId) -> str:
+        """Why a replica must not take over; "" if it may."""
         state = self._state
         peer = state.config.peer(target)
         progress = self._peers.progress.get(target)
-        if peer is None or progress is None or peer.member_type is not MemberType.VOTER:
-            return False
-        return progress.has_data and progress.reachable(state.now_ms - state.options.election_max_ms)
+        if peer is None or progress is None:
+            return "is not another member of this configuration"
+        if peer.member_type is not MemberType.VOTER:
+            return f"is a {peer.member_type.name}, and only a VOTER may lead"
+        if progress.failed:
+            return "has FAILED"
+        if not progress.reachable(state.now_ms - state.options.election_max_ms):
+            return "does not answer its leader"
+        return "" if progress.has_data else "does not hold the rows yet"
+
+    def _lag(self, target: ReplicaId) -> str:
+        """What a sound replica lacks, if proposals would be held for long until it has all; else ""."""
+        progress = self._peers.progress[target]
+        if self._keeps_up(progress) and progress.inflight_bytes <= LAG_BYTES_MAX:
+            return ""
+        return f"lacks {max(1, self._state.log.last_index - progress.match):,} entries of the log"
 
     def _keeps_up(self, progress: Progress) -> bool:
         """Whether it was sent all committed entries, and acknowledges what it is sent."""

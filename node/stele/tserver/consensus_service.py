@@ -11,7 +11,7 @@ from typing import Any
 from stele.consensus.copy_order import CopyOrder
 from stele.consensus.fetch import CopySource
 from stele.model.bounds import cut
-from stele.model.errors import Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import NodeId, ReplicaId, StreamKey, TabletId
 from stele.raft.events import ChangeType
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb, peer_from_pb
@@ -71,17 +71,32 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
-        """Hand leadership to a node, or to the most advanced voter."""
+        """Hand leadership to a node that is caught up, or to the best voter. Done if that node leads already.
+
+        Raises:
+            Retryable: NOT_LEADER; TIMED_OUT, it leads on; NOT_READY, the node lacks much of the log.
+            Rejected: the node cannot lead; CAS_FAILED, this replica leads in another term than the caller thinks.
+        """
         order = self._fences.of_driver(request.driver_epoch)
         replica = self._replicas.get(id_from_pb(request.tablet_id))
+        replica.check_leader()
+        if request.term not in (0, replica.term):
+            raise Rejected(
+                f"replica {replica.replica_id} leads in term {replica.term}, not {request.term}: it was elected again",
+                code=Code.CAS_FAILED,
+            )
         target: ReplicaId | None = None
         if request.target_node:
             peer = replica.config.peer_on(id_from_pb(request.target_node))
             if peer is None:
-                raise Rejected(f"node {id_from_pb(request.target_node)} is no peer of this tablet")
+                raise Rejected(f"node {id_from_pb(request.target_node)} holds no replica of this tablet")
+            if peer.replica_id == replica.replica_id:
+                return pb.LeaderStepDownResponse()
             target = peer.replica_id
+        reason = request.reason or "no reason was given"
+        cause = reason if request.driver_epoch else f"an administrator's order: {reason}"
         with order:
-            await self._replicas.transfer(replica, target, cause=cut(request.reason))
+            await self._replicas.transfer(replica, target, cause=cut(cause), at_once=True)
             await order.carried_out()
         return pb.LeaderStepDownResponse()
 

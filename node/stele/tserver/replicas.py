@@ -170,10 +170,12 @@ class Replicas:
         leads: Counter[NodeId] | None = None,
         *,
         cause: str = "",
+        at_once: bool = False,
     ) -> None:
         """Hand one leadership to `target`, or to the voter whose node leads least.
 
-        `leads`: the counts by `leads()`, which this call updates. `cause`: why, for the log.
+        `leads`: the counts by `leads()`, which this call updates. `cause`, `at_once`: as
+        `Members.transfer_leadership`.
 
         Raises:
             As `Members.transfer_leadership`.
@@ -184,12 +186,12 @@ class Replicas:
         heir = min(named, key=lambda p: known[p.node_id], default=None)
         told = {p.node_id: known[p.node_id] for p in heirs}
         if heir is None:
-            return await replica.members.transfer_leadership(target, told, cause)
+            return await replica.members.transfer_leadership(target, told, cause, at_once=at_once)
         key = replica.superblock.key
         self._heirs[key] = heir.node_id
         known[heir.node_id] += 1
         try:
-            await replica.members.transfer_leadership(target, told, cause)
+            await replica.members.transfer_leadership(target, told, cause, at_once=at_once)
         finally:
             self._heirs.pop(key, None)
 

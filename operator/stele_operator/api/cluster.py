@@ -235,11 +235,6 @@ class Healing(Model):
         le=100,
         description="If more nodes than this are lost at once, healing stops and waits for a human (Stalled=TooManyLost).",
     )
-    mastersDriveAfter: Duration = Field(
-        default="2m",
-        description="If the operator is not heard for this long, the leading master heals the cluster itself, until the operator "
-        "is back. 0s: it never does.",
-    )
     keepFor: Duration = Field(
         default="24h",
         description="How long the claim of a retired node is kept before it is deleted. It is kept longer while a tablet has "
@@ -265,6 +260,21 @@ class Budget(Model):
                 "give more than the network carries",
             )
         ),
+    )
+
+
+class Balance(Model):
+    """What the operator evens out over the nodes by itself."""
+
+    leaders: bool = Field(
+        default=True,
+        description="Whether leaders are spread over the nodes while nothing heals. false: they stay where elections and "
+        "`stele tablet step-down` put them.",
+    )
+    replicas: bool = Field(
+        default=True,
+        description="Whether replicas are moved, while nothing heals, so that zones and nodes have equal shares. New nodes "
+        "fill by it. At most half of budget.copies are moves.",
     )
 
 
@@ -295,6 +305,7 @@ class TabletClusterSpec(Model):
     nodes: Nodes = Field(default_factory=Nodes, description="The nodes, which hold the tablets.")
     healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
     budget: Budget = Field(default_factory=Budget, description="Limits on the resources that healing uses.")
+    balance: Balance = Field(default_factory=Balance, description="What is evened out over the nodes.")
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
         description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",

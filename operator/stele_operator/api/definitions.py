@@ -115,10 +115,10 @@ _CLUSTER_STATUS = _object(
     healing=_object(
         "What the driver is doing.",
         active=_list(
-            "Heals under way; at most 20.",
+            "Heals and moves of leaders under way; at most 20.",
             _object(
-                "A tablet that is being healed.",
-                tablet=_text("Which."),
+                "A tablet that is being healed, or leaders that move from one node to another.",
+                tablet=_text("Which. Absent where leaders move."),
                 table=_text("Name of its table."),
                 step=_text("The present step."),
                 reason=_text("Why."),
@@ -129,7 +129,7 @@ _CLUSTER_STATUS = _object(
             ),
             20,
         ),
-        total=_count("Number of heals under way or waiting."),
+        total=_count("Number of entries, also of those left out."),
     ),
 )
 
@@ -145,7 +145,7 @@ _GROUP_STATUS = _object(
         _object(
             "An unhealthy tablet.",
             tablet=_text("Id of the tablet."),
-            reason=_text("NoLeader, VoterLost or Creating."),
+            reason=_text("NoLeader, VoterLost, Growing or Creating."),
         ),
         10,
     ),

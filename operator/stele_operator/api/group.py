@@ -98,11 +98,9 @@ class TabletGroupSpec(Model):
     )
     replicationFactor: int = Field(
         default=3,
-        description="Replicas of each tablet, each on its own machine: 1, 3, 5 or 7. Cannot change.",
-        json_schema_extra={
-            "enum": [1, 3, 5, 7],
-            **with_rules(rule("self == oldSelf", "replicationFactor cannot be changed yet")),
-        },
+        description="Replicas of each tablet, each on its own machine: 1, 3, 5 or 7. After a change the replicas are added or "
+        "removed one at a time, while the table is used.",
+        json_schema_extra={"enum": [1, 3, 5, 7]},
     )
     columns: Annotated[list[ColumnSpec], Field(min_length=1, max_length=256)] = Field(
         description="The columns. Cannot change.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from stele.driver.policy import StandingPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
 from stele_operator.plan.observation import Role
@@ -167,6 +166,16 @@ class CreateTable(Base):
 
 
 @dataclass(frozen=True, slots=True)
+class SetReplicationFactor(Base):
+    """Set the replication factor of a TabletGroup's table. The driver adds or removes the replicas."""
+
+    event = "ReplicationFactorSet"
+    group: str
+    table_id: str
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteTable(Base):
     """Delete the table of a TabletGroup."""
 
@@ -186,13 +195,6 @@ class SetFinalizers(Base):
     finalizers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SetDriverPolicy(Base):
-    """Keep in the catalog by what policy the masters heal while the operator is away."""
-
-    policy: StandingPolicy
-
-
 Action = (
     CreateObject
     | PatchObject
@@ -200,7 +202,7 @@ Action = (
     | RegisterNode
     | ConfirmFormation
     | CreateTable
+    | SetReplicationFactor
     | DeleteTable
     | SetFinalizers
-    | SetDriverPolicy
 )

@@ -9,12 +9,12 @@ found all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
-from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
+from stele.driver.policy import Policy
+from stele_operator.api.scalars import RATE_MIN, bytes_per_second
 from stele_operator.plan import diagnosis, formation, member_objects, tables
-from stele_operator.plan.actions import Action, CreateTable, GrowClaim, SetDriverPolicy
+from stele_operator.plan.actions import Action, CreateTable, GrowClaim, SetReplicationFactor
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
@@ -83,8 +83,7 @@ def make_plan(o: Observation) -> Plan:
         )
         going, waiting = tables.plan_letting_go(o, f"TabletCluster {o.cluster.name} is paused")
         found = (*waiting, *_held(o, why, everyone, health))
-        actions = [*retaining, *going, *_standing(o, None)]
-        return Plan(tuple(actions), found, everyone, health, None, QUIET_S)
+        return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
@@ -103,7 +102,6 @@ def make_plan(o: Observation) -> Plan:
     too_many = _too_many(o, everyone)
     policy = _policy(o, everyone, bool(too_many))
     findings[:0] = too_many
-    actions += _standing(o, policy)
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
@@ -171,29 +169,9 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
         max_lost_nodes=spec.healing.maxLostNodes,
         max_copies=copies,
         bytes_per_second=rate // copies,
+        balance_leaders=spec.balance.leaders,
+        rebalance=spec.balance.replicas,
     )
-
-
-def _standing(o: Observation, policy: Policy | None) -> list[Action]:
-    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either."""
-    spec = o.cluster.spec
-    if o.catalog is None or o.catalog.standing is None or spec is None:
-        return []
-    owner = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
-    if policy is None:
-        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner)
-    else:
-        wanted = StandingPolicy(
-            min(policy.dead_after_ms, TIME_MAX_MS),
-            policy.max_lost_nodes,
-            policy.max_copies,
-            policy.bytes_per_second,
-            min(int(seconds(spec.healing.mastersDriveAfter) * 1000), TIME_MAX_MS),
-            owner,
-        )
-    if wanted == o.catalog.standing:
-        return []
-    return [SetDriverPolicy("the policy of the masters differs from spec.healing and spec.budget", wanted)]
 
 
 def asked_again(o: Observation, action: Action) -> bool:
@@ -202,7 +180,7 @@ def asked_again(o: Observation, action: Action) -> bool:
     match action:
         case GrowClaim():
             return action.again
-        case CreateTable():
+        case CreateTable() | SetReplicationFactor():
             return ("TabletGroup", action.group) in o.refused
     return False
 

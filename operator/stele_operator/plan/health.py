@@ -34,16 +34,18 @@ class TabletCounts:
     unavailable: int = 0
     creating: int = 0
     """How many of the unavailable ones were never created yet, so that nothing is lost."""
+    growing: int = 0
+    """How many have all their voters, but get more because the replication factor was raised."""
 
     @property
     def ailing(self) -> int:
         """Made, and not healthy."""
-        return self.total - self.healthy - self.creating
+        return self.total - self.healthy - self.creating - self.growing
 
 
 @dataclass(frozen=True, slots=True)
 class TabletHealth:
-    """One tablet. `reason`: "" if it is healthy; else NoLeader, VoterLost or Creating."""
+    """One tablet. `reason`: "" if it is healthy; else NoLeader, VoterLost, Creating or Growing."""
 
     tablet_id: str
     reason: str
@@ -148,7 +150,20 @@ def _ailment(o: Observation, tablet: TabletView, patience: float) -> str:
         return "Creating"
     if not _led(o, tablet, patience):
         return "NoLeader"
-    return "VoterLost" if live_voters(o, tablet, patience) < tablet.replication_factor else ""
+    live = live_voters(o, tablet, patience)
+    if live >= tablet.replication_factor:
+        return ""
+    kept = [p for p in tablet.config.peers if p.member_type is MemberType.VOTER]
+    demoted = any(p.member_type is MemberType.NON_VOTER and not p.promote for p in tablet.config.peers)
+    grows = live >= _voters_before(o, tablet) and live == len(kept) and not demoted
+    return "Growing" if grows else "VoterLost"
+
+
+def _voters_before(o: Observation, tablet: TabletView) -> int:
+    """The number of voters that the tablet had before its table's replication factor was raised."""
+    table = o.catalog.table(tablet.table_id) if o.catalog is not None else None
+    before = table.replication_factor_before if table is not None else 0
+    return min(before or tablet.replication_factor, tablet.replication_factor)
 
 
 def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
@@ -169,6 +184,7 @@ def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:
         under_replicated=reasons["VoterLost"],
         unavailable=reasons["NoLeader"] + reasons["Creating"],
         creating=reasons["Creating"],
+        growing=reasons["Growing"],
     )
 
 

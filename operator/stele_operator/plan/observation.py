@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from stele.driver.policy import StandingPolicy
 from stele.driver.view import ClusterView
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
@@ -240,7 +239,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in the catalog. `hash`: columns and buckets of each level."""
+    """A table in the catalog. `hash`: columns and buckets of each level. `replication_factor_before`: the
+    one before its last change; 0 if it was never changed."""
 
     table_id: str
     name: str
@@ -251,6 +251,7 @@ class Table:
     ranged: bool
     replication_factor: int
     tablets: int
+    replication_factor_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +263,6 @@ class Catalog:
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
-    standing: StandingPolicy | None = None
-    """The policy in force while no driver is heard; None: masters of an earlier version keep none."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 

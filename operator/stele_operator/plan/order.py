@@ -23,8 +23,8 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
-    SetDriverPolicy,
     SetFinalizers,
+    SetReplicationFactor,
 )
 
 _SERIALS = "the serials are reserved"
@@ -69,7 +69,7 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_ended(action.name),)
         case CreateTable():
             return _MASTERS, _held_by_finalizer(action.group)
-        case RegisterNode() | DeleteTable() | SetDriverPolicy():
+        case RegisterNode() | DeleteTable() | SetReplicationFactor():
             return (_MASTERS,)
         case _:
             return ()
@@ -85,10 +85,10 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.node_id
         case CreateTable():
             return kind, action.group, action.spec.model_dump_json()
+        case SetReplicationFactor():
+            return kind, action.group, str(action.factor)
         case DeleteTable() | SetFinalizers():
             return kind, action.group
-        case SetDriverPolicy():
-            return (kind,)
 
 
 class Failure(Protocol):

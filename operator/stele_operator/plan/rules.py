@@ -77,7 +77,7 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
 
 
 def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
-    """How an existing table differs from its TabletGroup; empty if it does not."""
+    """How an existing table differs from its TabletGroup in what cannot change; empty if it does not."""
     differences = []
     wanted = {c.name: (c.type.replace(" ", ""), c.nullable) for c in spec.columns}
     there = {c.name: (c.type.replace(" ", ""), c.nullable) for c in table.columns}
@@ -94,8 +94,6 @@ def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
         differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")
     if tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash) != table.hash or table.ranged:
         differences.append("the table is partitioned in another way")
-    if spec.replicationFactor != table.replication_factor:
-        differences.append(f"the table has replication factor {table.replication_factor}")
     return tuple(differences)
 
 

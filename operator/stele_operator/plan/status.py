@@ -105,7 +105,9 @@ def healing_status(heals: Sequence[Progress]) -> Json:
 
 def _heal(p: Progress) -> Json:
     reason = f"{p.reason}; not done: {p.error}" if p.error else p.reason
-    entry: Json = {"tablet": p.tablet_id, "table": p.table_name, "step": p.step, "reason": reason[:_TEXT_MAX]}
+    entry: Json = {"step": p.step, "reason": reason[:_TEXT_MAX]}
+    if p.tablet_id:
+        entry |= {"tablet": p.tablet_id, "table": p.table_name}
     if p.bytes_total:
         entry |= {"bytesDone": p.bytes_done, "bytesTotal": p.bytes_total}
     if p.eta_s is not None:

@@ -8,7 +8,14 @@ matter, no table is created.
 from __future__ import annotations
 
 from stele_operator.api.cluster import DeletionPolicy
-from stele_operator.plan.actions import Action, CreateTable, DeleteTable, SetFinalizers
+from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.actions import (
+    Action,
+    CreateTable,
+    DeleteTable,
+    SetFinalizers,
+    SetReplicationFactor,
+)
 from stele_operator.plan.fates import START_PATIENCE_S, Member, State
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health
@@ -40,19 +47,37 @@ def _owned(o: Observation, group: GroupObject) -> Table | None:
     here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
     for table_id in (group.own_table_id, group.recorded_table if here else ""):
         table = o.catalog.table(table_id) if o.catalog is not None else None
-        if table is not None and o.maker(table_id) in (None, group) and not _foreign(group, table):
+        if table is not None and o.maker(table_id) in (None, group) and not _foreign(o, group, table):
             return table
     return None
 
 
-def _foreign(group: GroupObject, table: Table) -> bool:
+def _is_recorded(o: Observation, group: GroupObject, table: Table) -> bool:
+    """Whether the status of the TabletGroup names the table as its own."""
+    here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
+    return here and group.recorded_table == table.table_id
+
+
+def _differences(o: Observation, group: GroupObject, spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
+    """How the table differs from its TabletGroup in what is left as it is.
+
+    The replication factor is among it only as long as the table is not the TabletGroup's own.
+    """
+    found = table_differences(spec, table)
+    own = table.table_id == group.own_table_id or _is_recorded(o, group, table)
+    if not own and spec.replicationFactor != table.replication_factor:
+        found += (f"the table has replication factor {table.replication_factor}",)
+    return found
+
+
+def _foreign(o: Observation, group: GroupObject, table: Table) -> bool:
     """Whether somebody else created the table, with another definition than the TabletGroup's. It is left
     unchanged.
 
     True also if the spec cannot be read, so that nothing is dropped.
     """
     own = table.table_id == group.own_table_id
-    return not own and group.spec is not None and bool(table_differences(group.spec, table))
+    return not own and group.spec is not None and bool(_differences(o, group, group.spec, table))
 
 
 def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
@@ -60,8 +85,7 @@ def may_record(o: Observation, group: GroupObject, table: Table) -> bool:
 
     A recorded table stays recorded. Otherwise a table that somebody else dropped would be created again.
     """
-    here = o.identity is not None and group.recorded_cluster == o.identity.cluster_id
-    return not _foreign(group, table) or (here and group.recorded_table == table.table_id)
+    return not _foreign(o, group, table) or _is_recorded(o, group, table)
 
 
 def _was_dropped(o: Observation, group: GroupObject) -> bool:
@@ -203,13 +227,16 @@ def _staying(
         )
     table = table_of(o, group)
     if table is not None:
-        differences = table_differences(spec, table)
+        differences = _differences(o, group, spec, table)
+        actions: list[Action] = []
         if differences:
             found(
                 Kind.STALLED,
                 "TableDiffers",
                 f"table {table.name} exists with another definition and is left unchanged: {'; '.join(differences)}",
             )
+        elif spec.replicationFactor != table.replication_factor:
+            actions = _factor(o, group, spec, table, findings)
         counts = health.of(table.table_id).counts
         if counts.total == 0 or counts.unavailable:
             reason = "Creating" if counts.creating or not counts.total else "NoLeader"
@@ -223,7 +250,10 @@ def _staying(
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
             found(Kind.DEGRADED, "VoterLost", message)
-        return []
+        if counts.growing:
+            message = f"{counts.growing} of {counts.total} tablets get more replicas, for replicationFactor {table.replication_factor}"
+            found(Kind.RECONCILING, "AddingReplicas", message)
+        return actions
     if _was_dropped(o, group):
         return found(
             Kind.STALLED,
@@ -264,6 +294,30 @@ def _staying(
         found(Kind.NOT_READY, "Creating", f"table {group.table_name} is being created")
     reason = f"TabletGroup {group.name} asks for table {group.table_name}"
     return [CreateTable(reason, group.name, group.own_table_id, group.table_name, spec)]
+
+
+def _factor(
+    o: Observation, group: GroupObject, spec: TabletGroupSpec, table: Table, findings: list[Finding]
+) -> list[Action]:
+    """Give the table the replication factor of its TabletGroup, unless there are too few nodes for it."""
+    wanted, cluster = spec.replicationFactor, o.cluster.spec
+    kept = f"the table keeps replication factor {table.replication_factor}"
+    if cluster is not None and wanted > max(cluster.nodes.replicas, table.replication_factor):
+        message = (
+            f"replicationFactor {wanted} needs as many nodes, but TabletCluster {o.cluster.name} has "
+            f"nodes.replicas={cluster.nodes.replicas}; {kept}: raise that, or lower this"
+        )
+        findings.append(Finding(Kind.STALLED, "TooFewNodes", message, group.name))
+        return []
+    refused = o.refused.get(("TabletGroup", group.name))
+    if refused is not None:
+        message = f"{refused}; {kept}: lower replicationFactor, or add nodes"
+        findings.append(Finding(Kind.STALLED, "Refused", message, group.name))
+    else:
+        message = f"replicationFactor becomes {wanted}; it was {table.replication_factor}"
+        findings.append(Finding(Kind.RECONCILING, "ReplicationFactor", message, group.name))
+    reason = f"TabletGroup {group.name} asks for replicationFactor {wanted} of table {table.name}; it was {table.replication_factor}"
+    return [SetReplicationFactor(reason, group.name, table.table_id, wanted)]
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:

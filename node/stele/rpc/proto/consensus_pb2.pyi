@@ -431,12 +431,16 @@ class LeaderStepDownRequest(_message.Message):
     TARGET_NODE_FIELD_NUMBER: _builtins.int
     DRIVER_EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     target_node: _builtins.bytes
     """empty: whoever is most advanced"""
     driver_epoch: _builtins.int
+    """0: an administrator"""
     reason: _builtins.str
     """as BulkChangeConfigRequest"""
+    term: _builtins.int
+    """refused if the leader leads in another term; 0: whatever the term"""
     def __init__(
         self,
         *,
@@ -444,10 +448,11 @@ class LeaderStepDownRequest(_message.Message):
         target_node: _builtins.bytes = ...,
         driver_epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_epoch", b"driver_epoch", "reason", b"reason", "tablet_id", b"tablet_id", "target_node", b"target_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["driver_epoch", b"driver_epoch", "reason", b"reason", "tablet_id", b"tablet_id", "target_node", b"target_node", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,29 @@ WANTED_RETIRED: WantedPB.ValueType  # 4
 """drained, then gone for good"""
 Global___WantedPB: _TypeAlias = WantedPB  # noqa: Y015
 
+class _PlacingPB:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PlacingPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PlacingPB.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PLACING_UNSPECIFIED: _PlacingPB.ValueType  # 0
+    MOVE_REPLICA: _PlacingPB.ValueType  # 1
+    ADD_REPLICA: _PlacingPB.ValueType  # 2
+    REMOVE_REPLICA: _PlacingPB.ValueType  # 3
+    RELEASE_PLACEMENT: _PlacingPB.ValueType  # 4
+    """take back all that was asked for by hand"""
+
+class PlacingPB(_PlacingPB, metaclass=_PlacingPBEnumTypeWrapper): ...
+
+PLACING_UNSPECIFIED: PlacingPB.ValueType  # 0
+MOVE_REPLICA: PlacingPB.ValueType  # 1
+ADD_REPLICA: PlacingPB.ValueType  # 2
+REMOVE_REPLICA: PlacingPB.ValueType  # 3
+RELEASE_PLACEMENT: PlacingPB.ValueType  # 4
+"""take back all that was asked for by hand"""
+Global___PlacingPB: _TypeAlias = PlacingPB  # noqa: Y015
+
 @_typing.final
 class NodeRegistrationPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -433,6 +456,160 @@ class DeleteTableResponse(_message.Message):
 Global___DeleteTableResponse: _TypeAlias = DeleteTableResponse  # noqa: Y015
 
 @_typing.final
+class SetReplicationFactorRequest(_message.Message):
+    """The replicas follow: a driver adds and removes them, one at a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.bytes
+    """or"""
+    name: _builtins.str
+    replication_factor: _builtins.int
+    """1, 3, 5 or 7"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        replication_factor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "replication_factor", b"replication_factor", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReplicationFactorRequest: _TypeAlias = SetReplicationFactorRequest  # noqa: Y015
+
+@_typing.final
+class SetReplicationFactorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableInfoPB: ...
+    def __init__(
+        self,
+        *,
+        table: Global___TableInfoPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetReplicationFactorResponse: _TypeAlias = SetReplicationFactorResponse  # noqa: Y015
+
+@_typing.final
+class PlaceTabletRequest(_message.Message):
+    """What an administrator asks of one tablet's replicas. A driver carries it out; nothing undoes it but RELEASE_PLACEMENT."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    WHAT_FIELD_NUMBER: _builtins.int
+    FROM_NODE_FIELD_NUMBER: _builtins.int
+    TO_NODE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    what: Global___PlacingPB.ValueType
+    from_node: _builtins.bytes
+    """MOVE_REPLICA, REMOVE_REPLICA"""
+    to_node: _builtins.bytes
+    """MOVE_REPLICA; ADD_REPLICA: empty for the driver's choice"""
+    replicas: _builtins.int
+    """ADD_REPLICA, REMOVE_REPLICA: how many there are to be, so that a retry is harmless"""
+    owner: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        what: Global___PlacingPB.ValueType = ...,
+        from_node: _builtins.bytes = ...,
+        to_node: _builtins.bytes = ...,
+        replicas: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_node", b"from_node", "owner", b"owner", "reason", b"reason", "replicas", b"replicas", "tablet_id", b"tablet_id", "to_node", b"to_node", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceTabletRequest: _TypeAlias = PlaceTabletRequest  # noqa: Y015
+
+@_typing.final
+class PlaceTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BY_HAND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def by_hand(self) -> Global___ByHandPB: ...
+    def __init__(
+        self,
+        *,
+        by_hand: Global___ByHandPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaceTabletResponse: _TypeAlias = PlaceTabletResponse  # noqa: Y015
+
+@_typing.final
+class ByHandPB(_message.Message):
+    """What was asked for by hand and stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINNED_FIELD_NUMBER: _builtins.int
+    AVOIDED_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    extra: _builtins.int
+    """replicas beyond the table's factor"""
+    owner: _builtins.str
+    reason: _builtins.str
+    since_us: _builtins.int
+    @_builtins.property
+    def pinned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """nodes that should have a replica"""
+
+    @_builtins.property
+    def avoided(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """nodes that should have none"""
+
+    def __init__(
+        self,
+        *,
+        pinned: _abc.Iterable[_builtins.bytes] | None = ...,
+        avoided: _abc.Iterable[_builtins.bytes] | None = ...,
+        extra: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        since_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoided", b"avoided", "extra", b"extra", "owner", b"owner", "pinned", b"pinned", "reason", b"reason", "since_us", b"since_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ByHandPB: _TypeAlias = ByHandPB  # noqa: Y015
+
+@_typing.final
 class TableInfoPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -446,6 +623,7 @@ class TableInfoPB(_message.Message):
     TABLETS_RUNNING_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     CREATED_US_FIELD_NUMBER: _builtins.int
+    REPLICATION_FACTOR_BEFORE_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     name: _builtins.str
     state: _builtins.str
@@ -455,6 +633,8 @@ class TableInfoPB(_message.Message):
     tablets_running: _builtins.int
     kind: _builtins.str
     created_us: _builtins.int
+    replication_factor_before: _builtins.int
+    """the one before its last change; 0: it was never changed"""
     @_builtins.property
     def schema(self) -> _common_pb2.SchemaPB: ...
     @_builtins.property
@@ -472,10 +652,11 @@ class TableInfoPB(_message.Message):
         tablets_running: _builtins.int = ...,
         kind: _builtins.str = ...,
         created_us: _builtins.int = ...,
+        replication_factor_before: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "kind", b"kind", "name", b"name", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "kind", b"kind", "name", b"name", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,6 +1043,8 @@ class TabletViewPB(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     NEXT_REPLICA_ID_FIELD_NUMBER: _builtins.int
+    LEADER_KEPT_UNTIL_US_FIELD_NUMBER: _builtins.int
+    BY_HAND_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     table_id: _builtins.bytes
     table_name: _builtins.str
@@ -869,11 +1052,18 @@ class TabletViewPB(_message.Message):
     term: _builtins.int
     leader_node: _builtins.bytes
     replication_factor: _builtins.int
+    """with what was added by hand"""
     next_replica_id: _builtins.int
+    leader_kept_until_us: _builtins.int
+    """wall clock; no driver moves its leader until then; 0: drivers may"""
     @_builtins.property
     def committed_config(self) -> _common_pb2.ConfigurationPB: ...
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaReportPB]: ...
+    @_builtins.property
+    def by_hand(self) -> Global___ByHandPB:
+        """none: placed by the masters and drivers alone"""
+
     def __init__(
         self,
         *,
@@ -887,10 +1077,12 @@ class TabletViewPB(_message.Message):
         replication_factor: _builtins.int = ...,
         replicas: _abc.Iterable[Global___ReplicaReportPB] | None = ...,
         next_replica_id: _builtins.int = ...,
+        leader_kept_until_us: _builtins.int = ...,
+        by_hand: Global___ByHandPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -948,7 +1140,7 @@ class IntentPB(_message.Message):
     """wall clock; only lets another driver take over"""
     epoch: _builtins.int
     kind: _builtins.str
-    """"replace", "add" """
+    """"replace", "add", "move", "move-by-hand" """
     replaces_replica: _builtins.int
     reason: _builtins.str
     config_index: _builtins.int
@@ -1013,63 +1205,20 @@ class GetClusterViewRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
-    HOLDER_FIELD_NUMBER: _builtins.int
     max_staleness_ms: _builtins.int
     """how old the catalog's rows may be that any master answers from; 0: from the leader"""
-    holder: _builtins.str
-    """set: the caller is a driver with this name, and is at work"""
     def __init__(
         self,
         *,
         max_staleness_ms: _builtins.int = ...,
-        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterViewRequest: _TypeAlias = GetClusterViewRequest  # noqa: Y015
-
-@_typing.final
-class DriverPolicyPB(_message.Message):
-    """What a driver may do. The leader master drives by it while no driver is heard."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DEAD_AFTER_MS_FIELD_NUMBER: _builtins.int
-    MAX_LOST_NODES_FIELD_NUMBER: _builtins.int
-    MAX_COPIES_FIELD_NUMBER: _builtins.int
-    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
-    DRIVE_AFTER_MS_FIELD_NUMBER: _builtins.int
-    OWNER_FIELD_NUMBER: _builtins.int
-    dead_after_ms: _builtins.int
-    max_lost_nodes: _builtins.int
-    max_copies: _builtins.int
-    bytes_per_second: _builtins.int
-    """of one copy; 0: unlimited"""
-    drive_after_ms: _builtins.int
-    """silence of all drivers after which the leader master drives; 0: it never does"""
-    owner: _builtins.str
-    """who set it, for people; empty: nobody, these are defaults"""
-    def __init__(
-        self,
-        *,
-        dead_after_ms: _builtins.int = ...,
-        max_lost_nodes: _builtins.int = ...,
-        max_copies: _builtins.int = ...,
-        bytes_per_second: _builtins.int = ...,
-        drive_after_ms: _builtins.int = ...,
-        owner: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DriverPolicyPB: _TypeAlias = DriverPolicyPB  # noqa: Y015
 
 @_typing.final
 class GetClusterViewResponse(_message.Message):
@@ -1085,7 +1234,6 @@ class GetClusterViewResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     NOW_US_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
-    POLICY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     leader: _builtins.bytes
     term: _builtins.int
@@ -1106,10 +1254,6 @@ class GetClusterViewResponse(_message.Message):
     def claim(self) -> Global___DriverClaimPB: ...
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableInfoPB]: ...
-    @_builtins.property
-    def policy(self) -> Global___DriverPolicyPB:
-        """the one in force"""
-
     def __init__(
         self,
         *,
@@ -1123,11 +1267,10 @@ class GetClusterViewResponse(_message.Message):
         tables: _abc.Iterable[Global___TableInfoPB] | None = ...,
         now_us: _builtins.int = ...,
         settled: _builtins.bool = ...,
-        policy: Global___DriverPolicyPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1181,43 +1324,6 @@ class ClaimDriverResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimDriverResponse: _TypeAlias = ClaimDriverResponse  # noqa: Y015
-
-@_typing.final
-class SetDriverPolicyRequest(_message.Message):
-    """Replaces the whole policy. It gives no order, so it needs no claim."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICY_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def policy(self) -> Global___DriverPolicyPB: ...
-    def __init__(
-        self,
-        *,
-        policy: Global___DriverPolicyPB | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SetDriverPolicyRequest: _TypeAlias = SetDriverPolicyRequest  # noqa: Y015
-
-@_typing.final
-class SetDriverPolicyResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SetDriverPolicyResponse: _TypeAlias = SetDriverPolicyResponse  # noqa: Y015
 
 @_typing.final
 class BeginIntentRequest(_message.Message):
@@ -1463,6 +1569,44 @@ class WantNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WantNodeResponse: _TypeAlias = WantNodeResponse  # noqa: Y015
+
+@_typing.final
+class KeepLeaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    FOR_MS_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    for_ms: _builtins.int
+    """from now on; 0: drivers may move it again"""
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        for_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_ms", b"for_ms", "tablet_id", b"tablet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLeaderRequest: _TypeAlias = KeepLeaderRequest  # noqa: Y015
+
+@_typing.final
+class KeepLeaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeepLeaderResponse: _TypeAlias = KeepLeaderResponse  # noqa: Y015
 
 @_typing.final
 class FirstMasterPB(_message.Message):

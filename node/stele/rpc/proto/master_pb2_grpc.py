@@ -49,6 +49,16 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.FromString,
                 _registered_method=True)
+        self.SetReplicationFactor = channel.unary_unary(
+                '/stele.v1.MasterService/SetReplicationFactor',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.FromString,
+                _registered_method=True)
+        self.PlaceTablet = channel.unary_unary(
+                '/stele.v1.MasterService/PlaceTablet',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.FromString,
+                _registered_method=True)
         self.ListTables = channel.unary_unary(
                 '/stele.v1.MasterService/ListTables',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ListTablesRequest.SerializeToString,
@@ -84,11 +94,6 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.FromString,
                 _registered_method=True)
-        self.SetDriverPolicy = channel.unary_unary(
-                '/stele.v1.MasterService/SetDriverPolicy',
-                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
-                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
-                _registered_method=True)
         self.BeginIntent = channel.unary_unary(
                 '/stele.v1.MasterService/BeginIntent',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.BeginIntentRequest.SerializeToString,
@@ -114,6 +119,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
                 _registered_method=True)
+        self.KeepLeader = channel.unary_unary(
+                '/stele.v1.MasterService/KeepLeader',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
+                _registered_method=True)
         self.ConfirmFormation = channel.unary_unary(
                 '/stele.v1.MasterService/ConfirmFormation',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ConfirmFormationRequest.SerializeToString,
@@ -137,6 +147,18 @@ class MasterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetReplicationFactor(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlaceTablet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -186,12 +208,6 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SetDriverPolicy(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def BeginIntent(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -223,6 +239,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepLeader(self, request, context):
+        """An administrator's: no driver moves this tablet's leader for a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmFormation(self, request, context):
         """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves.
         """
@@ -247,6 +270,16 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.DeleteTable,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.SerializeToString,
+            ),
+            'SetReplicationFactor': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetReplicationFactor,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.SerializeToString,
+            ),
+            'PlaceTablet': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlaceTablet,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.SerializeToString,
             ),
             'ListTables': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTables,
@@ -283,11 +316,6 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.SerializeToString,
             ),
-            'SetDriverPolicy': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetDriverPolicy,
-                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.FromString,
-                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.SerializeToString,
-            ),
             'BeginIntent': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginIntent,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.BeginIntentRequest.FromString,
@@ -312,6 +340,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.WantNode,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.SerializeToString,
+            ),
+            'KeepLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepLeader,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.SerializeToString,
             ),
             'ConfirmFormation': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmFormation,
@@ -400,6 +433,60 @@ class MasterService:
             '/stele.v1.MasterService/DeleteTable',
             stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetReplicationFactor(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/SetReplicationFactor',
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/PlaceTablet',
+            stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -600,33 +687,6 @@ class MasterService:
             _registered_method=True)
 
     @staticmethod
-    def SetDriverPolicy(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stele.v1.MasterService/SetDriverPolicy',
-            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
-            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def BeginIntent(request,
             target,
             options=(),
@@ -751,6 +811,33 @@ class MasterService:
             '/stele.v1.MasterService/WantNode',
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.WantNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/KeepLeader',
+            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
             options,
             channel_credentials,
             insecure,

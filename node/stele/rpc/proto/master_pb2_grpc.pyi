@@ -34,6 +34,8 @@ class MasterServiceStub:
     TSHeartbeat: _grpc.UnaryUnaryMultiCallable[_master_pb2.TSHeartbeatRequest, _master_pb2.TSHeartbeatResponse]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]
     DeleteTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]
+    SetReplicationFactor: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]
+    PlaceTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]
     ListTables: _grpc.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]
     GetTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]
     GetTableLocations: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetTableLocationsRequest, _master_pb2.GetTableLocationsResponse]
@@ -43,13 +45,14 @@ class MasterServiceStub:
     """What a driver, the operator and `stele ksck` see: one consistent view, from the leader."""
     ClaimDriver: _grpc.UnaryUnaryMultiCallable[_master_pb2.ClaimDriverRequest, _master_pb2.ClaimDriverResponse]
     """The driver's. All but ClaimDriver carry the claim's epoch."""
-    SetDriverPolicy: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]
     BeginIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]
     EndIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]
     WantNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+    KeepLeader: _grpc.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]
+    """An administrator's: no driver moves this tablet's leader for a time."""
     ConfirmFormation: _grpc.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -59,6 +62,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     TSHeartbeat: _aio.UnaryUnaryMultiCallable[_master_pb2.TSHeartbeatRequest, _master_pb2.TSHeartbeatResponse]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]  # type: ignore[assignment]
     DeleteTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]  # type: ignore[assignment]
+    SetReplicationFactor: _aio.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]  # type: ignore[assignment]
+    PlaceTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]  # type: ignore[assignment]
     ListTables: _aio.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]  # type: ignore[assignment]
     GetTable: _aio.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]  # type: ignore[assignment]
     GetTableLocations: _aio.UnaryUnaryMultiCallable[_master_pb2.GetTableLocationsRequest, _master_pb2.GetTableLocationsResponse]  # type: ignore[assignment]
@@ -68,13 +73,14 @@ class MasterServiceAsyncStub(MasterServiceStub):
     """What a driver, the operator and `stele ksck` see: one consistent view, from the leader."""
     ClaimDriver: _aio.UnaryUnaryMultiCallable[_master_pb2.ClaimDriverRequest, _master_pb2.ClaimDriverResponse]  # type: ignore[assignment]
     """The driver's. All but ClaimDriver carry the claim's epoch."""
-    SetDriverPolicy: _aio.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]  # type: ignore[assignment]
     BeginIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]  # type: ignore[assignment]
     EndIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]  # type: ignore[assignment]
     RegisterNode: _aio.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]  # type: ignore[assignment]
     SetNodeState: _aio.UnaryUnaryMultiCallable[_master_pb2.SetNodeStateRequest, _master_pb2.SetNodeStateResponse]  # type: ignore[assignment]
     WantNode: _aio.UnaryUnaryMultiCallable[_master_pb2.WantNodeRequest, _master_pb2.WantNodeResponse]  # type: ignore[assignment]
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+    KeepLeader: _aio.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]  # type: ignore[assignment]
+    """An administrator's: no driver moves this tablet's leader for a time."""
     ConfirmFormation: _aio.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]  # type: ignore[assignment]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -99,6 +105,20 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.DeleteTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.DeleteTableResponse, _abc.Awaitable[_master_pb2.DeleteTableResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetReplicationFactor(
+        self,
+        request: _master_pb2.SetReplicationFactorRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.SetReplicationFactorResponse, _abc.Awaitable[_master_pb2.SetReplicationFactorResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def PlaceTablet(
+        self,
+        request: _master_pb2.PlaceTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.PlaceTabletResponse, _abc.Awaitable[_master_pb2.PlaceTabletResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListTables(
@@ -152,13 +172,6 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         """The driver's. All but ClaimDriver carry the claim's epoch."""
 
     @_abc_1.abstractmethod
-    def SetDriverPolicy(
-        self,
-        request: _master_pb2.SetDriverPolicyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_master_pb2.SetDriverPolicyResponse, _abc.Awaitable[_master_pb2.SetDriverPolicyResponse]]: ...
-
-    @_abc_1.abstractmethod
     def BeginIntent(
         self,
         request: _master_pb2.BeginIntentRequest,
@@ -193,6 +206,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.WantNodeResponse, _abc.Awaitable[_master_pb2.WantNodeResponse]]:
         """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
+
+    @_abc_1.abstractmethod
+    def KeepLeader(
+        self,
+        request: _master_pb2.KeepLeaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.KeepLeaderResponse, _abc.Awaitable[_master_pb2.KeepLeaderResponse]]:
+        """An administrator's: no driver moves this tablet's leader for a time."""
 
     @_abc_1.abstractmethod
     def ConfirmFormation(

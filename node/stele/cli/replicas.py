@@ -1,0 +1,112 @@
+"""`stele table set-rf`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from stele.cli.options import masters_option, with_client
+from stele.cli.output import say
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.client.health import ClusterHealth
+    from stele.rpc.proto import master_pb2
+
+WAIT_S = 600.0
+_LOOK_S = 0.5
+
+
+def wait_option(command: Callable[..., None]) -> Callable[..., None]:
+    """--wait and --wait-for."""
+    command = click.option(
+        "--wait-for",
+        "wait_s",
+        type=click.FloatRange(min=1, max=86_400),
+        default=WAIT_S,
+        show_default=True,
+        help="With --wait: give up after this many seconds; the change goes on.",
+    )(command)
+    return click.option("--wait", is_flag=True, help="Wait until it is done, and show how far it is.")(
+        command
+    )
+
+
+@click.command()
+@click.argument("table")
+@click.argument("factor", type=click.Choice(["1", "3", "5", "7"]))
+@wait_option
+@masters_option
+def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str) -> None:
+    """Set how many replicas each tablet of a table or key space has: 1, 3, 5 or 7.
+
+    A driver adds or removes the replicas one at a time; the table is read and written meanwhile. Refused if there
+    are too few machines. Where a TabletGroup describes the table, change its replicationFactor instead, because the
+    operator sets that again.
+
+    Example: stele table set-rf flights 5 --wait
+    """
+    from stele.client.health import examine
+
+    async def work(client: AsyncClient) -> None:
+        before = await client.describe(table)
+        info = await client.set_replication_factor(table, int(factor))
+        if before.replication_factor == info.replication_factor:
+            say(f"{table} has replication factor {factor} already")
+        else:
+            say(f"{table}: replication factor {before.replication_factor} becomes {factor}")
+
+        def far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
+            health: ClusterHealth = examine(view)
+            counts = health.replicas_of(info.table_id)
+            return counts.done, str(counts)
+
+        await follow(client, far, wait_s if wait else 0.0)
+
+    with_client(masters, work)
+
+
+async def follow(
+    client: AsyncClient,
+    far: Callable[[master_pb2.GetClusterViewResponse], tuple[bool, str]],
+    wait_s: float,
+) -> None:
+    """Show how far a change is, once, or until it is done. `far`: (whether it is done, how far it is).
+
+    Raises:
+        Retryable: TIMED_OUT, it is not done after `wait_s` seconds.
+    """
+    from stele.client.admin import cluster_view
+    from stele.model.errors import Code, Retryable
+
+    deadline, told, warned = time.monotonic() + wait_s, "", False
+    while True:
+        view = await cluster_view(client.masters)
+        done, text = far(view)
+        if text != told:
+            told = text
+            say(text)
+        if done:
+            return
+        if not warned and not driver_of(view):
+            warned = True
+            say(
+                "no driver is at work now; an operator looks at least every 30 s, and without one "
+                "`stele driver run` is needed",
+                err=True,
+            )
+        if time.monotonic() >= deadline:
+            if not wait_s:
+                return
+            raise Retryable(f"not done after {wait_s:.0f} s: {text}; it goes on", code=Code.TIMED_OUT)
+        await asyncio.sleep(_LOOK_S)
+
+
+def driver_of(view: master_pb2.GetClusterViewResponse) -> str:
+    """Who holds the driver claim now; "" if nobody does."""
+    claim = view.claim
+    return claim.holder if claim.expires_us > view.now_us else ""

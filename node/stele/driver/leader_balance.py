@@ -1,0 +1,272 @@
+"""Chooses which leaders move, so that they are spread over the nodes. Called by planner through
+`leader_moves.py`; pure.
+
+A group may be led by any of its `places`. To assign groups to places is a semi-matching, and one is optimal if
+no cost-reducing path is left (Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load
+balancing, 2006). A path moves one leader from each of its nodes to the next. Only paths of several nodes reach
+the optimum where replicas lie unevenly; most paths have one move.
+
+The share of a node is the most that it leads in any optimal assignment. So it depends on the places alone, and
+not on who leads now.
+
+The measure of an assignment is compared in this order:
+1. how many leaders the nodes have above their shares plus one;
+2. for each table the sum of the squares of its leaders per node;
+3. the sum of the squares of all leaders per node.
+
+Invariants: each path lowers the measure, so moves end and none is undone. While a node leads more than one
+above its share, there is a move.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+STEP = 2
+"""Where no node is above its share plus one, a leader moves only from a node that leads at least this many more
+than the one it moves to. With less, the two would only change places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A tablet: who leads it, and the nodes that may. `places` includes `leader`; alone if it must not move."""
+
+    tablet_id: str
+    table: str
+    leader: str
+    places: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The leader of a group moves. The numbers are those before all moves of a plan: how many the two nodes lead
+    (`of_table`: of its table), and the share of the source."""
+
+    tablet_id: str
+    source: str
+    target: str
+    leads: tuple[int, int]
+    of_table: tuple[int, int]
+    share: int
+
+
+def choose_moves(groups: Sequence[Group], most: int) -> tuple[Move, ...]:
+    """The moves to begin with, at most this many; empty if the leaders are spread. Each group moves once at
+    most."""
+    if not groups or most <= 0:
+        return ()
+    share = shares(groups)
+    spread = _Spread(groups, {g.tablet_id: g.leader for g in groups}, most)
+    leads = Counter(spread.load)
+    of_table = {table: Counter(of) for table, of in spread.of_table.items()}
+    while not spread.full and (
+        _lower_excess(spread, share) or _spread_tables(spread, share) or _spread_all(spread, share)
+    ):
+        pass
+    found = []
+    for group, source in spread.moves():
+        target, of = spread.at[group.tablet_id], of_table[group.table]
+        pair = (leads[source], leads[target])
+        found.append(Move(group.tablet_id, source, target, pair, (of[source], of[target]), share[source]))
+    return tuple(found[:most])
+
+
+def shares(groups: Sequence[Group]) -> Counter[str]:
+    """The share of each node: the most leaders that it has in any optimal assignment."""
+    spread = _Spread(groups, _greedy(groups), None)
+    settled: set[str] = set()
+    while True:
+        source = next((n for n in spread.heaviest() if n not in settled), None)
+        if source is None:
+            break
+        path, reached = spread.path(source, _below(spread.load, spread.load[source] - STEP))
+        if path:
+            spread.walk(path)
+            settled.clear()
+        else:
+            settled |= reached  # no lighter node can be reached from any of these either
+    share = Counter({node: spread.load[node] for node in spread.nodes})
+    for load in sorted(set(share.values()), reverse=True):
+        # One more leader can reach a node from a node that leads one more. The assignment stays optimal.
+        for node in spread.reached_from([n for n in spread.nodes if spread.load[n] == load]):
+            if spread.load[node] == load - 1:
+                share[node] = load
+    return share
+
+
+def _greedy(groups: Iterable[Group]) -> dict[str, str]:
+    """An assignment near the optimum. Groups with the fewest places choose first."""
+    load: Counter[str] = Counter()
+    at = {}
+    for group in sorted(groups, key=lambda g: (len(g.places), g.tablet_id)):
+        node = min(group.places, key=lambda n: (load[n], n))
+        at[group.tablet_id] = node
+        load[node] += 1
+    return at
+
+
+def _lower_excess(spread: _Spread, share: Counter[str]) -> bool:
+    """Take a leader from a node that leads more than one above its share to one below its own.
+
+    There is such a path: against an optimal assignment the node leads too much, and what it leads too much
+    ends at a node that leads too little.
+    """
+    over = [n for n in spread.heaviest() if spread.load[n] > share[n] + 1]
+    for source in sorted(over, key=lambda n: share[n] - spread.load[n]):
+        path, _ = spread.path(source, lambda n: spread.load[n] < share[n])
+        if path:
+            spread.walk(path)
+            return True
+    return False
+
+
+def _spread_tables(spread: _Spread, share: Counter[str]) -> bool:
+    """Move a leader of one table to a node that leads fewer of the same table, but not above its share plus
+    one."""
+    for table in spread.tables:
+        of = spread.of_table[table]
+        for source in sorted(of, key=lambda n: (-of[n], n)):
+            if of[source] < STEP:
+                break
+            if path := _path_of_table(spread, share, table, source):
+                spread.walk(path, table)
+                return True
+    return False
+
+
+def _path_of_table(spread: _Spread, share: Counter[str], table: str, source: str) -> list[str]:
+    fewer, room = _below(spread.of_table[table], spread.of_table[table][source] - STEP), _room(spread, share)
+    path, _ = spread.path(source, lambda n: fewer(n) and room(n), lambda t, a, b: t == table)
+    return path
+
+
+def _spread_all(spread: _Spread, share: Counter[str]) -> bool:
+    """Move a leader to a node that leads fewer in all, if its table is spread no worse by it."""
+    for source in spread.heaviest():
+        if path := _path_in_all(spread, share, source):
+            spread.walk(path)
+            return True
+    return False
+
+
+def _path_in_all(spread: _Spread, share: Counter[str], source: str) -> list[str]:
+    fewer, room = _below(spread.load, spread.load[source] - STEP), _room(spread, share)
+    tables = spread.of_table
+    path, _ = spread.path(source, lambda n: fewer(n) and room(n), lambda t, a, b: tables[t][a] > tables[t][b])
+    return path
+
+
+def _below(load: Counter[str], limit: int) -> Callable[[str], bool]:
+    return lambda node: load[node] <= limit
+
+
+def _room(spread: _Spread, share: Counter[str]) -> Callable[[str], bool]:
+    """Whether one more leader leaves a node within its share plus one."""
+    return lambda node: spread.load[node] <= share[node]
+
+
+Edge = Callable[[str, str, str], bool]
+"""Whether a leader of this table may go from one node to another."""
+
+
+class _Spread:
+    """An assignment that is being bettered. `moved`: the first place of each group that moved, in the order of
+    the moves."""
+
+    def __init__(self, groups: Sequence[Group], at: dict[str, str], most: int | None) -> None:
+        self.at = at
+        self.moved: dict[str, str] = {}
+        self._most = most
+        self._groups = {g.tablet_id: g for g in groups}
+        self.load: Counter[str] = Counter()
+        self.of_table: dict[str, Counter[str]] = {}
+        self._led: dict[str, dict[str, dict[str, dict[str, None]]]] = {}
+        """By leading node, by another place, by table: the groups."""
+        for group in groups:
+            self._put(group, at[group.tablet_id])
+        self.nodes = sorted({n for g in groups for n in g.places})
+        self.tables = sorted(self.of_table)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many groups moved as were asked for."""
+        return self._most is not None and len(self.moved) >= self._most
+
+    def moves(self) -> list[tuple[Group, str]]:
+        """The groups that are led elsewhere now, and where each was led before."""
+        return [(self._groups[t], node) for t, node in self.moved.items() if self.at[t] != node]
+
+    def heaviest(self) -> list[str]:
+        """All nodes, those that lead most first."""
+        return sorted(self.nodes, key=lambda n: (-self.load[n], n))
+
+    def path(
+        self, source: str, ends: Callable[[str], bool], may: Edge | None = None
+    ) -> tuple[list[str], set[str]]:
+        """The nodes of a shortest path to a node for which `ends` is true, the least loaded of these; and all
+        nodes reached. No path: an empty list."""
+        before: dict[str, str] = {source: ""}
+        rim = [source]
+        while rim:
+            further = []
+            for node in rim:
+                for place in sorted(self._led.get(node, {})):
+                    if place not in before and self._edge(node, place, may):
+                        before[place] = node
+                        further.append(place)
+            if found := [n for n in further if ends(n)]:
+                path = [min(found, key=lambda n: (self.load[n], n))]
+                while before[path[-1]]:
+                    path.append(before[path[-1]])
+                return path[::-1], set(before)
+            rim = further
+        return [], set(before)
+
+    def reached_from(self, sources: Sequence[str]) -> set[str]:
+        """All nodes to which paths lead from these."""
+        found, rim = set(sources), list(sources)
+        while rim:
+            further = {p for node in rim for p, by in self._led.get(node, {}).items() if by} - found
+            found |= further
+            rim = sorted(further)
+        return found
+
+    def _edge(self, node: str, place: str, may: Edge | None) -> bool:
+        return any(may is None or may(table, node, place) for table in self._led[node].get(place, {}))
+
+    def walk(self, path: Sequence[str], table: str | None = None) -> None:
+        """Move a leader along each edge, the last edge first.
+
+        So each node gives one before it takes one. Of several groups, take one whose table is spread best by it.
+        """
+        for source, target in reversed(list(pairwise(path))):
+            found = self._led[source][target]
+            names = [table] if table is not None else list(found)
+            gain = {t: self.of_table[t][source] - self.of_table[t][target] for t in names}
+            chosen = max(gain, key=lambda t: (gain[t], t))
+            self._move(self._groups[min(found[chosen])], target)
+
+    def _move(self, group: Group, target: str) -> None:
+        source = self.at[group.tablet_id]
+        self.load[source] -= 1
+        self.of_table[group.table][source] -= 1
+        for place in group.places:
+            if place != source:
+                by_table = self._led[source][place]
+                by_table[group.table].pop(group.tablet_id)
+                if not by_table[group.table]:
+                    del by_table[group.table]
+        self.at[group.tablet_id] = target
+        self._put(group, target)
+        self.moved.setdefault(group.tablet_id, source)
+
+    def _put(self, group: Group, node: str) -> None:
+        self.load[node] += 1
+        self.of_table.setdefault(group.table, Counter())[node] += 1
+        led = self._led.setdefault(node, {})
+        for place in group.places:
+            if place != node:
+                led.setdefault(place, {}).setdefault(group.table, {})[group.tablet_id] = None

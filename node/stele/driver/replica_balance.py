@@ -1,0 +1,271 @@
+"""Chooses moves that balance replicas over zones and nodes. Called by planner and `stele rebalance`; pure.
+
+First the spread of each tablet over zones is repaired. Then a move must lessen a measure by at least STEP:
+
+    sum over nodes of (replicas^2 + (bytes / mean bytes of a replica)^2)
+    + 2 * sum over nodes and tables of (replicas of the table)^2
+
+A move of a tablet with the size s (in mean replicas) from a to b lessens it by twice
+
+    (replicas a - replicas b - 1) + 2 * (same of its table - 1) + s * (bytes a - bytes b - s)
+
+The last s counts half as much again, so that small changes of sizes move nothing back. No move lessens the
+spread of a tablet. Each move lessens a sum that cannot fall below zero, so there is always an end and a replica
+never goes back and forth.
+
+Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get
+replicas and have room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stele.driver.moves import at_rest
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation
+from stele.driver.targets import Load, has_room, host_of, tablet_bytes, usable
+from stele.driver.view import ClusterView, NodeView
+
+STEP = 1.0
+"""A move must better the measure by twice this: as much as one replica less on the fuller node."""
+_TABLE_WEIGHT = 2
+"""So that nodes that have as many replicas each exchange those of a table that only some of them have."""
+_SIZE_WEIGHT = 1.5
+_PAIRS_MAX = 256
+"""The most pairs of nodes that are examined for one move, those that differ most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One replica to another node. `bytes`: what is copied, by the largest replica that was reported."""
+
+    tablet_id: str
+    table_name: str
+    replica_id: int
+    source: str
+    target: str
+    bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Tablet:
+    situation: Situation
+    nodes: list[str]
+    size: int
+    units: float = 0.0
+    """Its size in mean replicas."""
+
+
+class ReplicaBalance:
+    """Where the replicas are, as if each move that is under way or chosen were done."""
+
+    def __init__(
+        self, view: ClusterView, policy: Policy, situations: Sequence[Situation], load: Load
+    ) -> None:
+        self._policy = policy
+        self._load = load
+        self._nodes: Mapping[str, NodeView] = {n.node_id: n for n in view.nodes}
+        self._targets = [
+            n
+            for n in sorted(view.nodes, key=lambda n: n.node_id)
+            if usable(n, "node", policy) and n.node_id not in load.avoid | load.out_of_reach
+        ]
+        self._replicas: Counter[str] = Counter()
+        self._of_table: Counter[tuple[str, str]] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._due: Counter[str] = Counter()
+        self._resting: dict[str, dict[str, _Tablet]] = {}
+        """By node: the tablets with a replica there that may be moved."""
+        self._spread: list[_Tablet] = []
+        self._mean = 0.0
+        self._place(situations)
+
+    def _place(self, situations: Sequence[Situation]) -> None:
+        tablets = [
+            _Tablet(s, _nodes_of(s), tablet_bytes(s.tablet))
+            for s in situations
+            if s.tablet.node_role == "node"
+        ]
+        replicas = sum(len(t.nodes) for t in tablets)
+        total = sum(t.size * len(t.nodes) for t in tablets)
+        self._mean = total / replicas if replicas else 0.0
+        for t in tablets:
+            t.units = t.size / self._mean if self._mean else 0.0
+            rests = at_rest(t.situation) and not t.situation.tablet.by_hand
+            for node in t.nodes:
+                self._count(t, node, 1)
+                if rests:
+                    self._resting.setdefault(node, {})[t.situation.tablet.tablet_id] = t
+            if rests and self._zones_of(t):
+                self._spread.append(t)
+
+    def _count(self, t: _Tablet, node: str, number: int) -> None:
+        self._replicas[node] += number
+        self._of_table[node, t.situation.tablet.table_id] += number
+        self._bytes[node] += number * t.size
+
+    def moves(self) -> Iterator[Move]:
+        """The moves in their order, until nothing is left to better."""
+        while (move := self.next()) is not None:
+            yield move
+
+    def next(self) -> Move | None:
+        """The next move, or None. It counts as done from then on."""
+        return self._for_spread() or self._for_load()
+
+    # --- zones
+
+    def _zones_of(self, t: _Tablet) -> tuple[str, list[str]] | None:
+        """The zone with too many replicas of a tablet, and the zones that should have one more; None if it
+        is spread as well as possible."""
+        zones = Counter(n.zone for m in t.nodes if (n := self._nodes.get(m)) is not None)
+        if not zones:
+            return None
+        most = min(zones, key=lambda z: (-zones[z], z))
+        fewer = sorted(
+            {n.zone for n in self._targets if zones[n.zone] + 2 <= zones[most]}, key=lambda z: (zones[z], z)
+        )
+        return (most, fewer) if fewer else None
+
+    def _for_spread(self) -> Move | None:
+        while self._spread:
+            t = self._spread[-1]
+            found = self._zones_of(t)
+            if found is None:
+                self._spread.pop()
+                continue
+            most, fewer = found
+            leader = t.situation.tablet.leader_node
+            sources = [m for m in t.nodes if (n := self._nodes.get(m)) is not None and n.zone == most]
+            source = min(sources, key=lambda m: (m == leader, -self._replicas[m], m))
+            for zone in fewer:
+                fitting = [n for n in self._targets if n.zone == zone and self._fits(t, n)]
+                if fitting:
+                    target = min(fitting, key=lambda n: (self._replicas[n.node_id], n.node_id))
+                    self._spread.pop()
+                    reason = f"more of its replicas than needed are in zone {most or '(none)'}, and zone {zone or '(none)'} has fewer"
+                    return self._done(t, source, target, reason)
+            self._spread.pop()
+        return None
+
+    # --- load
+
+    def _for_load(self) -> Move | None:
+        for source, target in self._pairs():
+            best = self._best(source, target)
+            if best is not None:
+                return self._done(best, source, target, self._why(best, source, target.node_id))
+        return None
+
+    def _pairs(self) -> list[tuple[str, NodeView]]:
+        """Pairs of nodes between which a move may be worth it, those that differ most first."""
+        of_table = self._largest_difference()
+        found = []
+        for source in self._resting:
+            for target in self._targets:
+                replicas = self._replicas[source] - self._replicas[target.node_id]
+                heavier = self._units(source) - self._units(target.node_id)
+                # x * (h - 1.5 x) is at most h^2 / 6.
+                most: float = replicas - 1 + _TABLE_WEIGHT * max(0, of_table - 1)
+                most += heavier * heavier / 6 if heavier > 0 else 0.0
+                if source != target.node_id and most >= STEP:
+                    found.append((-(replicas + heavier), source, target.node_id, target))
+        found.sort(key=lambda f: f[:3])
+        return [(source, target) for _, source, _, target in found[:_PAIRS_MAX]]
+
+    def _largest_difference(self) -> int:
+        """The most by which a node has more replicas of one table than a possible target."""
+        targets = {n.node_id for n in self._targets}
+        most: Counter[str] = Counter()
+        least: dict[str, int] = {}
+        on_targets: Counter[str] = Counter()
+        for (node, table), count in self._of_table.items():
+            if count <= 0:
+                continue
+            most[table] = max(most[table], count)
+            if node in targets:
+                on_targets[table] += 1
+                least[table] = min(least.get(table, count), count)
+        return max(
+            (n - (least[t] if on_targets[t] == len(targets) else 0) for t, n in most.items()), default=0
+        )
+
+    def _units(self, node: str) -> float:
+        return self._bytes[node] / self._mean if self._mean else 0.0
+
+    def _best(self, source: str, target: NodeView) -> _Tablet | None:
+        """The tablet whose move from `source` to `target` is worth most, if it is worth STEP."""
+        best: tuple[float, bool, int, str] | None = None
+        found: _Tablet | None = None
+        for tablet_id, t in self._resting[source].items():
+            gain = self._gain(t, source, target.node_id)
+            if gain < STEP or (best is not None and -gain > best[0]):
+                continue
+            key = (-gain, t.situation.tablet.leader_node == source, t.size, tablet_id)
+            if (
+                (best is None or key < best)
+                and self._fits(t, target)
+                and self._keeps_spread(t, source, target)
+            ):
+                best, found = key, t
+        return found
+
+    def _gain(self, t: _Tablet, source: str, target: str) -> float:
+        table = t.situation.tablet.table_id
+        replicas = self._replicas[source] - self._replicas[target] - 1
+        of_table = self._of_table[source, table] - self._of_table[target, table] - 1
+        heavier = self._units(source) - self._units(target)
+        return replicas + _TABLE_WEIGHT * of_table + t.units * (heavier - _SIZE_WEIGHT * t.units)
+
+    def _fits(self, t: _Tablet, target: NodeView) -> bool:
+        """Whether the node has room, and its machine no replica of the tablet."""
+        if any(host_of(self._nodes, node) == target.host for node in t.nodes):
+            return False
+        due = self._load.bytes_due[target.node_id] + self._due[target.node_id]
+        return has_room(target, due + t.size, self._policy)
+
+    def _keeps_spread(self, t: _Tablet, source: str, target: NodeView) -> bool:
+        zones = Counter(n.zone for m in t.nodes if (n := self._nodes.get(m)) is not None)
+        left = self._nodes[source].zone if source in self._nodes else ""
+        return left == target.zone or zones[target.zone] < zones[left]
+
+    def _why(self, t: _Tablet, source: str, target: str) -> str:
+        table = t.situation.tablet.table_id
+
+        def has(node: str) -> str:
+            own = self._of_table[node, table]
+            return f"{self._replicas[node]} replicas ({own} of this table, {self._bytes[node]:,} bytes)"
+
+        return f"node {source[:8]} has {has(source)}, node {target[:8]} has {has(target)}"
+
+    def _done(self, t: _Tablet, source: str, target: NodeView, reason: str) -> Move:
+        s = t.situation
+        peer = s.tablet.config.peer_on(source)
+        self._count(t, source, -1)
+        self._count(t, target.node_id, 1)
+        self._due[target.node_id] += t.size
+        t.nodes = [target.node_id if node == source else node for node in t.nodes]
+        # A tablet changes by one replica at a time, so it is moved once.
+        for resting in self._resting.values():
+            resting.pop(s.tablet.tablet_id, None)
+        return Move(
+            s.tablet.tablet_id,
+            s.tablet.table_name,
+            peer.replica_id if peer is not None else 0,
+            source,
+            target.node_id,
+            t.size,
+            f"balance: {reason}",
+        )
+
+
+def _nodes_of(s: Situation) -> list[str]:
+    """The nodes of a tablet once the change under way is done."""
+    nodes: list[str] = [m.peer.node_id for m in s.members if not m.leaving]
+    if s.intent is not None and s.intent.target_node not in nodes:
+        nodes.append(s.intent.target_node)
+    return nodes

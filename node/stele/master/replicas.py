@@ -1,0 +1,81 @@
+"""What an administrator asks of replicas: the replication factor of a table. Called by service.py on the
+leader.
+
+Writes rows only. A driver then adds and removes replicas, one at a time. Invariant: nothing is recorded that
+the nodes on record could not carry out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes
+from stele.master.leadership import Leadership
+from stele.master.placement import check_replication_factor
+from stele.master.port import swap
+from stele.master.records import TableRecord
+from stele.model.errors import Code, Rejected
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import master_pb2
+
+REPLICATION_FACTORS = (1, 3, 5, 7)
+
+
+async def set_replication_factor(
+    lead: Leadership, request: master_pb2.SetReplicationFactorRequest
+) -> TableRecord:
+    """Set the replication factor of a table or key space. The present one changes nothing.
+
+    Raises:
+        Rejected: NOT_FOUND; INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few machines or
+            too little room for it; TOO_LARGE, the tables would no longer fit into one view.
+        Retryable: NOT_READY, too few nodes answer now.
+    """
+    factor = request.replication_factor
+    if factor not in REPLICATION_FACTORS:
+        raise Rejected(f"replication factor {factor}: expected 1, 3, 5 or 7")
+    table_id = lead.catalog.table(id_from_pb(request.table_id), request.name).table_id
+    async with lead.locks.hold(tables=(f"id/{table_id}",)):
+        table = lead.catalog.tables[table_id]
+        if table.state == "REMOVED":
+            raise Rejected(f"table {table.name!r} is deleted", code=Code.NOT_FOUND)
+        if table.replication_factor == factor:
+            return table
+        changed = replace(
+            table, replication_factor=factor, replication_factor_before=table.replication_factor
+        )
+        if factor > table.replication_factor:
+            _check_growth(lead, table, changed)
+        await lead.commit([swap(table, changed)])
+        return changed
+
+
+def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) -> None:
+    """Refuse a factor for which there are too few machines, or no room for the additional replicas."""
+    lead.check_settled()
+    candidates = lead.candidates()
+    check_replication_factor(
+        changed.replication_factor, len({c.machine for c in candidates}), len(lead.active_machines())
+    )
+    tablets = len(lead.catalog.current_tablets(table.table_id))
+    more = tablets * (changed.replication_factor - table.replication_factor)
+    total = more + sum(c.replicas for c in candidates)
+    if total > lead.options.tablets_per_node_max * len(candidates):
+        raise Rejected(
+            f"replication factor {changed.replication_factor} of {table.name!r}: {more} more replicas would make {total} on "
+            f"{len(candidates)} nodes, of at most {lead.options.tablets_per_node_max} each; add nodes"
+        )
+    roomy = {c.machine for c in candidates if not c.full}
+    if len(roomy) < changed.replication_factor:
+        raise Rejected(
+            f"replication factor {changed.replication_factor} of {table.name!r}: only {len(roomy)} machines have a node with "
+            "room on its disk, and each replica needs its own; enlarge volumes or add nodes"
+        )
+    bytes_then = all_view_bytes(lead.catalog, changed)
+    if bytes_then > VIEW_BYTES_MAX:
+        raise Rejected(
+            f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make more than one answer "
+            f"of the masters can hold ({bytes_then >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); delete tables, or use fewer "
+            "replicas",
+            code=Code.TOO_LARGE,
+        )

@@ -1,0 +1,21 @@
+"""Random worlds with moves, changes of the factor, balance and losses: nothing unsafe, always an end, no ping-pong.
+
+2,000 seeds: `python -m tests.driver.moves_world 2000`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.driver import moves_world
+
+
+@pytest.mark.parametrize("first", range(0, 240, 40))
+def test_random_worlds(first: int) -> None:
+    total: Counter[str] = Counter()
+    for seed in range(first, first + 40):
+        total += moves_world.run(seed)
+    print(dict(total))
+    assert total["worlds"] == 40 and total["moves"] and total["by_hand"]

@@ -1,0 +1,59 @@
+"""Every node's pod is deleted in turn: it hands its leaders over and comes back, and within a minute leaders are spread."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from functools import partial
+
+from stele.driver.leader_balance import Group, shares
+from tests.e2e.bench import CLUSTER, Bench
+
+MASTERS = f"{CLUSTER}-masters:7051"
+WITHIN_S = 60.0
+
+
+def groups(bench: Bench) -> list[Group]:
+    """The table's tablets: who leads each, and which nodes have voters of it. By the masters' view."""
+    pod = bench.pods("node")[0].metadata.name
+    listed = json.loads(bench.execute(pod, "stele", "tablet", "list", "--json", "--masters", MASTERS))
+    found = []
+    for row in listed:
+        if row["table"] == "(catalog)":
+            continue
+        said = bench.execute(
+            pod, "stele", "tablet", "describe", row["tablet"], "--json", "--masters", MASTERS
+        )
+        peers = json.loads(said)["committedConfig"]["peers"]
+        places = tuple(sorted(p["nodeId"] for p in peers))
+        if row["leader"] not in places:
+            return []  # between two leaders
+        found.append(Group(row["tablet"], row["table"], row["leader"], places))
+    return found
+
+
+def spread(bench: Bench) -> bool:
+    """Whether no node leads more than one tablet above its share."""
+    found = groups(bench)
+    share, load = shares(found), Counter(g.leader for g in found)
+    return bool(found) and all(load[n] <= share[n] + 1 for n in load)
+
+
+def back(bench: Bench, name: str, uid: str) -> bool:
+    """Whether another pod of this name serves, and the cluster is whole."""
+    pod = bench.pod(name)
+    return bool(pod) and pod.metadata.uid != uid and bench.whole()
+
+
+def test_leaders_are_spread_after_the_restart_of_each_node(bench: Bench) -> None:
+    bench.have(patient=True)
+    for name in sorted(p.metadata.name for p in bench.pods("node")):
+        uid = bench.pod(name).metadata.uid
+        bench.core.delete_namespaced_pod(name, bench.kube.namespace)
+        bench.until(f"{name} is back", partial(back, bench, name, uid), 240)
+    started = time.time()
+    bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
+    bench.note(f"          leaders: {sorted(Counter(g.leader for g in groups(bench)).values())}")
+    moved = bench.told("LeadersMoved", started - 600)
+    assert all("leaders in " in m or "1 leader in " in m for m in moved), moved

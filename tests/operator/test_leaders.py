@@ -1,0 +1,112 @@
+"""Leaders that move, as the operator tells of it: two events and one entry of the status, whatever their number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pytest
+
+from stele.driver.executor import Executor
+from stele.driver.policy import Policy
+from stele_operator import heal
+from stele_operator.heal import Healer
+from stele_operator.masters import MasterLink
+from stele_operator.plan.status import healing_status
+from tests.driver.model import POLICY, Cluster, node_name
+from tests.driver.served import serve
+from tests.driver.test_executor import driver
+
+SPREADS = replace(POLICY, balance_leaders=True)
+NAMES = {node_name(n)[:8]: "" for n in range(1, 4)}
+
+
+@dataclass
+class Link:
+    """What the operator has of the masters."""
+
+    driver: Executor
+
+
+@dataclass
+class Passes:
+    """Passes of the operator over a cluster."""
+
+    cluster: Cluster
+    healer: Healer
+    link: Link
+    statuses: list[dict[str, Any]]
+
+    async def one(self, policy: Policy | None = SPREADS) -> list[tuple[str, str]]:
+        """One pass; its news. Each round's status is kept."""
+
+        async def on_round() -> None:
+            self.cluster.advance()
+            self.statuses.append(healing_status(self.healer.progress))
+
+        view = self.cluster.view()
+        resting = self.healer.rests(view, policy)
+        link = cast(MasterLink, self.link)
+        assert await self.healer.run(link, None if resting else view, policy, NAMES, on_round) == ""
+        return [(n.reason, n.message) for n in self.healer.news()]
+
+
+def piled_up(tablets: int) -> Cluster:
+    cluster = Cluster(3, 1, tablets, 3)
+    for t in cluster.tablets.values():
+        t.leader = node_name(1)
+    return cluster
+
+
+async def test_a_hundred_leaders_are_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "_PAUSE_S", 0)
+    monkeypatch.setitem(NAMES, node_name(1)[:8], "flights-node-0")
+    cluster = piled_up(120)
+    async with serve(cluster) as served, driver(served) as executor:
+        passes = Passes(cluster, Healer(lambda: 4.0), Link(executor), [])
+        told = await passes.one()
+        assert passes.healer.more, "the next pass comes soon"
+        told += await passes.one()
+        assert not passes.healer.more
+        told += await passes.one()
+    assert [reason for reason, _ in told] == ["LeadersMoving", "LeadersMoved"]
+    assert "leads 120 tablets, its share is 40" in told[0][1]
+    assert told[1][1].startswith("80 leaders in 0 s: 40 from ")
+    assert "leaders/" in told[1][1]
+    assert {len(s["active"]) for s in passes.statuses} == {0, 2}
+    first = passes.statuses[0]["active"][0]
+    assert first["step"] == "MovingLeader" and "tablet" not in first
+    assert max(cluster.leader_moves.values()) == 1
+
+
+async def test_what_is_spread_costs_nothing() -> None:
+    cluster = Cluster(3, 1, 12, 3)
+    async with serve(cluster) as served, driver(served) as executor:
+        passes = Passes(cluster, Healer(), Link(executor), [])
+        for _ in range(3):
+            assert await passes.one() == []
+        assert served.calls == [] and passes.statuses == []
+
+
+async def test_moves_that_are_all_refused_are_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "_PAUSE_S", 0)
+    cluster = piled_up(4)
+    for t in cluster.tablets.values():
+        t.behind = {node_name(2), node_name(3)}
+    async with serve(cluster) as served, driver(served) as executor:
+        passes = Passes(cluster, Healer(), Link(executor), [])
+        assert await passes.one() == []
+        assert any("not done: " in h["reason"] for s in passes.statuses for h in s["active"])
+        assert not passes.healer.more, "nothing is left that was not refused"
+
+
+async def test_the_end_is_told_where_a_heal_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "_PAUSE_S", 0)
+    cluster = piled_up(120)
+    async with serve(cluster) as served, driver(served) as executor:
+        passes = Passes(cluster, Healer(), Link(executor), [])
+        told = [reason for reason, _ in await passes.one()]
+        cluster.nodes[node_name(3)].alive = False
+        cluster.advance()
+        told += [reason for reason, _ in await passes.one(None)]
+    assert told == ["LeadersMoving", "LeadersMoved"]
