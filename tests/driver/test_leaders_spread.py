@@ -108,6 +108,17 @@ async def pile_up(client: AsyncClient, node: Member) -> None:
             await step_down(client.masters, client.pool, tablet.tablet_id, to=node.node_id, kept_s=0)
 
 
+async def move_the_catalog(client: AsyncClient, cluster: Cluster) -> None:
+    """To a master that does not lead."""
+    before = (await view_of(client)).leader_master
+    target = next(m.node_id for m in cluster.masters if m.node_id != before)
+    moved = await step_down(client.masters, client.pool, CATALOG_TABLET_ID, to=target, timeout_s=60)
+    assert (moved.before, moved.after) == (before[:8], target[:8])
+    async with asyncio.timeout(WITHIN_S):
+        while (await view_of(client)).leader_master != target:
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.chaos
 async def test_leaders_are_spread_under_writes_and_after_restarts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -115,13 +126,14 @@ async def test_leaders_are_spread_under_writes_and_after_restarts(
     lines: list[str] = []
     told: list[Progress] = []
     async with (
-        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        Cluster(tmp_path, masters=3, nodes=3) as cluster,
         AsyncClient(cluster.master_addresses, timeout_s=60) as client,
     ):
         schema = Schema.make([("id", "int64"), ("text", "string")], ["id"])
         table = await client.create_table(
             "t", schema, PartitionSchema((HashPartition((0,), TABLETS, 0),), None)
         )
+        await move_the_catalog(client, cluster)
         async with writing(table) as waits:
             await asyncio.sleep(5)
             lines.append(waits.told("no leader moves"))

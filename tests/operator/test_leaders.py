@@ -12,10 +12,12 @@ from stele.driver.policy import Policy
 from stele_operator import heal
 from stele_operator.heal import Healer
 from stele_operator.masters import MasterLink
+from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S
 from stele_operator.plan.status import healing_status
 from tests.driver.model import POLICY, Cluster, node_name
 from tests.driver.served import serve
 from tests.driver.test_executor import driver
+from tests.operator.test_quiet import at_rest
 
 SPREADS = replace(POLICY, balance_leaders=True)
 NAMES = {node_name(n)[:8]: "" for n in range(1, 4)}
@@ -77,6 +79,14 @@ async def test_a_hundred_leaders_are_two_events(monkeypatch: pytest.MonkeyPatch)
     first = passes.statuses[0]["active"][0]
     assert first["step"] == "MovingLeader" and "tablet" not in first
     assert max(cluster.leader_moves.values()) == 1
+
+
+async def test_the_next_pass_comes_soon_while_leaders_move() -> None:
+    """A pass moves a few hundred at most. At rest the next one comes after half a minute."""
+    task = await at_rest(1)
+    assert await task.run_pass() == QUIET_S
+    task._healer.more = True
+    assert await task.run_pass() == BUSY_S
 
 
 async def test_what_is_spread_costs_nothing() -> None:
