@@ -59,7 +59,7 @@ def test_what_cannot_change_is_refused_on_update(bench: Bench) -> None:
     bench.have()
     for kind, change, sentence in (
         ("TabletCluster", {"masters": {"replicas": 5}}, "masters.replicas cannot change"),
-        ("TabletCluster", {"nodes": {"replicas": 3}}, "nodes.replicas can only grow"),
+        ("TabletCluster", {"nodes": {"retire": ["a"], "park": ["a"]}}, "name the same node"),
         ("TabletGroup", {"clusterRef": {"name": "other"}}, "clusterRef cannot change"),
         ("TabletGroup", {"replicationFactor": 5}, "replicationFactor cannot be changed yet"),
     ):

@@ -198,6 +198,9 @@ async def test_what_kubernetes_takes_of_pods_is_taken_and_nothing_is_filled_in(k
 BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.masters.replicas", 2, "spec.masters.replicas"),
     ("cluster", "spec.nodes.replicas", 0, "spec.nodes.replicas"),
+    ("cluster", "spec.nodes.retire", ["a", "a"], 'Duplicate value: "a"'),
+    ("cluster", "spec.nodes.park", ["Flights_0"], "spec.nodes.park[0]"),
+    ("cluster", "spec.nodes", {"retire": ["a", "b"], "park": ["b"]}, "name the same node"),
     ("cluster", "spec.nodes.storage.size", "lots", "spec.nodes.storage.size"),
     ("cluster", "spec.healing.witnessAfter", "soon", "spec.healing.witnessAfter"),
     ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
@@ -385,7 +388,6 @@ async def test_a_bad_resource_is_refused_with_a_sentence(
 
 FIXED: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.masters.replicas", 5, "masters.replicas cannot change"),
-    ("cluster", "spec.nodes.replicas", 3, "nodes.replicas can only grow"),
     ("cluster", "spec.nodes.storage.className", "fast", "storage.className cannot change"),
     ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
     ("flights", "spec.tableName", "other", "tableName cannot change"),
@@ -431,7 +433,9 @@ async def test_what_may_change_changes(kube: Kube) -> None:
     }
     await kube.patch("TabletCluster", "default", "flights", patch)
     patch["spec"]["nodes"] = {
-        "replicas": 7,
+        "replicas": 2,
+        "retire": ["flights-node-0"],
+        "park": ["flights-node-1"],
         "storage": {"size": "2Gi"},
     }  # a growth that was refused, taken back
     await kube.patch("TabletCluster", "default", "flights", patch)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import datetime
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from stele.driver.nodes import node_steps
-from stele.driver.steps import DrainNode, RetireNode, ReturnNode, Step
-from stele.driver.view import ClusterView, NodeState, NodeView, TabletView
+from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
+from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
 from stele_local.scheduler import selected
@@ -85,6 +86,20 @@ def suits(spec: Json, machine: Machine) -> bool:
     return True
 
 
+def wanted(node: NodeView, what: Wanted, by: str = "", reason: str = "", left_ms: int = 0) -> NodeView:
+    """The node once somebody has asked for it."""
+    given_away = what in (Wanted.DRAINED, Wanted.RETIRED)
+    return replace(
+        node,
+        state=NodeState.DRAINING if given_away else NodeState.ACTIVE,
+        given_up=False,
+        wanted=what,
+        wanted_by=by,
+        wanted_reason=reason,
+        wanted_left_ms=left_ms,
+    )
+
+
 class Forbidden(Exception):
     """The API server does not take it: a quota, or an admission rule."""
 
@@ -119,6 +134,8 @@ class World:
         """The masters' disks are full: they take no registration."""
         self.masters_stay = False
         """The catalog names a master that is DRAINING until another has taken its place."""
+        self.drains = True
+        """Whether replicas leave the nodes that somebody wants drained."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -352,20 +369,29 @@ class World:
             for step in node_steps(self._catalog().view, plan.policy):
                 self._state(step)
             for node in list(self.nodes.values()):
-                if node.state is NodeState.DRAINING and node.node_id in plan.policy.lost:
+                asked = self.drains and node.asked is not Wanted.IN_SERVICE
+                if node.state is NodeState.DRAINING and (node.node_id in plan.policy.lost or asked):
                     self._move(node.node_id)
 
     def _state(self, step: Step) -> None:
+        node = replace(self.nodes[step.node_id], given_up=False)  # type: ignore[attr-defined]
         match step:
+            case DrainNode(given_up=True):
+                node = replace(node, state=NodeState.DRAINING, given_up=True, wanted=None, wanted_by="")
             case DrainNode():
-                state, given_up = NodeState.DRAINING, step.given_up
+                node = wanted(node, Wanted.RETIRED, "driver", step.reason)
+            case ParkNode():
+                node = wanted(node, Wanted.PARKED, "driver", step.reason, step.for_ms)
+            case EndWish():
+                assert node.wanted_by == "driver"
+                node = wanted(node, Wanted.IN_SERVICE)
             case ReturnNode():
-                state, given_up = NodeState.ACTIVE, False
+                node = replace(node, state=NodeState.ACTIVE)
             case RetireNode():
-                state, given_up = NodeState.RETIRED, False
+                node = replace(node, state=NodeState.RETIRED)
             case _:
                 raise AssertionError(step)
-        self.nodes[step.node_id] = replace(self.nodes[step.node_id], state=state, given_up=given_up)
+        self.nodes[node.node_id] = node
 
     def _move(self, node_id: str) -> None:
         """Every tablet that has another place leaves the node."""
@@ -454,8 +480,13 @@ class World:
         )
 
     def _catalog(self) -> Catalog:
+        held = Counter(p.node_id for t in self.tablets for p in t.config.peers)
         nodes = tuple(
-            replace(n, heartbeat_age_ms=int((self.now_s - self.heard_s[n.node_id]) * 1000))
+            replace(
+                n,
+                heartbeat_age_ms=int((self.now_s - self.heard_s[n.node_id]) * 1000),
+                replicas=held[n.node_id],
+            )
             for n in self.nodes.values()
         )
         heard = [n for n in nodes if n.role == "master" and n.ever_heard]

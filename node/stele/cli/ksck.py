@@ -66,6 +66,7 @@ def _print(health: ClusterHealth) -> None:
         "name" if named else "node": lambda node: node.name if named else short(node.node_id),
         "role": lambda node: node.role,
         "state": lambda node: node.state,
+        "wanted": lambda node: node.wanted,
         "heard": lambda node: node.heard,
         "replicas": lambda node: str(node.replicas),
         "disk free": lambda node: "" if node.disk_free_bytes is None else size(node.disk_free_bytes),
@@ -81,7 +82,8 @@ def _print(health: ClusterHealth) -> None:
     show_table(tuple(shown), rows, all_shown_by="--json", whole=1)
     show_unhealthy(health.tablets)
     for node in health.silent:
-        say(f"{node.role} {node.label} is silent: {node.heard}")
+        parked = "; it is parked, so its replicas wait for it" if node.wanted == "parked" else ""
+        say(f"{node.role} {node.label} is silent: {node.heard}{parked}")
     for node in health.low_on_disk:
         say(f"{node.role} {node.label} {_low_disk_message(node)}")
     for node in health.wrong_clocks:

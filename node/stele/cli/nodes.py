@@ -1,13 +1,88 @@
-"""`stele node forget`."""
+"""`stele node list`, `stele node forget`."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.options import masters_option, with_client
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import say, short, show_json, show_table, size
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.client.admin import NodeStatus
+
+
+@click.command(name="list")
+@masters_option
+@json_option
+def list_nodes(masters: str, as_json: bool) -> None:
+    """List nodes and masters: what is seen of each, and what is wanted.
+
+    `seen`: live, silent and for how long, or never if it has not started yet. `wanted`: in service, or what
+    somebody asked for. `left`: how long that lasts.
+
+    Example: stele node list
+    """
+    from stele.client.admin import list_nodes as nodes_of
+
+    async def work(client: AsyncClient) -> list[NodeStatus]:
+        return await nodes_of(client.masters)
+
+    nodes = with_client(masters, work)
+    if as_json:
+        show_json([_as_json(n) for n in nodes])
+        return
+    show_table(
+        (
+            *("name", "id", "role", "machine", "zone", "address", "seen", "wanted", "left", "by"),
+            *("replicas", "leaders", "used", "free", "reason"),
+        ),
+        [_row(n) for n in nodes],
+        all_shown_by="stele node list --json",
+    )
+
+
+def _row(n: NodeStatus) -> tuple[object, ...]:
+    seen = n.seen if n.seen in ("live", "never") else f"{n.seen} ({n.heard})"
+    left = duration(n.wanted_left_s) if n.wanted_left_s is not None else ""
+    disk = [size(b) if b is not None else "-" for b in (n.disk_used_bytes, n.disk_free_bytes)]
+    place = (n.name or "-", short(n.node_id), n.role, n.machine or "-", n.zone or "-", n.address or "-")
+    wanted = (in_words(n), left, n.wanted_by)
+    return (*place, seen, *wanted, n.replicas, n.leaders, *disk, n.wanted_reason)
+
+
+def _as_json(n: NodeStatus) -> dict[str, Any]:
+    return {**dataclasses.asdict(n), "wanted": n.wanted.name}
+
+
+def in_words(n: NodeStatus) -> str:
+    """What is wanted of a node, as commands print it."""
+    from stele.driver.view import Wanted
+
+    match n.wanted:
+        case Wanted.DRAINED:
+            return "drained" if n.empty else "draining"
+        case Wanted.RETIRED:
+            return "retired" if n.seen == "retired" else "retiring"
+        case Wanted.PARKED:
+            return "parked"
+        case _:
+            return "in service"
+
+
+def duration(seconds: float) -> str:
+    """A time in words, in its two largest units."""
+    left = max(1, round(seconds))
+    parts: list[str] = []
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if left >= unit and len(parts) < 2:
+            parts.append(f"{left // unit} {name}")
+            left %= unit
+    return " ".join(parts)
 
 
 @click.command()
@@ -23,7 +98,6 @@ def forget(node: str, yes: bool, masters: str) -> None:
 
     Example: stele node forget 6f1c0d7e
     """
-    from stele.client import AsyncClient
     from stele.client.admin import forget_node
 
     if not yes:

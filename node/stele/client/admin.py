@@ -2,7 +2,7 @@
 replicas.
 
 Used by the command line, the test harness and the operator's demo. Changes no configuration; that is the
-driver's.
+driver's. The requests about single nodes are in nodes.py, and are given here too.
 """
 
 from __future__ import annotations
@@ -11,20 +11,52 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from stele.client.health import NodeHealth
+from stele.client.nodes import (
+    Answer,
+    NodeStatus,
+    cluster_view,
+    drain_node,
+    forget_node,
+    list_nodes,
+    node_called,
+    node_status_of,
+    park_node,
+    retire_node,
+    undrain_node,
+    unpark_node,
+)
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
-from stele.model.nearest import did_you_mean
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Identity
-from stele.rpc.masters import Masters, parse_masters
+from stele.rpc.masters import parse_masters
 from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
+__all__ = [
+    "Answer",
+    "NodeStatus",
+    "cluster_view",
+    "drain_node",
+    "forget_node",
+    "form_masters",
+    "list_nodes",
+    "list_replicas",
+    "node_called",
+    "node_status",
+    "node_status_of",
+    "park_node",
+    "retire_node",
+    "tablet_called",
+    "tablet_now",
+    "undrain_node",
+    "unpark_node",
+]
+
 _ASK_TIMEOUT_S = 3.0
-_DIGITS_MIN = 8
 
 
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
@@ -98,18 +130,6 @@ async def list_replicas(pool: ChannelPool, address: str) -> list[common_pb2.Repl
     return list(answer.replicas)
 
 
-async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_pb2.GetClusterViewResponse:
-    """Nodes, tablets, intents and tables, from the leader master.
-
-    Raises:
-        SteleError: no master leads within `timeout_s`.
-    """
-    answer: master_pb2.GetClusterViewResponse = await masters.call(
-        "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
-    )
-    return answer
-
-
 async def tablet_now(
     pool: ChannelPool, tablet: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]
 ) -> master_pb2.TabletViewPB:
@@ -154,29 +174,6 @@ async def _replicas_on(
     return list(answer.replicas)
 
 
-async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) -> str:
-    """Forget a node that is gone for good: it becomes RETIRED, nothing waits for it, and it is no longer
-    shown.
-
-    `given`: its name, its id, or at least the first eight digits of its id. Returns its name.
-
-    Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT: several nodes match; UNSAFE_CHANGE: it is alive, or a
-            configuration or an intent names it.
-        Retryable: no master leads after `timeout_s`, or the leader began only a moment ago.
-    """
-    view = await cluster_view(masters, timeout_s=timeout_s)
-    node = node_called(given, list(view.nodes))
-    request = master_pb2.SetNodeStateRequest(
-        node_id=node.node_id,
-        state=master_pb2.RETIRED,
-        reason="an administrator says that it is gone",
-        forget=True,
-    )
-    await masters.call("SetNodeState", request, timeout_s=timeout_s)
-    return node.name or id_from_pb(node.node_id)
-
-
 def tablet_called(given: str, view: master_pb2.GetClusterViewResponse) -> master_pb2.TabletViewPB:
     """The tablet whose id begins with these digits. Raises Rejected: NOT_FOUND, none or several do."""
     found = [t for t in view.tablets if given and t.tablet_id.hex().startswith(given.lower())]
@@ -184,18 +181,4 @@ def tablet_called(given: str, view: master_pb2.GetClusterViewResponse) -> master
         raise Rejected(
             f"{len(found)} tablets begin with {given}; `stele tablet list` shows all", code=Code.NOT_FOUND
         )
-    return found[0]
-
-
-def node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
-    """The node with this name or id, or whose id begins with these eight or more digits. Raises `Rejected`."""
-    digits = given.lower()
-    found = [node for node in nodes if node.name == given] or [
-        node for node in nodes if len(digits) >= _DIGITS_MIN and id_from_pb(node.node_id).startswith(digits)
-    ]
-    if not found:
-        names = [node.name or id_from_pb(node.node_id) for node in nodes]
-        raise Rejected(f"no node is called {given!r}{did_you_mean(given, names)}", code=Code.NOT_FOUND)
-    if len(found) > 1:
-        raise Rejected(f"{len(found)} nodes are called {given!r}; use the whole id of one")
     return found[0]

@@ -16,6 +16,11 @@ from stele.model.clock import CLOCK_OFF_MAX_US
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
+_WANTED = {
+    master_pb2.WANTED_DRAINED: "drained",
+    master_pb2.WANTED_PARKED: "parked",
+    master_pb2.WANTED_RETIRED: "retired",
+}
 SILENT_MS = 5_000
 """A node whose last heartbeat is older than this is called silent."""
 
@@ -78,7 +83,8 @@ class NodeHealth:
     """One node or master: "alive", "silent", "retired", or "new": on record but never heard, so no tablet
     counts on it.
 
-    `name`: its pod's; "" without an operator. `disk_free_bytes`: None if it did not report it. `disk_low`: it
+    `wanted`: "" if it is wanted in service, else "drained", "parked" or "retired". `name`: its pod's; ""
+    without an operator. `disk_free_bytes`: None if it did not report it. `disk_low`: it
     refuses writes for lack of space. `clock_ahead_ms`: how far its wall clock is ahead of most clocks of the
     cluster, by its last report; None if unknown."""
 
@@ -96,6 +102,7 @@ class NodeHealth:
     disk_free_bytes: int | None
     disk_low: bool
     clock_ahead_ms: int | None = None
+    wanted: str = ""
 
     @property
     def clock_fault(self) -> str:
@@ -207,6 +214,7 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:
         disk_free_bytes=pb.disk_free_bytes if pb.disk_free_bytes or pb.disk_used_bytes else None,
         disk_low=pb.disk_low,
         clock_ahead_ms=pb.wall_ahead_us // 1_000 if pb.HasField("wall_ahead_us") else None,
+        wanted=_WANTED.get(pb.wanted, ""),
     )
 
 

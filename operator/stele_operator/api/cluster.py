@@ -169,17 +169,40 @@ class Masters(Model):
     podAnnotations: PodAnnotations | None = None
 
 
+NodeNames = Annotated[list[ObjectName], Field(max_length=100)]
+
+
 class Nodes(Model):
     """The nodes, which hold the tablets."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "!has(self.retire) || !has(self.park) || !self.retire.exists(name, name in self.park)",
+                "nodes.retire and nodes.park name the same node; a node can only be one of both",
+            )
+        )
+    )
 
     replicas: int = Field(
         default=3,
         ge=1,
         le=100,
-        description="Number of nodes. Can only grow.",
-        json_schema_extra=with_rules(
-            rule("self >= oldSelf", "nodes.replicas can only grow: nodes cannot be removed yet")
-        ),
+        description="Number of nodes in service. If it is lowered, the condition Reconciling names those that go: they are "
+        "drained and then retired. Until then, set it back to keep them. Refused (Stalled=DrainRefused) where the others "
+        "cannot take their replicas.",
+    )
+    retire: NodeNames = Field(
+        default_factory=list,
+        description="Names of nodes to drain and then retire, such as flights-node-2. Take a name away to keep a node that is "
+        "not retired yet. They do not count to replicas, so others are made for them.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
+    )
+    park: NodeNames = Field(
+        default_factory=list,
+        description="Names of nodes that may be away for a while. Leaders leave them, and they get nothing new. While one is "
+        "away its replicas are kept, and not copied elsewhere. Refused (Stalled=ParkRefused) where tablets would stop.",
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each node.")
     resources: NodeResources | None = Field(

@@ -103,7 +103,9 @@ _CLUSTER_STATUS = _object(
             nodeUUID=_text("Identity stored on its volume."),
             machine=_text("The machine on which its pod runs."),
             zone=_text("The zone chosen for it."),
-            state=_text("Ready, Starting, Silent, Lost, Draining, Retired or Pending."),
+            state=_text(
+                "Ready, Starting, Silent, Lost, Parked (away, and waited for), Draining, Retired or Pending."
+            ),
             fate=_text(
                 "Why it does not serve: Restarting, MachineSilent, MachineLost, MachineDeleted, VolumeLost, VolumeEmpty."
             ),

@@ -9,7 +9,7 @@ found all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stele.driver.policy import Policy
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second
@@ -19,6 +19,7 @@ from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
+from stele_operator.plan.leaving import plan_leaving
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
@@ -101,6 +102,10 @@ def make_plan(o: Observation) -> Plan:
     findings += _older(o)
     too_many = _too_many(o, everyone)
     policy = _policy(o, everyone, bool(too_many))
+    if policy is not None:
+        leaving = plan_leaving(o, spec, everyone, policy, hold=bool(too_many))
+        policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
+        findings += leaving.findings
     findings[:0] = too_many
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
@@ -185,6 +190,13 @@ def asked_again(o: Observation, action: Action) -> bool:
     return False
 
 
+def _rests(m: Member) -> bool:
+    """Whether the next pass need not be soon because of this member."""
+    if m.state in (State.READY, State.RETIRED, State.PARKED):
+        return True
+    return m.state is State.DRAINING and m.active and m.node is not None and not m.node.replicas
+
+
 def _wait_s(
     o: Observation,
     everyone: tuple[Member, ...],
@@ -195,7 +207,7 @@ def _wait_s(
         all(asked_again(o, a) for a in actions)
         and o.catalog is not None
         and not o.catalog.view.intents
-        and all(m.state in (State.READY, State.RETIRED) for m in everyone)
+        and all(_rests(m) for m in everyone)
         and health.settled
     )
     # Kubernetes sends no event for a process that hangs or that the masters do not hear, so passes must look

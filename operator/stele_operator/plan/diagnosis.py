@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from stele.driver.view import TabletView
+from stele.driver.view import TabletView, Wanted
 from stele.model.clock import CLOCK_OFF_MAX_US
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import byte_count, seconds
@@ -65,7 +65,13 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
 
 def _findings(o: Observation, member: Member) -> list[Finding]:
     title = _TITLES[member.role]
+    asked = member.node.asked if member.node is not None else Wanted.IN_SERVICE
     match member.state:
+        case State.DRAINING if asked is not Wanted.IN_SERVICE and member.fate is Fate.NONE:
+            return [_leaving(member, title, asked)]
+        case State.PARKED:
+            message = f"{member.name} is away, and its replicas wait for it ({member.why})"
+            return [Finding(Kind.REMARK, f"{title}Parked", message, member=member.name)]
         case State.LOST | State.DRAINING:
             doing = "lost" if member.state is State.LOST else "being drained"
             fate = f" ({member.fate.value}: {member.why})" if member.fate is not Fate.NONE else ""
@@ -83,6 +89,19 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
             return [Finding(Kind.RECONCILING, f"{title}sStarting", f"{member.name} is starting{why}")]
         case _:
             return []
+
+
+def _leaving(member: Member, title: str, asked: Wanted) -> Finding:
+    """A member that somebody wants away. The number of its replicas is left out of the message: it changes."""
+    why = f" ({member.why})" if member.why else ""
+    if asked is Wanted.RETIRED:
+        message = f"{member.name} is being drained, and is retired once no tablet names it{why}"
+        return Finding(Kind.RECONCILING, f"{title}Draining", message, member=member.name)
+    holds = member.node is not None and member.node.replicas
+    state = "is being drained" if holds else "is drained, and stays so until somebody takes it back"
+    kind = Kind.RECONCILING if holds else Kind.REMARK
+    reason = f"{title}Draining" if holds else f"{title}Drained"
+    return Finding(kind, reason, f"{member.name} {state}{why}", member=member.name)
 
 
 def _waits(o: Observation, member: Member) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stele.driver.view import NodeState, NodeView
+from stele.driver.view import NodeState, NodeView, Wanted
 from stele.model.ids import NodeId
 from stele_operator.api.cluster import Healing
 from stele_operator.api.scalars import seconds
@@ -42,6 +42,7 @@ class State(StrEnum):
     PENDING = "Pending"
     SILENT = "Silent"
     LOST = "Lost"
+    PARKED = "Parked"
     DRAINING = "Draining"
     RETIRED = "Retired"
 
@@ -66,12 +67,15 @@ class Member:
 
     @property
     def active(self) -> bool:
-        """Whether it counts towards the replicas that the spec asks for."""
+        """Whether it counts towards the replicas that the spec asks for. One that is drained keeps its place."""
         if self.state is State.RETIRED:
             return False
+        stays = self.node is not None and (
+            self.node.state is NodeState.ACTIVE or self.node.asked is Wanted.DRAINED
+        )
         if self.claim is None or self.claim.deleting:  # it counts while it serves, or until it is given up
-            return self.node is not None and self.node.state is NodeState.ACTIVE and self.formed
-        return self.node is None or self.node.state is NodeState.ACTIVE
+            return stays and self.formed
+        return self.node is None or stays
 
     @property
     def machine(self) -> str:
@@ -124,15 +128,21 @@ def _member(
     heard = node is not None and silent_s < SILENT_S and node.ever_heard
     fate, why = (Fate.NONE, "") if heard else _fate(o, claim, pod, node, node_id, role)
     too_long = silent_s >= max(SILENT_S, time_out_s(fate, healing, o.machines is not None))
+    if node is not None and node.parked and fate not in _NO_VOLUME:
+        too_long = False  # it is waited for
     state = _state(healing, claim, pod, node, heard, formed, silent_s, fate, too_long)
     if state in (State.READY, State.STARTING, State.PENDING) and fate in _HARMLESS:
         fate, why = Fate.NONE, _waiting(o, claim, pod)
     if state is State.RETIRED:  # it is never started again, so its machine does not matter
         fate, why = Fate.NONE, "no tablet needs it any more"
+    if not why or state is State.PARKED:
+        why = "; ".join(text for text in (why, _wanted(node)) if text)
     given_up = node is not None and node.state is not NodeState.RETIRED and fate is not Fate.NONE and too_long
     return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
 
 
+_NO_VOLUME = (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY)
+"""Fates of which a node does not come back with its data, so that nobody waits for it."""
 _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
 """Fates that a member may have while it is only starting."""
 
@@ -223,6 +233,14 @@ def _last_end(pod: Pod) -> str:
     return f"{code}{word}: {pod.exit_message}" if pod.exit_message else f"{code}{word}"
 
 
+def _wanted(node: NodeView | None) -> str:
+    """Who wants a node that is not wanted in service elsewhere, and why; else ""."""
+    if node is None or node.asked is Wanted.IN_SERVICE or node.state is NodeState.RETIRED:
+        return ""
+    who = "an administrator asked for it" if node.wanted_by == "administrator" else ""
+    return "; ".join(text for text in (who, node.wanted_reason) if text)
+
+
 def _retired(claim: Claim | None, node: NodeView | None) -> bool:
     """Whether it is RETIRED, by the masters' word. While they cannot be asked, by the record on the claim."""
     if node is not None:
@@ -251,6 +269,8 @@ def _state(
         return State.READY if pod.ready and (node is None or heard) else State.STARTING
     if heard:
         return State.READY if pod is None or pod.ready else State.STARTING
+    if node.parked and fate not in _NO_VOLUME:
+        return State.PARKED
     gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)
     # A member that may be given up counts as lost even before witnessAfter; otherwise maxLostNodes would not
     # count it.

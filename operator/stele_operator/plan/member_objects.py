@@ -32,6 +32,7 @@ from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding
 from stele_operator.plan.formation import replace_identity
 from stele_operator.plan.health import masters_wanted
+from stele_operator.plan.leaving import staying_nodes
 from stele_operator.plan.observation import (
     ROLES,
     Catalog,
@@ -367,9 +368,11 @@ def _newcomers(
     """Missing members: reserve their serials, then create their claims. The next pass registers them."""
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
-    missing = {
-        role: max(0, wanted[role] - sum(m.role == role and m.active for m in everyone)) for role in ROLES
+    there = {
+        "master": sum(m.role == "master" and m.active for m in everyone),
+        "node": len(staying_nodes(spec, everyone)),
     }
+    missing = {role: max(0, wanted[role] - there[role]) for role in ROLES}
     if not any(missing.values()):
         return []
     serials = {role: _unused(o, identity, role)[: missing[role]] for role in ROLES}

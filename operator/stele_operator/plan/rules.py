@@ -26,6 +26,8 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
         )
     if spec.masters.replicas not in (1, 3, 5):
         faults.append(f"masters.replicas is {spec.masters.replicas}; it must be 1, 3 or 5")
+    for name in sorted(set(spec.nodes.retire) & set(spec.nodes.park)):
+        faults.append(f"nodes.retire and nodes.park both name {name}; a node can only be one of both")
     if (
         o.identity is not None
         and not o.identity.formed

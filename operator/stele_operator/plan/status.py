@@ -39,6 +39,7 @@ _TEXT_MAX = 300
 _TROUBLE = (
     State.LOST,
     State.SILENT,
+    State.PARKED,
     State.DRAINING,
     State.PENDING,
     State.STARTING,

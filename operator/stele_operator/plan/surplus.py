@@ -1,9 +1,9 @@
-"""Finds members that are not needed, because the members that they replaced have returned. Called by
+"""Finds masters that are not needed, because the masters that they replaced have returned. Called by
 cluster_plan; pure.
 
-The driver retires those that hold no replicas. Then their pods and claims are deleted like those of any
-retired member, the claims after `keepFor`. Invariant: without them there are as many healthy members as the
-spec asks for.
+The driver retires those that do not hold the catalog. Then their pods and claims are deleted like those of any
+retired member, the claims after `keepFor`. Nodes: leaving.py. Invariant: without them there are as many
+healthy masters as the cluster has.
 """
 
 from __future__ import annotations
@@ -11,24 +11,23 @@ from __future__ import annotations
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.health import masters_wanted
-from stele_operator.plan.observation import ROLES, Observation, Role
+from stele_operator.plan.observation import Observation
 
 
 def unneeded(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> frozenset[str]:
-    """UUIDs of members beyond the number in the spec that hold no replicas, newest first."""
+    """UUIDs of masters beyond the number in the catalog that hold no replica, newest first."""
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view
     named = {p.node_id for t in view.tablets for p in t.config.peers} | {i.target_node for i in view.intents}
-    wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
+    wanted = masters_wanted(o, spec)
     found: list[str] = []
-    for role in ROLES:
-        active = [m for m in everyone if m.role == role and m.active]
-        well = sum(m.state is State.READY for m in active)
-        more = max(0, len(active) - wanted[role])
-        empty = [(m.claim.serial, m) for m in active if m.claim and m.node and m.node_id not in named]
-        for _, member in sorted(empty, key=lambda e: e[0], reverse=True)[:more]:
-            well -= member.state is State.READY
-            if well >= wanted[role]:
-                found.append(member.node_id)
+    active = [m for m in everyone if m.role == "master" and m.active]
+    well = sum(m.state is State.READY for m in active)
+    more = max(0, len(active) - wanted)
+    empty = [(m.claim.serial, m) for m in active if m.claim and m.node and m.node_id not in named]
+    for _, member in sorted(empty, key=lambda e: e[0], reverse=True)[:more]:
+        well -= member.state is State.READY
+        if well >= wanted:
+            found.append(member.node_id)
     return frozenset(found)

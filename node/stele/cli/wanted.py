@@ -1,0 +1,230 @@
+"""`stele node drain`, `undrain`, `park`, `unpark`, `retire`: what an administrator wants of a node.
+
+The masters record the wish, and a driver carries it out: the operator, or `stele driver run`. Invariant: a
+command that waits may be interrupted; the wish stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from stele.cli.nodes import duration, in_words
+from stele.cli.options import masters_option, with_client
+from stele.cli.output import say
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.client.admin import Answer, NodeStatus
+
+F = TypeVar("F", bound=Callable[..., Any])
+POLL_S = 1.0
+STILL_S = 30.0
+"""After so long without progress a waiting command says what may be missing."""
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+
+
+def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """The seconds in a time such as 90s, 30m, 2h or 1d."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9})(s|m|min|h|d)", value.strip())
+    if found is None or not int(found[1]):
+        raise click.BadParameter(f"{value!r}: expected a time such as 90s, 30m, 2h or 1d", ctx, param)
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def _node_argument(command: F) -> F:
+    return click.argument("node", metavar="NAME|UUID")(command)
+
+
+def _reason_option(command: F) -> F:
+    return click.option("--reason", default="", help="Why, for those who look at the node.")(command)
+
+
+def _override_option(command: F) -> F:
+    return click.option(
+        "--override",
+        is_flag=True,
+        help="Also change what the driver asked for. It may ask for it again, as long as its TabletCluster says so.",
+    )(command)
+
+
+def _wait_option(command: F) -> F:
+    return click.option("--wait", is_flag=True, help="Wait until it is done, and show the progress.")(command)
+
+
+@click.command()
+@_node_argument
+@_reason_option
+@click.option(
+    "--for", "for_s", metavar="TIME", callback=_seconds, help="Then it is in service again by itself."
+)
+@_wait_option
+@_override_option
+@masters_option
+def drain(node: str, reason: str, for_s: float | None, wait: bool, override: bool, masters: str) -> None:
+    """Have a node give its leaders and replicas away. It stays, and gets nothing new until `undrain`.
+
+    Refused if other machines cannot take its replicas; the message says which, and what would help. The
+    command only asks for it: a driver does it (the operator, or `stele driver run`).
+
+    Example: stele node drain flights-node-2 --reason "new disk" --wait
+    """
+    from stele.client.admin import drain_node
+
+    async def work(client: AsyncClient) -> None:
+        answer = await drain_node(client.masters, node, reason=reason, for_s=for_s, override=override)
+        _tell(answer)
+        if wait:
+            await _until_empty(client, answer.node, retired=False)
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_reason_option
+@_wait_option
+@_override_option
+@masters_option
+def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, masters: str) -> None:
+    """Drain a node, then retire it for good. Until it is empty, `undrain` takes this back.
+
+    A retired node never serves again under its id. An operator then deletes its pod, and makes a new node if
+    nodes.replicas asks for one. Refused as `drain` is.
+
+    Example: stele node retire flights-node-2 --wait
+    """
+    from stele.client.admin import retire_node
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"standard input is no terminal, so nobody can confirm to retire {node}; add --yes"
+            )
+        click.confirm(f"Retire {node} for good, once it is empty?", abort=True)
+
+    async def work(client: AsyncClient) -> None:
+        answer = await retire_node(client.masters, node, reason=reason, override=override)
+        _tell(answer)
+        if wait:
+            await _until_empty(client, answer.node, retired=True)
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@_override_option
+@masters_option
+def undrain(node: str, override: bool, masters: str) -> None:
+    """Take a drain back, or a retirement that has not ended. Copies that were begun for it end.
+
+    Example: stele node undrain flights-node-2
+    """
+    from stele.client.admin import undrain_node
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await undrain_node(client.masters, node, override=override))
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@click.option("--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d.")
+@_reason_option
+@_override_option
+@masters_option
+def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
+    """Let a node be away for a while. Its replicas wait for it, and none is copied elsewhere.
+
+    Leaders leave it, and it gets nothing new. Meanwhile its tablets can lose no other voter, if they have
+    three. After the time, or `unpark`, it is as any node. Refused if tablets would stop without it.
+
+    Example: stele node park flights-node-2 --for 2h --reason "new memory"
+    """
+    from stele.client.admin import park_node
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await park_node(client.masters, node, for_s=for_s, reason=reason, override=override))
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@_override_option
+@masters_option
+def unpark(node: str, override: bool, masters: str) -> None:
+    """End the time of a parked node. If it is still away, its replicas are replaced as those of any silent node.
+
+    Example: stele node unpark flights-node-2
+    """
+    from stele.client.admin import unpark_node
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await unpark_node(client.masters, node, override=override))
+
+    with_client(masters, work)
+
+
+def _tell(answer: Answer) -> None:
+    """Say what is wanted now, and what it means."""
+    n = answer.node
+    until = f" for {duration(n.wanted_left_s)}" if n.wanted_left_s is not None else ""
+    already = "" if answer.changed else ", as it was before"
+    say(f"{n.label} is {in_words(n)}{until}{already}{_holds(n)}")
+    for note in answer.notes:
+        say(f"while it is away: {note}")
+
+
+def _holds(n: NodeStatus) -> str:
+    if in_words(n) not in ("draining", "retiring"):
+        return ""
+    return f": {_left(n)}"
+
+
+def _left(n: NodeStatus) -> str:
+    copies = f", {n.copies} copies to it" if n.copies else ""
+    return f"{_many(n.leaders, 'leader')} and {_many(n.replicas, 'replica')} left{copies}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) -> None:
+    """Show how much is left whenever it changes. Ends when nothing names the node, or its drain was taken
+    back."""
+    from stele.client.admin import node_status_of
+    from stele.model.errors import Rejected, Retryable
+
+    told, moved_s, hinted = _left(node), time.monotonic(), False
+    while True:
+        if node.wanted.name not in ("DRAINED", "RETIRED"):
+            raise Rejected(f"{node.label} is {in_words(node)} again; somebody took the drain back")
+        if node.empty and (not retired or node.seen == "retired"):
+            say(f"{node.label} is {in_words(node)}: nothing names it any more")
+            return
+        if _left(node) != told:
+            told, moved_s, hinted = _left(node), time.monotonic(), False
+            say(f"{node.label}: {told}")
+        if not hinted and time.monotonic() - moved_s >= STILL_S:
+            hinted = True
+            say(
+                f"{node.label}: nothing moved for {STILL_S:.0f} s; a driver must run (the operator, or `stele driver run`), "
+                "and status.healing or its output says what it waits for"
+            )
+        await asyncio.sleep(POLL_S)
+        with suppress(Retryable):  # masters elect a leader; the wish stays meanwhile
+            node = await node_status_of(client.masters, node.node_id)

@@ -1,0 +1,340 @@
+"""Nodes for administrators: what is seen and wanted of each, and requests to drain, park and retire them.
+
+Used by the command line; programs take it from `stele.client.admin`. Changes no configuration: a driver
+carries the wishes out. Invariant: a wish that cannot end is refused before the masters record it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stele.client.health import NodeHealth, examine
+from stele.driver.feasible import absence, drain_faults
+from stele.driver.policy import Policy
+from stele.driver.view import ClusterView, NodeState, Wanted
+from stele.driver.wire import view_from_pb
+from stele.model.bounds import WANTED_FOR_MAX_MS, cut
+from stele.model.errors import Code, Rejected
+from stele.model.nearest import did_you_mean
+from stele.rpc.convert import id_from_pb
+from stele.rpc.masters import Masters
+from stele.rpc.proto import master_pb2
+
+ID_DIGITS_MIN = 8
+_WANTED = {
+    Wanted.IN_SERVICE: master_pb2.WANTED_IN_SERVICE,
+    Wanted.DRAINED: master_pb2.WANTED_DRAINED,
+    Wanted.PARKED: master_pb2.WANTED_PARKED,
+    Wanted.RETIRED: master_pb2.WANTED_RETIRED,
+}
+
+
+async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_pb2.GetClusterViewResponse:
+    """Nodes, tablets, intents and tables, from the leader master.
+
+    Raises:
+        SteleError: no master leads within `timeout_s`.
+    """
+    answer: master_pb2.GetClusterViewResponse = await masters.call(
+        "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
+    )
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node or master.
+
+    `seen`: "live", "silent", or "never" if it never started. `heard`: when the leader master last heard it, in
+    words. `wanted_by`: "administrator", "driver" or "". `wanted_left_s`: until it is in service again by
+    itself; None: not by itself. `replicas`, `leaders`: of tablets, the catalog among them. `copies`: replicas
+    that are being made on it. Bytes are None if it does not report its disk.
+    """
+
+    node_id: str
+    name: str
+    role: str
+    machine: str
+    zone: str
+    address: str
+    seen: str
+    heard: str
+    wanted: Wanted
+    wanted_by: str
+    wanted_reason: str
+    wanted_left_s: float | None
+    replicas: int
+    leaders: int
+    copies: int
+    disk_used_bytes: int | None
+    disk_free_bytes: int | None
+
+    @property
+    def label(self) -> str:
+        """Its name, or the first digits of its id."""
+        return self.name or self.node_id[:8]
+
+    @property
+    def empty(self) -> bool:
+        """Whether no configuration and no change under way names it."""
+        return not (self.replicas or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A wish that the masters recorded. `changed`: False if it was in force already. `notes`: what stops
+    while the node is away."""
+
+    node: NodeStatus
+    changed: bool = True
+    notes: tuple[str, ...] = ()
+
+
+_SEEN = {"alive": "live", "silent": "silent", "new": "never", "retired": "retired"}
+
+
+async def list_nodes(masters: Masters, *, timeout_s: float = 10.0) -> list[NodeStatus]:
+    """All nodes and masters that are not retired, by role and name.
+
+    Raises:
+        SteleError: no master leads within `timeout_s`.
+    """
+    found = _statuses(await cluster_view(masters, timeout_s=timeout_s))
+    return [n for n in found if n.seen != "retired"]
+
+
+async def node_status_of(masters: Masters, given: str, *, timeout_s: float = 10.0) -> NodeStatus:
+    """One node or master, also a retired one. `given`: as for `drain_node`."""
+    view = await cluster_view(masters, timeout_s=timeout_s)
+    wanted = id_from_pb(node_called(given, list(view.nodes)).node_id)
+    return next(n for n in _statuses(view) if n.node_id == wanted)
+
+
+async def drain_node(
+    masters: Masters,
+    given: str,
+    *,
+    reason: str = "",
+    for_s: float | None = None,
+    override: bool = False,
+    timeout_s: float = 15.0,
+) -> Answer:
+    """Ask that a node give its leaders and replicas away. It stays, and `undrain_node` takes this back.
+
+    `given`: its name, its id, or at least the first eight digits of its id. `for_s`: then it is in service
+    again by itself. `override`: also change what a driver asked for.
+
+    Raises:
+        Rejected: NOT_FOUND; UNSAFE_CHANGE: other machines cannot take its replicas; INVALID_ARGUMENT: several
+            nodes match, it is retired, or a driver asked for something else.
+        Retryable: no master leads within `timeout_s`.
+    """
+    return await _leave(masters, given, Wanted.DRAINED, reason, for_s, override, timeout_s)
+
+
+async def retire_node(
+    masters: Masters, given: str, *, reason: str = "", override: bool = False, timeout_s: float = 15.0
+) -> Answer:
+    """Ask that a node be drained and then retired for good. Until it is empty, `undrain_node` takes this
+    back. Arguments and errors as for `drain_node`."""
+    return await _leave(masters, given, Wanted.RETIRED, reason, None, override, timeout_s)
+
+
+async def undrain_node(
+    masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
+) -> Answer:
+    """Take a drain back: the node is in service again, and copies that were begun for it end.
+
+    Raises:
+        Rejected: as for `drain_node`; also if the node is parked.
+    """
+    return await _take_back(masters, given, False, override, timeout_s)
+
+
+async def park_node(
+    masters: Masters,
+    given: str,
+    *,
+    for_s: float,
+    reason: str = "",
+    override: bool = False,
+    timeout_s: float = 15.0,
+) -> Answer:
+    """Ask that a node may be away for this long: its replicas wait for it, and none is copied elsewhere.
+
+    Leaders leave it first, and it gets nothing new. After the time it is as any node.
+
+    Raises:
+        Rejected: as for `drain_node`; UNSAFE_CHANGE: tablets would stop while it is away.
+    """
+    pb = await cluster_view(masters, timeout_s=timeout_s)
+    node, view = node_called(given, list(pb.nodes)), view_from_pb(pb)
+    away = absence(view, Policy(), {id_from_pb(node.node_id)})
+    if away.faults:
+        raise Rejected(f"park {_label(node)}: {'; '.join(away.faults)}", code=Code.UNSAFE_CHANGE)
+    await _want(masters, node, Wanted.PARKED, reason, for_s, override, timeout_s)
+    return Answer(await _again(masters, node, timeout_s), notes=away.notes)
+
+
+async def unpark_node(
+    masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
+) -> Answer:
+    """End the time of a parked node: it is as any node again.
+
+    Raises:
+        Rejected: as for `drain_node`; also if the node drains.
+    """
+    return await _take_back(masters, given, True, override, timeout_s)
+
+
+async def _leave(
+    masters: Masters,
+    given: str,
+    wanted: Wanted,
+    reason: str,
+    for_s: float | None,
+    override: bool,
+    timeout_s: float,
+) -> Answer:
+    pb = await cluster_view(masters, timeout_s=timeout_s)
+    node, view = node_called(given, list(pb.nodes)), view_from_pb(pb)
+    if node.wanted == _WANTED[wanted] and node.state == master_pb2.DRAINING and not (for_s or reason):
+        return Answer(_status_in(pb, node), changed=False)
+    if node.state != master_pb2.DRAINING and (faults := drain_faults(view, Policy(), _leaving(view, node))):
+        verb = "drain" if wanted is Wanted.DRAINED else "retire"
+        raise Rejected(f"{verb} {_label(node)}: {'; '.join(faults)}", code=Code.UNSAFE_CHANGE)
+    await _want(masters, node, wanted, reason, for_s, override, timeout_s)
+    return Answer(await _again(masters, node, timeout_s))
+
+
+def _leaving(view: ClusterView, node: master_pb2.NodeViewPB) -> set[str]:
+    """The node, and those that drain already and still hold something: all of them need places."""
+    draining = {n.node_id for n in view.nodes if n.state is NodeState.DRAINING and not n.given_up}
+    return {id_from_pb(node.node_id), *draining}
+
+
+async def _take_back(masters: Masters, given: str, parked: bool, override: bool, timeout_s: float) -> Answer:
+    """`parked`: whether it is a park that is taken back, or a drain."""
+    pb = await cluster_view(masters, timeout_s=timeout_s)
+    node = node_called(given, list(pb.nodes))
+    status = _status_in(pb, node)
+    if status.seen == "retired":
+        raise Rejected(f"{status.label} is retired, which is final; a new node needs a new volume")
+    if status.wanted is Wanted.IN_SERVICE:
+        return Answer(status, changed=False)
+    if parked is not (status.wanted is Wanted.PARKED):
+        use = "it is being drained; use undrain" if parked else "it is parked; use unpark"
+        raise Rejected(f"{status.label}: {use}")
+    await _want(masters, node, Wanted.IN_SERVICE, "taken back", None, override, timeout_s)
+    return Answer(await _again(masters, node, timeout_s))
+
+
+async def _want(
+    masters: Masters,
+    node: master_pb2.NodeViewPB,
+    wanted: Wanted,
+    reason: str,
+    for_s: float | None,
+    override: bool,
+    timeout_s: float,
+) -> None:
+    for_ms = round(for_s * 1_000) if for_s is not None else 0
+    if for_s is not None and not 0 < for_ms <= WANTED_FOR_MAX_MS:
+        raise Rejected(f"a time of {for_s:,} s; expected more than 0 and at most a year")
+    request = master_pb2.WantNodeRequest(
+        node_id=node.node_id, wanted=_WANTED[wanted], reason=cut(reason), for_ms=for_ms, override=override
+    )
+    await masters.call("WantNode", request, timeout_s=timeout_s)
+
+
+async def _again(masters: Masters, node: master_pb2.NodeViewPB, timeout_s: float) -> NodeStatus:
+    return _status_in(await cluster_view(masters, timeout_s=timeout_s), node)
+
+
+def _status_in(pb: master_pb2.GetClusterViewResponse, node: master_pb2.NodeViewPB) -> NodeStatus:
+    return next(n for n in _statuses(pb) if n.node_id == id_from_pb(node.node_id))
+
+
+def _statuses(pb: master_pb2.GetClusterViewResponse) -> list[NodeStatus]:
+    """All nodes and masters of a view, by role and name."""
+    view = view_from_pb(pb)
+    leaders = Counter(t.leader_node for t in view.tablets)
+    copies = Counter(
+        i.target_node
+        for i in view.intents
+        if (t := view.tablet(i.tablet_id)) is None or not t.config.names(i.replica_id, i.target_node)
+    )
+    seen: dict[str, NodeHealth] = {n.node_id: n for n in examine(pb).nodes}
+    found = []
+    for node in view.nodes:
+        health = seen[node.node_id]
+        told = node.disk_free_bytes or node.disk_used_bytes
+        found.append(
+            NodeStatus(
+                node_id=node.node_id,
+                name=health.name,
+                role=health.role,
+                machine=node.machine,
+                zone=node.zone,
+                address=node.address,
+                seen=_SEEN.get(health.state, health.state),
+                heard=health.heard,
+                wanted=node.asked,
+                wanted_by=node.wanted_by,
+                wanted_reason=node.wanted_reason,
+                wanted_left_s=node.wanted_left_ms / 1_000 if node.wanted_left_ms else None,
+                replicas=node.replicas,
+                leaders=leaders[node.node_id],
+                copies=copies[node.node_id],
+                disk_used_bytes=node.disk_used_bytes if told else None,
+                disk_free_bytes=node.disk_free_bytes if told else None,
+            )
+        )
+    return sorted(found, key=lambda n: (n.role, n.name, n.node_id))
+
+
+async def forget_node(masters: Masters, given: str, *, timeout_s: float = 15.0) -> str:
+    """Forget a node that is gone for good: it becomes RETIRED, nothing waits for it, and it is no longer
+    shown.
+
+    `given`: its name, its id, or at least the first eight digits of its id. Returns its name.
+
+    Raises:
+        Rejected: NOT_FOUND; INVALID_ARGUMENT: several nodes match; UNSAFE_CHANGE: it is alive, or a
+            configuration or an intent names it.
+        Retryable: no master leads after `timeout_s`, or the leader began only a moment ago.
+    """
+    view = await cluster_view(masters, timeout_s=timeout_s)
+    node = node_called(given, list(view.nodes))
+    request = master_pb2.SetNodeStateRequest(
+        node_id=node.node_id,
+        state=master_pb2.RETIRED,
+        reason="an administrator says that it is gone",
+        forget=True,
+    )
+    await masters.call("SetNodeState", request, timeout_s=timeout_s)
+    return node.name or id_from_pb(node.node_id)
+
+
+def _label(node: master_pb2.NodeViewPB) -> str:
+    return node.name or id_from_pb(node.node_id)[:8]
+
+
+def node_called(given: str, nodes: Sequence[master_pb2.NodeViewPB]) -> master_pb2.NodeViewPB:
+    """The node of this name or id, or of an id that begins with at least eight such digits.
+
+    Raises:
+        Rejected: NOT_FOUND, none; INVALID_ARGUMENT, several.
+    """
+    digits = given.lower()
+    found = [node for node in nodes if node.name == given] or [
+        node for node in nodes if len(digits) >= ID_DIGITS_MIN and id_from_pb(node.node_id).startswith(digits)
+    ]
+    if not found:
+        names = [node.name or id_from_pb(node.node_id) for node in nodes]
+        raise Rejected(f"no node is called {given!r}{did_you_mean(given, names)}", code=Code.NOT_FOUND)
+    if len(found) > 1:
+        raise Rejected(f"{len(found)} nodes are called {given!r}; use the whole id of one")
+    return found[0]

@@ -1,0 +1,204 @@
+"""Decides which nodes leave and which are parked, by the spec: scale in, nodes.retire, nodes.park. Called by
+cluster_plan; pure.
+
+The driver gets them in its Policy: it drains a node that leaves, and retires it once nothing names it. Then
+its pod and claim go like those of any retired member (member_objects.py). Until it is retired, another spec
+takes it back.
+
+Invariants: the same nodes leave from pass to pass, whatever their states become. Without them there are as
+many ready nodes as the spec asks for. A node begins to leave only if the others can take its replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from stele.driver.feasible import absence, drain_faults
+from stele.driver.nodes import ADMINISTRATOR, DRIVER
+from stele.driver.policy import Policy
+from stele.driver.view import NodeState, Wanted
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.plan import naming
+from stele_operator.plan.budgets import some
+from stele_operator.plan.fates import Member, State
+from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.observation import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """What the policy wants of nodes: reasons by node id; and what users should know of it."""
+
+    retiring: Mapping[str, str]
+    parked: Mapping[str, str]
+    findings: tuple[Finding, ...] = ()
+
+
+def leaves(m: Member) -> bool:
+    """Whether the driver drains the member so that it retires. It can still be taken back."""
+    return (
+        m.node is not None
+        and m.node.state is NodeState.DRAINING
+        and m.node.asked is Wanted.RETIRED
+        and m.node.wanted_by == DRIVER
+    )
+
+
+def staying_nodes(spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[Member]:
+    """Nodes among which the spec's replicas are chosen: all in service, and those that leave but can be taken
+    back; none that nodes.retire names."""
+    nodes = [m for m in everyone if m.role == "node" and m.name not in spec.nodes.retire]
+    return [m for m in nodes if m.active or (leaves(m) and m.state is State.DRAINING)]
+
+
+def plan_leaving(
+    o: Observation,
+    spec: TabletClusterSpec,
+    everyone: Sequence[Member],
+    policy: Policy,
+    *,
+    hold: bool,
+) -> Leaving:
+    """What the policy wants of nodes. With `hold` (too many nodes are lost) nothing begins to leave."""
+    if o.catalog is None:
+        return Leaving({}, {})
+    wanted, findings = _scale_in(spec, everyone)
+    for m in everyone:
+        if m.role == "node" and m.name in spec.nodes.retire and m.state is not State.RETIRED:
+            wanted[m.node_id] = "nodes.retire names it"
+    under_way = {m.node_id for m in everyone if leaves(m)}
+    fresh = {node_id for node_id in wanted if node_id not in under_way}
+    names = {m.node_id: m.name for m in everyone}
+    faults = drain_faults(o.catalog.view, policy, wanted) if fresh and not hold else ()
+    if faults:
+        who = some(sorted(names[n] for n in fresh))
+        findings.append(
+            Finding(Kind.STALLED, "DrainRefused", f"{who} cannot be drained: {'; '.join(faults)}")
+        )
+    retiring = {n: why for n, why in wanted.items() if n in under_way or not (faults or hold)}
+    findings += _beginning(retiring, under_way, names)
+    findings += _overruled(everyone, wanted)
+    parked, more = _parked(o, spec, everyone, policy)
+    return Leaving(retiring, parked, (*findings, *more, *_unknown(o, spec)))
+
+
+def _scale_in(spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[dict[str, str], list[Finding]]:
+    """The nodes beyond the spec's number that go, with their reason."""
+    staying = staying_nodes(spec, everyone)
+    surplus = len(staying) - spec.nodes.replicas
+    if surplus <= 0:
+        return {}, []
+    why = f"nodes.replicas is {spec.nodes.replicas}"
+    going = [m for m in staying if leaves(m)]
+    going = sorted(going, key=_serial, reverse=True)[:surplus]
+    for _ in range(surplus - len(going)):
+        victim = _next_victim([m for m in staying if m not in going])
+        if victim is None:
+            break
+        going.append(victim)
+    left = [m for m in staying if m not in going]
+    ready = sum(m.state is State.READY for m in left)
+    if ready >= spec.nodes.replicas:
+        return {m.node_id: why for m in going}, []
+    begun = {m.node_id: why for m in going if leaves(m)}
+    waiting = [m for m in going if not leaves(m)]
+    if not waiting:
+        return begun, []
+    who = some([m.name for m in waiting])
+    message = f"{why}: {who} will be drained, but {ready} of {spec.nodes.replicas} others are ready; it waits for them"
+    return begun, [Finding(Kind.RECONCILING, "ScaleInWaits", message)]
+
+
+def _next_victim(nodes: Sequence[Member]) -> Member | None:
+    """The next node to go: one that holds nothing, one that is not ready, one in the zone with the most nodes,
+    the newest. Never one of which an administrator wants something."""
+    zones = Counter(_zone(m) for m in nodes)
+    free = [m for m in nodes if m.node is None or m.node.wanted_by != ADMINISTRATOR]
+    return max(
+        free,
+        key=lambda m: (
+            m.node is None or not m.node.replicas,
+            m.state is not State.READY,
+            zones[_zone(m)],
+            _serial(m),
+        ),
+        default=None,
+    )
+
+
+def _zone(m: Member) -> str:
+    return (m.claim.zone if m.claim else "") or (m.node.zone if m.node else "")
+
+
+def _serial(m: Member) -> int:
+    return m.claim.serial if m.claim is not None else -1
+
+
+def _beginning(retiring: Mapping[str, str], under_way: set[str], names: Mapping[str, str]) -> list[Finding]:
+    """The nodes that begin to leave with this pass, by reason: users see their names before anything is done."""
+    by_reason: dict[str, list[str]] = {}
+    for node_id, why in retiring.items():
+        if node_id not in under_way:
+            by_reason.setdefault(why, []).append(names[node_id])
+    return [
+        Finding(
+            Kind.RECONCILING,
+            "NodesLeaving",
+            f"{some(sorted(who))}: to be drained and retired, because {why}; set it back to keep them",
+        )
+        for why, who in by_reason.items()
+    ]
+
+
+def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Finding]:
+    """Nodes that the spec wants away, and of which an administrator wants something else."""
+    names = [
+        m.name
+        for m in everyone
+        if m.node_id in wanted
+        and m.node is not None
+        and m.node.wanted_by == ADMINISTRATOR
+        and m.node.asked is not Wanted.RETIRED
+    ]
+    if not names:
+        return []
+    message = (
+        f"nodes.retire names {some(names)}, but an administrator asked for something else of it (`stele node list`); the "
+        "operator waits for `stele node undrain` or `unpark`"
+    )
+    return [Finding(Kind.STALLED, "AskedByHand", message)]
+
+
+def _parked(
+    o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member], policy: Policy
+) -> tuple[dict[str, str], list[Finding]]:
+    """Nodes that nodes.park names, unless tablets would stop without them."""
+    named = [
+        m for m in everyone if m.role == "node" and m.name in spec.nodes.park and m.state is not State.RETIRED
+    ]
+    why = "nodes.park names it"
+    parked = {m.node_id: why for m in named if m.node is not None and m.node.parked}
+    fresh = [m for m in named if m.node is not None and m.node_id not in parked]
+    if not fresh or o.catalog is None:
+        return parked, []
+    away = absence(o.catalog.view, policy, {*parked, *(m.node_id for m in fresh)})
+    if away.faults:
+        who = some([m.name for m in fresh])
+        message = f"{who} cannot be parked: {'; '.join(away.faults)}"
+        return parked, [Finding(Kind.STALLED, "ParkRefused", message)]
+    return {**parked, **{m.node_id: why for m in fresh}}, []
+
+
+def _unknown(o: Observation, spec: TabletClusterSpec) -> list[Finding]:
+    """Names in nodes.retire and nodes.park that no node of this cluster ever had."""
+    used = range(o.identity.next_serial["node"]) if o.identity is not None else range(0)
+    known = {naming.member_name(o.cluster.name, "node", n) for n in used}
+    found = []
+    for field, listed in (("retire", spec.nodes.retire), ("park", spec.nodes.park)):
+        wrong = [name for name in listed if name not in known]
+        if wrong:
+            message = f"nodes.{field} names {some(wrong)}, and no node of this cluster has that name (status.members)"
+            found.append(Finding(Kind.STALLED, "UnknownNode", message))
+    return found
