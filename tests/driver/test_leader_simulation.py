@@ -49,7 +49,7 @@ class Driver:
             leaders=self.leaders.look(view, SPREAD.leader_moves_per_minute, self.now_ms),
         )
         steps = plan(view, SPREAD, trials)
-        spread = [s for s in steps if spreads_leaders(s)]
+        spread = [s for s in steps if spreads_leaders(s) and s.cause.startswith("leaders/")]
         assert len(spread) <= SPREAD.leader_moves_at_once
         if spread:
             assert not view.intents, "leaders move while something heals"

@@ -13,6 +13,7 @@ from stele.driver.steps import (
     Blocked,
     DrainNode,
     EndWish,
+    MoveLeader,
     ParkNode,
     RetireNode,
     Step,
@@ -135,6 +136,38 @@ def test_a_replica_that_failed_on_a_parked_node_is_replaced() -> None:
     t.replicas[3].failed = True
     cluster.advance()
     assert "RemovePeer" in story(cluster) and cluster.healthy()
+
+
+# --- leaders
+
+
+@pytest.mark.parametrize("wanted", [Wanted.PARKED, Wanted.DRAINED, Wanted.RETIRED])
+def test_leaders_leave_first_and_only_to_nodes_in_service(wanted: Wanted) -> None:
+    """All of them, although copies for only three tablets may run."""
+    cluster = Cluster(5, 1, 10, 3)
+    first, second = list(cluster.nodes.values())[:2]
+    want(first, wanted)
+    want(second, wanted)
+    led = [t for t in cluster.tablets.values() if t.leader in (first.node_id, second.node_id)]
+    assert len(led) == 4
+    for _ in range(4):
+        for step in orders(plan(cluster.view(), POLICY)):
+            if isinstance(step, MoveLeader):
+                assert cluster.nodes[step.target_node] not in (first, second) and not step.removes
+            cluster.apply(step)
+        cluster.advance()
+    assert not [t for t in cluster.tablets.values() if t.leader in (first.node_id, second.node_id)]
+    assert wanted is Wanted.PARKED or cluster.intents, "copies were under way"
+
+
+def test_a_leader_stays_on_a_node_that_drains_where_nobody_in_service_could_lead() -> None:
+    cluster, t = one(rf=1)
+    want(node_of(cluster, t, 0), Wanted.PARKED)
+    assert plan(cluster.view(), POLICY) == ()
+    cluster, t = one()
+    for i in range(3):
+        want(node_of(cluster, t, i), Wanted.PARKED)
+    assert plan(cluster.view(), POLICY) == ()
 
 
 # --- drained, retired, taken back

@@ -75,16 +75,16 @@ def _group(s: Situation, view: ClusterView, policy: Policy, trials: LeaderTrials
     node = trials.moved.get(tablet_id, leader.peer.node_id)
     places = {node}
     stays = s.spare < 0 or tablet_id in trials.moved or s.tablet.leader_kept_until_us > view.now_us
-    if not stays and _may_lead(leader, policy):
+    if not stays and may_lead(leader, policy):
         places |= {
             m.peer.node_id
             for m in s.members
-            if _may_lead(m, policy) and (tablet_id, m.peer.node_id) not in trials.refused
+            if may_lead(m, policy) and (tablet_id, m.peer.node_id) not in trials.refused
         }
     return Group(tablet_id, s.tablet.table_id, node, tuple(sorted(places)))
 
 
-def _may_lead(m: Member, policy: Policy) -> bool:
+def may_lead(m: Member, policy: Policy) -> bool:
     """Whether a leader may move to this member."""
     report = m.report
     return (

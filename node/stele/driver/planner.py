@@ -14,6 +14,7 @@ from dataclasses import replace
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
+from stele.driver.leader_leaves import LeaderLeaves
 from stele.driver.leader_moves import leader_steps
 from stele.driver.moves import begin_by_hand, begin_move, no_longer_wanted, unrest
 from stele.driver.nodes import node_steps, silent_nodes
@@ -102,6 +103,7 @@ class _Planner:
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.slots = Slots(situations, policy, trials)
         self.joining = Joining(self.copying, self.slots, policy, trials)
+        self.leaves = LeaderLeaves(view, policy, trials)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,
@@ -143,11 +145,11 @@ class _Planner:
 
     def tablet(self, s: Situation) -> Step | None:
         """The one step for this tablet, or None."""
-        for check in self.checks:
-            step = check(s)
-            if step is not None:
-                return step if step.cause else replace(step, cause=cause_of(s, self.epoch))
-        return None
+        found = (step for check in self.checks if (step := check(s)) is not None)
+        step = self.leaves.instead(s, next(found, None))
+        if step is None or step.cause:
+            return step
+        return replace(step, cause=cause_of(s, self.epoch))
 
     def not_heard(self, s: Situation) -> Step | None:
         """Wait for members of unknown state.

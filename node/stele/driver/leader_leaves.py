@@ -1,0 +1,62 @@
+"""Plans that leaders leave nodes which drain or are parked. Called by planner after the checks of a tablet;
+pure.
+
+A tablet without its leader takes no writes for an election timeout. So leaders leave first, and do not wait
+for copies. Invariants: a leader moves only where the tablet would wait otherwise, so nothing that heals is
+held up. It goes only to a voter on a node in service, and not again to one that refused it lately.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from stele.driver.joining import at
+from stele.driver.leader_moves import may_lead
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation
+from stele.driver.steps import WAITS, Blocked, MoveLeader, Step
+from stele.driver.trials import Trials
+from stele.driver.view import ClusterView
+from stele.model.ids import OPID_NONE
+
+UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
+"""Codes of blocks under which nothing is known of the leader, or nobody could take over."""
+
+
+class LeaderLeaves:
+    """The leaders that leave in one pass."""
+
+    def __init__(self, view: ClusterView, policy: Policy, trials: Trials) -> None:
+        self._policy = policy
+        self._trials = trials.leaders
+        self._leads = Counter(t.leader_node for t in view.tablets)
+
+    def instead(self, s: Situation, step: Step | None) -> Step | None:
+        """The step of a tablet, or the move of its leader if there is nothing to do but to wait."""
+        leader, tablet_id = s.leader(), s.tablet.tablet_id
+        if leader is None or leader.may_lead or tablet_id in self._trials.moved:
+            return step
+        if step is not None and not isinstance(step, WAITS):
+            return step
+        if isinstance(step, Blocked) and step.code in UNKNOWN:
+            return step
+        heirs = [
+            m
+            for m in s.members
+            if may_lead(m, self._policy) and (tablet_id, m.peer.node_id) not in self._trials.refused
+        ]
+        heir = min(
+            heirs,
+            key=lambda m: (
+                self._leads[m.peer.node_id],
+                -(m.report.last_committed if m.report is not None else OPID_NONE).index,
+                m.peer.replica_id,
+            ),
+            default=None,
+        )
+        if heir is None:
+            return step
+        self._leads[heir.peer.node_id] += 1
+        state = "is parked" if leader.parked else "is to be drained"
+        reason = f"node {leader.peer.node_id[:8]} {state}; leaders leave it first"
+        return MoveLeader(*at(s, reason), heir.peer.node_id, False)
