@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from stele.driver.planner import plan, rebalancing
+from stele.driver.planner import plan
+from stele.driver.rebalancing import rebalancing
 from stele.driver.steps import BeginIntent
 from stele.driver.view import MOVE, NodeState
 from stele.model.by_hand import ByHand

@@ -65,8 +65,8 @@ def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None
 
 
 def _moves(view: master_pb2.GetClusterViewResponse) -> tuple[list[Move], str]:
-    from stele.driver.planner import rebalancing
     from stele.driver.policy import Policy
+    from stele.driver.rebalancing import rebalancing
     from stele.driver.wire import view_from_pb
 
     return rebalancing(view_from_pb(view), Policy(rebalance=True))

@@ -16,11 +16,11 @@ from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
 from stele.driver.leader_leaves import LeaderLeaves
 from stele.driver.leader_moves import leader_steps
-from stele.driver.moves import begin_by_hand, begin_move, no_longer_wanted, unrest
+from stele.driver.moves import begin_by_hand, no_longer_wanted, unrest
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
-from stele.driver.replica_balance import Move, ReplicaBalance
-from stele.driver.situation import Member, Situation, judge, majority
+from stele.driver.replica_balance import begin_moves
+from stele.driver.situation import Member, Situation, judge_all, majority
 from stele.driver.slots import Slots
 from stele.driver.steps import (
     AddPreFollower,
@@ -40,12 +40,10 @@ from stele.driver.steps import (
 from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
-    MOVE,
     ClusterView,
     DataState,
     Intent,
     NodeState,
-    NodeView,
     ReplicaState,
 )
 from stele.model.config import MemberType
@@ -61,30 +59,11 @@ def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple
         return (
             Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
         )
-    planner = _Planner(view, policy, situations_of(view, policy), trials)
+    planner = _Planner(view, policy, judge_all(view, policy), trials)
     steps = planner.tablets() + list(node_steps(view, policy))
     if policy.rebalance and not unrest(planner.situations, steps, view, policy):
-        steps += planner.rebalance()
+        steps += begin_moves(view, policy, planner.situations, planner.load, planner.slots, planner.epoch)
     return tuple(steps + leader_steps(view, policy, trials.leaders, planner.situations, steps))
-
-
-def situations_of(view: ClusterView, policy: Policy) -> list[Situation]:
-    """The running tablets, judged; those with the least to spare first."""
-    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
-    running = (t for t in view.tablets if t.state == "RUNNING")
-    return sorted(
-        (judge(t, view, policy, nodes) for t in running), key=lambda s: (s.spare, s.tablet.tablet_id)
-    )
-
-
-def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[list[Move], str]:
-    """All moves that balance would make, in order, if nothing else happened; and why none may begin now, or
-    ""."""
-    planner = _Planner(view, policy, situations_of(view, policy), trials)
-    steps = planner.tablets() + list(node_steps(view, policy))
-    why = unrest(planner.situations, steps, view, policy)
-    balance = ReplicaBalance(view, policy, planner.situations, planner.load)
-    return list(balance.moves()), why
 
 
 class _Planner:
@@ -128,20 +107,6 @@ class _Planner:
     def tablets(self) -> list[Step]:
         """The steps of all tablets, at most one each."""
         return [step for s in self.situations if (step := self.tablet(s)) is not None]
-
-    def rebalance(self) -> list[Step]:
-        """The beginnings of moves for balance, as many as there are slots."""
-        steps: list[Step] = []
-        if not self.slots.can_move:
-            return steps
-        of = {s.tablet.tablet_id: s for s in self.situations}
-        moves = ReplicaBalance(self.view, self.policy, self.situations, self.load).moves()
-        while self.slots.can_move and (move := next(moves, None)) is not None:
-            s, target = of[TabletId(move.tablet_id)], self.view.node(move.target)
-            source = s.member(move.replica_id)
-            if source is not None and target is not None and self.slots.begin_move():
-                steps.append(begin_move(s, source, target, move.reason, MOVE, self.epoch))
-        return steps
 
     def tablet(self, s: Situation) -> Step | None:
         """The one step for this tablet, or None."""

@@ -23,11 +23,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stele.driver.moves import at_rest
+from stele.driver.moves import at_rest, begin_move
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation
+from stele.driver.slots import Slots
+from stele.driver.steps import Step
 from stele.driver.targets import Load, has_room, host_of, tablet_bytes, usable
-from stele.driver.view import ClusterView, NodeView
+from stele.driver.view import MOVE, ClusterView, NodeView
+from stele.model.ids import TabletId
 
 STEP = 1.0
 """A move must better the measure by twice this: as much as one replica less on the fuller node."""
@@ -269,3 +272,25 @@ def _nodes_of(s: Situation) -> list[str]:
     if s.intent is not None and s.intent.target_node not in nodes:
         nodes.append(s.intent.target_node)
     return nodes
+
+
+def begin_moves(
+    view: ClusterView,
+    policy: Policy,
+    situations: Sequence[Situation],
+    load: Load,
+    slots: Slots,
+    epoch: int,
+) -> list[Step]:
+    """The beginnings of moves for balance, as many as there are slots."""
+    steps: list[Step] = []
+    if not slots.can_move:
+        return steps
+    of = {s.tablet.tablet_id: s for s in situations}
+    moves = ReplicaBalance(view, policy, situations, load).moves()
+    while slots.can_move and (move := next(moves, None)) is not None:
+        s, target = of[TabletId(move.tablet_id)], view.node(move.target)
+        source = s.member(move.replica_id)
+        if source is not None and target is not None and slots.begin_move():
+            steps.append(begin_move(s, source, target, move.reason, MOVE, epoch))
+    return steps

@@ -320,3 +320,12 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
         )
     target = nodes.get(intent.target_node) if intent is not None else None
     return Situation(tablet, tuple(members), intent, target, intent is not None and is_dead(target, policy))
+
+
+def judge_all(view: ClusterView, policy: Policy) -> list[Situation]:
+    """The situations of the running tablets; those with the least to spare first."""
+    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
+    running = (t for t in view.tablets if t.state == "RUNNING")
+    return sorted(
+        (judge(t, view, policy, nodes) for t in running), key=lambda s: (s.spare, s.tablet.tablet_id)
+    )
