@@ -96,6 +96,7 @@ async def test_a_request_that_counts_from_an_older_state_is_refused(tmp_path: Pa
         ("unknown", Code.NOT_FOUND, "there is no node"),
         ("machine", Code.INVALID_ARGUMENT, "two replicas never share a machine"),
         ("draining", Code.INVALID_ARGUMENT, "is DRAINING"),
+        ("parked", Code.INVALID_ARGUMENT, "is parked"),
         ("silent", Code.NOT_READY, "sends no heartbeats"),
         ("full", Code.INVALID_ARGUMENT, "has no room"),
         ("nothing", Code.INVALID_ARGUMENT, "does not say what to do"),
@@ -126,6 +127,9 @@ async def test_what_cannot_be_is_refused_with_the_reason(
                 await w.beat_until(lambda: w.catalog.nodes[target].machine == w.nodes[source].machine)
             case "draining":
                 await w.move(target, pb.DRAINING)
+            case "parked":
+                wish = pb.WantNodeRequest(node_id=id_to_pb(target), wanted=pb.WANTED_PARKED, for_ms=60_000)
+                await w.leader.WantNode(wish, None)
             case "silent":
                 node = w.catalog.nodes[target]
                 await w.beat_until(lambda: not w.lead.is_alive(node), silent=(target,))

@@ -168,11 +168,10 @@ class _Asked:
             raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
         if node_id in self._members:
             raise Rejected(f"{self._what} has a replica on node {name} already")
-        if node.state != "ACTIVE":
+        if not node.takes_replicas:
+            state = "parked" if node.state == "ACTIVE" else node.state
             why = f" ({node.reason})" if node.reason else ""
-            raise Rejected(
-                f"node {name} is {node.state}{why} and gets no replicas; choose one that is ACTIVE"
-            )
+            raise Rejected(f"node {name} is {state}{why} and gets no replicas; choose one in service")
         for peer in self._members.values():
             other = lead.catalog.nodes.get(peer.node_id)
             if other is not None and _machine(other) == _machine(node):
