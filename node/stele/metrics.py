@@ -87,6 +87,11 @@ master_leads = Gauge(
     "1 while this master leads and serves the catalog, else 0.",
     registry=REGISTRY,
 )
+master_drives = Gauge(
+    "stele_master_drives",
+    "1 while this master heals the cluster itself, because no driver is heard, else 0.",
+    registry=REGISTRY,
+)
 master_heartbeats = Counter(
     "stele_master_heartbeats_total",
     "Heartbeats of nodes and masters that this master has heard.",

@@ -28,6 +28,7 @@ from stele_operator.plan.actions import (
     DeleteTable,
     PatchObject,
     RegisterNode,
+    SetDriverPolicy,
     SetFinalizers,
     SetReplicationFactor,
 )
@@ -132,7 +133,7 @@ class Actor:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
             unanswered = exc.code in _UNANSWERED and isinstance(
-                action, RegisterNode | CreateTable | SetReplicationFactor | DeleteTable
+                action, RegisterNode | CreateTable | SetReplicationFactor | DeleteTable | SetDriverPolicy
             )
             return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
@@ -169,6 +170,8 @@ class Actor:
                 await self._masters().set_replication_factor(action.table_id, action.factor)
             case DeleteTable():
                 await self._masters().delete_table(action.table_id)
+            case SetDriverPolicy():
+                await self._masters().set_policy(action.policy)
 
     async def _create(self, action: CreateObject) -> None:
         try:

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
-from stele.driver.wire import view_from_pb
+from stele.driver.policy import StandingPolicy
+from stele.driver.wire import standing_from_pb, standing_to_pb, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
@@ -35,6 +36,7 @@ class MasterLink:
         self._masters = Masters(
             self._pool, (), first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
         )
+        self._holder = holder
         self.driver = Executor(self._pool, (), holder=holder)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
@@ -83,7 +85,9 @@ class MasterLink:
         Raises:
             SteleError: no master leads, or none answers.
         """
-        answer = await self._masters.call("GetClusterView", master_pb2.GetClusterViewRequest(), rounds=1)
+        # With its name the operator tells the masters that it is at work, so that they leave healing to it.
+        request = master_pb2.GetClusterViewRequest(holder=self._holder)
+        answer = await self._masters.call("GetClusterView", request, rounds=1)
         return await asyncio.to_thread(_catalog, answer)
 
     async def register(self, node_id: str, role: str, name: str) -> None:
@@ -102,6 +106,11 @@ class MasterLink:
         await self._pool.unary(
             address, MasterServiceStub, "ConfirmFormation", request, timeout_s=5.0, to_node=node_id
         )
+
+    async def set_policy(self, policy: StandingPolicy) -> None:
+        """Have the catalog keep by what policy the masters heal while the operator is away."""
+        request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
+        await self._masters.call("SetDriverPolicy", request)
 
     async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
         """Create a table with the caller's id. A table that exists counts as created."""
@@ -153,6 +162,7 @@ def _catalog(answer: master_pb2.GetClusterViewResponse) -> Catalog:
         tables=tuple(_table(t) for t in answer.tables),
         formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
         names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
+        standing=standing_from_pb(answer.policy) if answer.HasField("policy") else None,
     )
 
 

@@ -155,6 +155,16 @@ class Bench:
         lease: Any = client.CoordinationV1Api(self.api).read_namespaced_lease("stele-operator", NAMESPACE)
         return str(lease.spec.holder_identity or "")
 
+    def scale_operator(self, replicas: int) -> None:
+        """Set how many operators are to run."""
+        apps: Any = client.AppsV1Api(self.api)
+        (deployment,) = apps.list_namespaced_deployment(
+            NAMESPACE, label_selector=f"app.kubernetes.io/instance={RELEASE},app.kubernetes.io/name=stele"
+        ).items
+        apps.patch_namespaced_deployment_scale(
+            deployment.metadata.name, NAMESPACE, {"spec": {"replicas": replicas}}
+        )
+
     def machines_ready(self) -> None:
         """Wait until Kubernetes sees every machine."""
 

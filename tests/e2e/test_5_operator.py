@@ -1,4 +1,5 @@
-"""The operator killed at each step of a heal, two operators at once, no API server for a minute: the same end."""
+"""The operator killed at each step of a heal, two operators at once, no API server for a minute, neither of them while a
+machine is lost: the same end."""
 
 from __future__ import annotations
 
@@ -100,11 +101,16 @@ def test_two_operators_at_once(bench: Bench) -> None:
         bench.core.delete_namespace(SECOND)
 
 
-def test_writes_go_on_without_an_api_server(bench: Bench) -> None:
-    """STELE_API is called with stop and start."""
+def api_command() -> list[str]:
     command = shlex.split(os.environ.get("STELE_API", ""))
     if not command:
         pytest.skip("STELE_API is not set: the command that stops and starts the API server")
+    return command
+
+
+def test_writes_go_on_without_an_api_server(bench: Bench) -> None:
+    """STELE_API is called with stop and start."""
+    command = api_command()
     bench.have(fresh=True)
     stream = bench.place.begin("stream")
     time.sleep(5)
@@ -119,3 +125,34 @@ def test_writes_go_on_without_an_api_server(bench: Bench) -> None:
     assert streamed["longest_wait_ms"] < 20_000
     bench.until("whole", bench.whole, 240)
     bench.compare(streamed)
+
+
+def test_the_masters_heal_without_operator_and_api_server(bench: Bench) -> None:
+    """Both are away, and a machine is lost for good: every tablet has its voters again before the operator returns."""
+    command = api_command()
+    bench.have(fresh=True)
+    bench.patch("TabletCluster", {"healing": {"mastersDriveAfter": "15s"}})
+    loaded = bench.program("load")
+    (operator,) = bench.operators()
+    bench.scale_operator(0)
+    try:
+        bench.until("no operator runs", lambda: not bench.operators())
+        machine = bench.machine_with_both()
+        run([*command, "stop"])
+        try:
+            bench.power("off", machine)
+            bench.power("wipe", machine)
+            time.sleep(120)  # nobody can be asked meanwhile
+        finally:
+            run([*command, "start"])
+        bench.until("the API server answers", lambda: bench.members())
+        assert not bench.operators()
+        bench.sound(machine)
+    finally:
+        bench.scale_operator(1)
+    assert operator.metadata.name not in {p.metadata.name for p in bench.operators()}
+    bench.until("two claims are let go by the operator", lambda: len(bench.released()) == 2, 600)
+    bench.power.restore()
+    bench.until("whole", bench.whole, 300)
+    bench.sound(machine)
+    bench.compare(loaded)

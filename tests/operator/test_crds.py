@@ -106,7 +106,8 @@ async def test_defaults_are_filled_in(kube: Kube) -> None:
     assert spec["nodes"]["machineSpread"] == "Required"
     assert spec["healing"] == {
         "witnessAfter": "30s", "silentAfter": "5m", "machineLostAfter": "10m", "machineDeletedAfter": "0s",
-        "volumeLostAfter": "0s", "maxLostNodes": 1, "keepFor": "24h",
+        "volumeLostAfter": "0s", "maxLostNodes": 1, "mastersDriveAfter": "2m",
+        "keepFor": "24h",
     }  # fmt: skip
     assert spec["budget"] == {"copies": 4, "bytesPerSecond": "100Mi"}
     assert (spec["deletionPolicy"], spec["paused"]) == ("Retain", False)

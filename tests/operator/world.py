@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from stele.driver.nodes import node_steps
+from stele.driver.policy import StandingPolicy
 from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
 from stele.model.config import Configuration, MemberType, Peer
@@ -34,6 +35,7 @@ from stele_operator.plan.actions import (
     RegisterNode,
     ReleaseClaim,
     RetireClaim,
+    SetDriverPolicy,
     SetFinalizers,
     SetReplicationFactor,
 )
@@ -136,6 +138,8 @@ class World:
         """The catalog names a master that is DRAINING until another has taken its place."""
         self.drains = True
         """Whether replicas leave the nodes that somebody wants drained."""
+        self.standing: StandingPolicy | None = StandingPolicy(30_000, 1, 4, 0, 120_000)
+        """The policy in the catalog; None: the masters are of a version that keeps none."""
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -206,6 +210,8 @@ class World:
                     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # nobody there to stop it
                     return
                 del self.objects[action.kind, action.name]
+            case SetDriverPolicy():
+                self.standing = action.policy
             case SetFinalizers():
                 raw = self._seen("TabletGroup", action.group, action.uid, action.resource_version)
                 raw["metadata"]["finalizers"] = list(action.finalizers)
@@ -504,6 +510,7 @@ class World:
             tuple(t for t in self.tables if t.state != "REMOVED"),
             frozenset(self.formed_nodes),
             dict(self.node_names),
+            self.standing,
         )
 
     # -- running

@@ -142,7 +142,14 @@ def node_run(**values: Any) -> None:
 @_option(
     "--join", is_flag=True, help="Format an empty volume as a master that waits for a copy of the catalog."
 )
-def master_run(first_masters: str, join: bool, **values: Any) -> None:
+@_option(
+    "--drive-after",
+    type=click.FloatRange(min=0, max=86_400),
+    default=120.0,
+    show_default=True,
+    help="Seconds without a driver after which the leading master heals the cluster itself; 0: never. A policy in the catalog counts more.",
+)
+def master_run(first_masters: str, join: bool, drive_after: float, **values: Any) -> None:
     """Run a master until it is told to stop.
 
     First masters neither vote nor serve until `stele master form` has told them who the others are.
@@ -157,7 +164,7 @@ def master_run(first_masters: str, join: bool, **values: Any) -> None:
     from stele.tserver.process import end_process
 
     options = node_options(values, "master", first_masters=parse_first_masters(first_masters), join=join)
-    end_process(run(options))
+    end_process(run(options, drive_after_ms=int(drive_after * 1000)))
 
 
 def _prepare(values: dict[str, Any]) -> None:

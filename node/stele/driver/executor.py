@@ -135,7 +135,8 @@ class Executor:
         Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only
         when asked.
         """
-        answer = await self.masters.call("GetClusterView", master_pb2.GetClusterViewRequest())
+        request = master_pb2.GetClusterViewRequest(holder=self._holder)
+        answer = await self.masters.call("GetClusterView", request)
         # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to
         # renew a Lease.
         view = await asyncio.to_thread(view_from_pb, answer)

@@ -58,3 +58,48 @@ class Policy:
     def max_moves(self) -> int:
         """The most moves of healthy replicas at once: half of the copies, so that heals find a slot."""
         return max(1, self.max_copies // 2)
+
+
+_DEAD_AFTER_MIN_MS = 3_000
+"""Three heartbeats."""
+TIME_MAX_MS = 100 * 365 * 86_400_000
+"""The longest time in a policy: a hundred years."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandingPolicy:
+    """The part of a policy that the catalog keeps. The leader master drives by it while no driver is heard.
+
+    `drive_after_ms`: the silence of all drivers after which it begins; 0: it never does. `owner`: who set
+    it, for people.
+    """
+
+    dead_after_ms: int
+    max_lost_nodes: int
+    max_copies: int
+    bytes_per_second: int
+    drive_after_ms: int
+    owner: str = ""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with the values, in words."""
+        return tuple(
+            f"{name} is {value}; expected {low} to {high}"
+            for name, value, low, high in (
+                ("dead_after_ms", self.dead_after_ms, _DEAD_AFTER_MIN_MS, TIME_MAX_MS),
+                ("max_lost_nodes", self.max_lost_nodes, 0, 1_000),
+                ("max_copies", self.max_copies, 1, 1_000),
+                ("drive_after_ms", self.drive_after_ms, 0, TIME_MAX_MS),
+            )
+            if not low <= value <= high
+        )
+
+    def policy(self) -> Policy:
+        """The policy of a driver that knows no more: no lost node, and none that is not needed."""
+        return Policy(
+            dead_after_ms=self.dead_after_ms,
+            max_lost_nodes=self.max_lost_nodes,
+            max_copies=self.max_copies,
+            bytes_per_second=self.bytes_per_second,
+        )

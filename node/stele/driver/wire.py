@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stele.driver.policy import StandingPolicy
 from stele.driver.view import (
     Claim,
     ClusterView,
@@ -50,6 +51,25 @@ def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
 def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
     """The driver claim."""
     return Claim(pb.holder, pb.epoch, pb.expires_us)
+
+
+def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
+    """The policy in the catalog."""
+    return StandingPolicy(
+        pb.dead_after_ms, pb.max_lost_nodes, pb.max_copies, pb.bytes_per_second, pb.drive_after_ms, pb.owner
+    )
+
+
+def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
+    """A policy for the catalog as a message."""
+    return master_pb2.DriverPolicyPB(
+        dead_after_ms=policy.dead_after_ms,
+        max_lost_nodes=policy.max_lost_nodes,
+        max_copies=policy.max_copies,
+        bytes_per_second=policy.bytes_per_second,
+        drive_after_ms=policy.drive_after_ms,
+        owner=policy.owner,
+    )
 
 
 def _node(pb: master_pb2.NodeViewPB) -> NodeView:

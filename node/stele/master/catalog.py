@@ -16,12 +16,14 @@ from stele.master.records import (
     CLUSTER_KEY,
     INTENT_PREFIX,
     NODE_PREFIX,
+    POLICY_KEY,
     TABLE_PREFIX,
     TABLET_PREFIX,
     ClaimRecord,
     ClusterRecord,
     IntentRecord,
     NodeRecord,
+    PolicyRecord,
     TableRecord,
     TabletRecord,
     decode,
@@ -39,6 +41,8 @@ class Catalog:
     def __init__(self, rows: Iterable[tuple[bytes, bytes]] = (), opid: OpId = OPID_NONE) -> None:
         self.cluster: ClusterRecord | None = None
         self.claim = ClaimRecord()
+        self.policy: PolicyRecord | None = None
+        """None: nobody has set one."""
         self.tables: dict[str, TableRecord] = {}
         self.table_by_name: dict[str, TableRecord] = {}
         self.tablets: dict[str, TabletRecord] = {}
@@ -80,6 +84,8 @@ class Catalog:
             self._put(self.intents, IntentRecord, key[len(INTENT_PREFIX) :], new)
         elif key == CLAIM_KEY and new is not None:
             self.claim = decode(ClaimRecord, new)
+        elif key == POLICY_KEY and new is not None:
+            self.policy = decode(PolicyRecord, new)
         elif key == CLUSTER_KEY and new is not None:
             self.cluster = decode(ClusterRecord, new)
         for listener in self._listeners:

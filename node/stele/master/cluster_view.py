@@ -10,11 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from stele.driver.policy import Policy
 from stele.master.catalog import Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
-from stele.master.records import ClaimRecord, IntentRecord, NodeRecord, TableRecord, TabletRecord
+from stele.master.records import (
+    ClaimRecord,
+    IntentRecord,
+    NodeRecord,
+    PolicyRecord,
+    TableRecord,
+    TabletRecord,
+)
 from stele.model.bounds import (
     HOLDER_CHARS_MAX,
     NODE_NAME_CHARS_MAX,
@@ -112,6 +120,28 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
         tables=[table_info(scene, t) for t in catalog.live_tables],
         now_us=scene.wall_us,
         settled=scene.settled,
+        policy=policy_to_pb(catalog.policy, scene.options),
+    )
+
+
+def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_pb2.DriverPolicyPB:
+    """The driver policy in force as a message; without a row, the defaults."""
+    if policy is None:
+        plain = Policy()
+        return master_pb2.DriverPolicyPB(
+            dead_after_ms=plain.dead_after_ms,
+            max_lost_nodes=plain.max_lost_nodes,
+            max_copies=plain.max_copies,
+            bytes_per_second=plain.bytes_per_second,
+            drive_after_ms=options.drive_after_ms,
+        )
+    return master_pb2.DriverPolicyPB(
+        dead_after_ms=policy.dead_after_ms,
+        max_lost_nodes=policy.max_lost_nodes,
+        max_copies=policy.max_copies,
+        bytes_per_second=policy.bytes_per_second,
+        drive_after_ms=policy.drive_after_ms,
+        owner=cut(policy.owner, HOLDER_CHARS_MAX),
     )
 
 

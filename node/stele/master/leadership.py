@@ -29,6 +29,9 @@ from stele.model.kvop import KeyOperation
 
 log = structlog.get_logger("stele.master")
 
+MASTER_HOLDER = "master/"
+"""How the names of masters that drive begin."""
+
 T = TypeVar("T")
 
 
@@ -51,6 +54,8 @@ class MasterOptions:
     create_bytes_max: int = 8 << 20
     locations_ttl_ms: int = 60_000
     disk_free_bytes_min: int = 512 << 20
+    drive_after_ms: int = 120_000
+    """After so much silence of all drivers the leader drives; 0: never. A policy in the catalog counts more."""
 
 
 @dataclass(slots=True)
@@ -80,12 +85,19 @@ class Leadership:
     """When this leader wrote the `left_ms` of a node's row. Of other rows, it counts from its own start, so
     a new leader never shortens a time."""
     began_ms: int = field(init=False)
+    driver_heard_ms: int = field(init=False)
+    """When a driver other than this master was last heard, at least when this master began to lead."""
     full: bool = False
     """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
 
     def __post_init__(self) -> None:
-        self.claim_seen_ms = self.began_ms = self.now_ms()
+        self.claim_seen_ms = self.began_ms = self.driver_heard_ms = self.now_ms()
+
+    def hear_driver(self, holder: str) -> None:
+        """Record that a driver is at work. A master that drives is no such driver."""
+        if holder and not holder.startswith(MASTER_HOLDER):
+            self.driver_heard_ms = self.now_ms()
 
     async def do(self, operation: Coroutine[Any, Any, T]) -> T:
         """Run an operation to its end. If the caller is cancelled, only the waiting ends."""

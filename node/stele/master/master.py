@@ -28,6 +28,7 @@ from stele.master.records import (
     NodeRecord,
     TabletRecord,
 )
+from stele.master.standing_in import StandIn
 from stele.master.starts import Starts
 from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader, Retryable, SteleError, of_later_program
@@ -147,7 +148,7 @@ class Master:
 
         catalog.on_change(look)
         orders = Orders(lead, self._pool)
-        background: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             lead.check()
             if catalog.cluster is None:
@@ -156,11 +157,14 @@ class Master:
             self.lead = lead
             metrics.master_leads.set(1)
             log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
-            background = asyncio.get_running_loop().create_task(Background(lead, orders).run())
-            background.add_done_callback(lambda _: self._changed.set())
+            for work in (Background(lead, orders), StandIn(lead, self._pool, self.scene, self.node_id)):
+                task = asyncio.get_running_loop().create_task(work.run())
+                task.add_done_callback(lambda _: self._changed.set())
+                tasks.append(task)
             while self._leads(term):
-                if background.done():
-                    background.result()
+                for task in tasks:
+                    if task.done():
+                        task.result()
                 self._changed.clear()
                 await self._changed.wait()
         finally:
@@ -169,9 +173,9 @@ class Master:
             catalog.no_more_changes(look)
             metrics.master_leads.set(0)
             log.info("this master is no longer the leader", term=term)
-            if background is not None:
-                background.cancel()
-                await asyncio.gather(background, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await orders.close()
 
     def _leads(self, term: int) -> bool:

@@ -43,6 +43,7 @@ TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"
 INTENT_PREFIX = b"intent/"
 CLAIM_KEY = b"claim"
+POLICY_KEY = b"policy"
 CLUSTER_KEY = b"cluster"
 
 
@@ -232,7 +233,21 @@ class ClaimRecord(Row):
     expires_us: int = field(default=0)
 
 
-R = TypeVar("R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
+@dataclass(frozen=True, slots=True)
+class PolicyRecord(Row):
+    """What a driver may do; fields as in `DriverPolicyPB`. The row does not exist until somebody sets it."""
+
+    dead_after_ms: int
+    max_lost_nodes: int
+    max_copies: int
+    bytes_per_second: int
+    drive_after_ms: int
+    owner: str = ""
+
+
+R = TypeVar(
+    "R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord, PolicyRecord
+)
 
 
 def _partition(buckets: list[int], start: str, end: str) -> Partition:
@@ -273,7 +288,10 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     kind: tuple(
         (f.name, _FROM_JSON.get(f.name, _same)) for f in dataclasses.fields(kind) if f.name not in _BESIDE
     )
-    for kind in (ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord)
+    for kind in (
+        *(ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord),
+        PolicyRecord,
+    )
 }
 """Decoders from JSON, by the name of the field."""
 
@@ -285,6 +303,8 @@ def key_of(record: Any) -> bytes:
             return CLUSTER_KEY
         case ClaimRecord():
             return CLAIM_KEY
+        case PolicyRecord():
+            return POLICY_KEY
         case TableRecord():
             return TABLE_PREFIX + record.table_id.encode()
         case TabletRecord():

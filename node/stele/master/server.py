@@ -83,6 +83,12 @@ async def start_master(options: NodeOptions, master_options: MasterOptions | Non
     return await start_node(options, with_master(options, master_options))
 
 
-def run(options: NodeOptions, master_options: MasterOptions | None = None) -> int:
-    """`stele master run`: runs until told to stop, or until it cannot go on. Returns the exit code."""
-    return run_process(options, with_master(options, master_options))
+def run(options: NodeOptions, *, drive_after_ms: int) -> int:
+    """`stele master run`: runs until told to stop, or until it cannot go on. Returns the exit code.
+
+    `drive_after_ms`: as in MasterOptions.
+    """
+    chosen = MasterOptions(
+        heartbeat_interval_ms=int(options.heartbeat_s * 1000), drive_after_ms=drive_after_ms
+    )
+    return run_process(options, with_master(options, chosen))

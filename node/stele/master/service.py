@@ -14,7 +14,7 @@ import structlog
 
 from stele import metrics
 from stele.master import by_hand as by_hands
-from stele.master import departed, driving, replicas, tables, wanted
+from stele.master import departed, driving, replicas, standing_in, tables, wanted
 from stele.master.cluster_view import (
     Scene,
     by_hand_to_pb,
@@ -279,6 +279,8 @@ class MasterService(MasterServiceServicer):
         """The cluster view from the leader, or from a follower whose rows are no older than the caller
         allows."""
         age_ms = self._master.log.staleness_ms
+        if request.holder and self._master.lead is not None:
+            self._master.lead.hear_driver(request.holder)
         if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
             # A replaced leader that does not know it would show nodes as silent that only it cannot hear.
             await self._master.confirmed_lead()
@@ -287,7 +289,16 @@ class MasterService(MasterServiceServicer):
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
         """Take, renew or release the claim."""
         lead = await self._master.confirmed_lead()
+        lead.hear_driver(request.holder)
         return pb.ClaimDriverResponse(claim=claim_to_pb(await lead.do(driving.claim_driver(lead, request))))
+
+    async def SetDriverPolicy(
+        self, request: pb.SetDriverPolicyRequest, context: Any
+    ) -> pb.SetDriverPolicyResponse:
+        """Set the policy by which the leader master drives while no driver is heard."""
+        lead = await self._master.confirmed_lead()
+        await lead.do(standing_in.set_policy(lead, request.policy))
+        return pb.SetDriverPolicyResponse()
 
     async def BeginIntent(self, request: pb.BeginIntentRequest, context: Any) -> pb.BeginIntentResponse:
         """Begin or take over an intent."""

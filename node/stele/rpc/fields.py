@@ -36,8 +36,7 @@ LENGTHS: dict[str, int] = {
     "address": bounds.ADDRESS_CHARS_MAX,
     "from_address": bounds.ADDRESS_CHARS_MAX,
     "source_address": bounds.ADDRESS_CHARS_MAX,
-    "holder": bounds.HOLDER_CHARS_MAX,
-    "owner": bounds.HOLDER_CHARS_MAX,
+    **dict.fromkeys(("holder", "owner"), bounds.HOLDER_CHARS_MAX),
     "reason": bounds.TEXT_CHARS_MAX,
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
@@ -68,6 +67,7 @@ NUMBERS: dict[str, int] = {
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second"), ELSEWHERE),
+    **dict.fromkeys(("dead_after_ms", "drive_after_ms"), ELSEWHERE),  # checked with the rest of the policy
 }
 """Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""
 

@@ -258,6 +258,11 @@ class Healing(Model):
         le=100,
         description="If more nodes than this are lost at once, healing stops and waits for a human (Stalled=TooManyLost).",
     )
+    mastersDriveAfter: Duration = Field(
+        default="2m",
+        description="If the operator is not heard for this long, the leading master heals the cluster itself, until the operator "
+        "is back. 0s: it never does.",
+    )
     keepFor: Duration = Field(
         default="24h",
         description="How long the claim of a retired node is kept before it is deleted. It is kept longer while a tablet has "

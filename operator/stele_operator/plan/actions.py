@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from stele.driver.policy import StandingPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
 from stele_operator.plan.observation import Role
@@ -195,6 +196,13 @@ class SetFinalizers(Base):
     finalizers: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SetDriverPolicy(Base):
+    """Keep in the catalog by what policy the masters heal while the operator is away."""
+
+    policy: StandingPolicy
+
+
 Action = (
     CreateObject
     | PatchObject
@@ -205,4 +213,5 @@ Action = (
     | SetReplicationFactor
     | DeleteTable
     | SetFinalizers
+    | SetDriverPolicy
 )

@@ -11,10 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stele.driver.policy import Policy
-from stele_operator.api.scalars import RATE_MIN, bytes_per_second
+from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
+from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import diagnosis, formation, member_objects, tables
-from stele_operator.plan.actions import Action, CreateTable, GrowClaim, SetReplicationFactor
+from stele_operator.plan.actions import (
+    Action,
+    CreateTable,
+    GrowClaim,
+    SetDriverPolicy,
+    SetReplicationFactor,
+)
 from stele_operator.plan.budgets import Budget, plan_budgets
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
@@ -84,7 +90,8 @@ def make_plan(o: Observation) -> Plan:
         )
         going, waiting = tables.plan_letting_go(o, f"TabletCluster {o.cluster.name} is paused")
         found = (*waiting, *_held(o, why, everyone, health))
-        return Plan((*retaining, *going), found, everyone, health, None, QUIET_S)
+        actions = [*retaining, *going, *_standing(o, None)]
+        return Plan(tuple(actions), found, everyone, health, None, QUIET_S)
 
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
@@ -107,6 +114,7 @@ def make_plan(o: Observation) -> Plan:
         policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
         findings += leaving.findings
     findings[:0] = too_many
+    actions += _standing(o, policy)
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
@@ -177,6 +185,28 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Pol
         balance_leaders=spec.balance.leaders,
         rebalance=spec.balance.replicas,
     )
+
+
+def _standing(o: Observation, policy: Policy | None) -> list[Action]:
+    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either."""
+    spec = o.cluster.spec
+    if o.catalog is None or o.catalog.standing is None or spec is None:
+        return []
+    owner = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
+    if policy is None:
+        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner)
+    else:
+        wanted = StandingPolicy(
+            min(policy.dead_after_ms, TIME_MAX_MS),
+            policy.max_lost_nodes,
+            policy.max_copies,
+            policy.bytes_per_second,
+            min(int(seconds(spec.healing.mastersDriveAfter) * 1000), TIME_MAX_MS),
+            owner,
+        )
+    if wanted == o.catalog.standing:
+        return []
+    return [SetDriverPolicy("the policy of the masters differs from spec.healing and spec.budget", wanted)]
 
 
 def asked_again(o: Observation, action: Action) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from stele.driver.policy import StandingPolicy
 from stele.driver.view import ClusterView
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
@@ -263,6 +264,8 @@ class Catalog:
     tables: tuple[Table, ...] = ()
     formed_nodes: frozenset[str] = frozenset()
     names: dict[str, str] = field(default_factory=dict)
+    standing: StandingPolicy | None = None
+    """The policy in force while no driver is heard; None: masters of an earlier version keep none."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 

@@ -23,6 +23,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
+    SetDriverPolicy,
     SetFinalizers,
     SetReplicationFactor,
 )
@@ -69,7 +70,7 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_ended(action.name),)
         case CreateTable():
             return _MASTERS, _held_by_finalizer(action.group)
-        case RegisterNode() | DeleteTable() | SetReplicationFactor():
+        case RegisterNode() | DeleteTable() | SetReplicationFactor() | SetDriverPolicy():
             return (_MASTERS,)
         case _:
             return ()
@@ -89,6 +90,8 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.group, str(action.factor)
         case DeleteTable() | SetFinalizers():
             return kind, action.group
+        case SetDriverPolicy():
+            return (kind,)
 
 
 class Failure(Protocol):

@@ -1205,20 +1205,63 @@ class GetClusterViewRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     max_staleness_ms: _builtins.int
     """how old the catalog's rows may be that any master answers from; 0: from the leader"""
+    holder: _builtins.str
+    """set: the caller is a driver with this name, and is at work"""
     def __init__(
         self,
         *,
         max_staleness_ms: _builtins.int = ...,
+        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterViewRequest: _TypeAlias = GetClusterViewRequest  # noqa: Y015
+
+@_typing.final
+class DriverPolicyPB(_message.Message):
+    """What a driver may do. The leader master drives by it while no driver is heard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEAD_AFTER_MS_FIELD_NUMBER: _builtins.int
+    MAX_LOST_NODES_FIELD_NUMBER: _builtins.int
+    MAX_COPIES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    DRIVE_AFTER_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    dead_after_ms: _builtins.int
+    max_lost_nodes: _builtins.int
+    max_copies: _builtins.int
+    bytes_per_second: _builtins.int
+    """of one copy; 0: unlimited"""
+    drive_after_ms: _builtins.int
+    """silence of all drivers after which the leader master drives; 0: it never does"""
+    owner: _builtins.str
+    """who set it, for people; empty: nobody, these are defaults"""
+    def __init__(
+        self,
+        *,
+        dead_after_ms: _builtins.int = ...,
+        max_lost_nodes: _builtins.int = ...,
+        max_copies: _builtins.int = ...,
+        bytes_per_second: _builtins.int = ...,
+        drive_after_ms: _builtins.int = ...,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DriverPolicyPB: _TypeAlias = DriverPolicyPB  # noqa: Y015
 
 @_typing.final
 class GetClusterViewResponse(_message.Message):
@@ -1234,6 +1277,7 @@ class GetClusterViewResponse(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     NOW_US_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     leader: _builtins.bytes
     term: _builtins.int
@@ -1254,6 +1298,10 @@ class GetClusterViewResponse(_message.Message):
     def claim(self) -> Global___DriverClaimPB: ...
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableInfoPB]: ...
+    @_builtins.property
+    def policy(self) -> Global___DriverPolicyPB:
+        """the one in force"""
+
     def __init__(
         self,
         *,
@@ -1267,10 +1315,11 @@ class GetClusterViewResponse(_message.Message):
         tables: _abc.Iterable[Global___TableInfoPB] | None = ...,
         now_us: _builtins.int = ...,
         settled: _builtins.bool = ...,
+        policy: Global___DriverPolicyPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1324,6 +1373,43 @@ class ClaimDriverResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClaimDriverResponse: _TypeAlias = ClaimDriverResponse  # noqa: Y015
+
+@_typing.final
+class SetDriverPolicyRequest(_message.Message):
+    """Replaces the whole policy. It gives no order, so it needs no claim."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___DriverPolicyPB: ...
+    def __init__(
+        self,
+        *,
+        policy: Global___DriverPolicyPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDriverPolicyRequest: _TypeAlias = SetDriverPolicyRequest  # noqa: Y015
+
+@_typing.final
+class SetDriverPolicyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetDriverPolicyResponse: _TypeAlias = SetDriverPolicyResponse  # noqa: Y015
 
 @_typing.final
 class BeginIntentRequest(_message.Message):

@@ -94,6 +94,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.FromString,
                 _registered_method=True)
+        self.SetDriverPolicy = channel.unary_unary(
+                '/stele.v1.MasterService/SetDriverPolicy',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
+                _registered_method=True)
         self.BeginIntent = channel.unary_unary(
                 '/stele.v1.MasterService/BeginIntent',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.BeginIntentRequest.SerializeToString,
@@ -208,6 +213,12 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetDriverPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BeginIntent(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -315,6 +326,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.ClaimDriver,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.SerializeToString,
+            ),
+            'SetDriverPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetDriverPolicy,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.SerializeToString,
             ),
             'BeginIntent': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginIntent,
@@ -676,6 +692,33 @@ class MasterService:
             '/stele.v1.MasterService/ClaimDriver',
             stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.ClaimDriverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetDriverPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/SetDriverPolicy',
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetDriverPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,7 @@ class MasterServiceStub:
     """What a driver, the operator and `stele ksck` see: one consistent view, from the leader."""
     ClaimDriver: _grpc.UnaryUnaryMultiCallable[_master_pb2.ClaimDriverRequest, _master_pb2.ClaimDriverResponse]
     """The driver's. All but ClaimDriver carry the claim's epoch."""
+    SetDriverPolicy: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]
     BeginIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]
     EndIntent: _grpc.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]
     RegisterNode: _grpc.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]
@@ -73,6 +74,7 @@ class MasterServiceAsyncStub(MasterServiceStub):
     """What a driver, the operator and `stele ksck` see: one consistent view, from the leader."""
     ClaimDriver: _aio.UnaryUnaryMultiCallable[_master_pb2.ClaimDriverRequest, _master_pb2.ClaimDriverResponse]  # type: ignore[assignment]
     """The driver's. All but ClaimDriver carry the claim's epoch."""
+    SetDriverPolicy: _aio.UnaryUnaryMultiCallable[_master_pb2.SetDriverPolicyRequest, _master_pb2.SetDriverPolicyResponse]  # type: ignore[assignment]
     BeginIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.BeginIntentRequest, _master_pb2.BeginIntentResponse]  # type: ignore[assignment]
     EndIntent: _aio.UnaryUnaryMultiCallable[_master_pb2.EndIntentRequest, _master_pb2.EndIntentResponse]  # type: ignore[assignment]
     RegisterNode: _aio.UnaryUnaryMultiCallable[_master_pb2.RegisterNodeRequest, _master_pb2.RegisterNodeResponse]  # type: ignore[assignment]
@@ -170,6 +172,13 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.ClaimDriverResponse, _abc.Awaitable[_master_pb2.ClaimDriverResponse]]:
         """The driver's. All but ClaimDriver carry the claim's epoch."""
+
+    @_abc_1.abstractmethod
+    def SetDriverPolicy(
+        self,
+        request: _master_pb2.SetDriverPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.SetDriverPolicyResponse, _abc.Awaitable[_master_pb2.SetDriverPolicyResponse]]: ...
 
     @_abc_1.abstractmethod
     def BeginIntent(

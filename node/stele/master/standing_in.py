@@ -1,0 +1,126 @@
+"""Drives the cluster while no driver is heard, and keeps the policy for it. Run by master.py on the leader.
+
+A driver is heard when it takes or renews the claim, or asks for a view under its name. After
+`drive_after_ms` of silence this master takes the claim and heals with the driver's own planner and executor.
+When a driver is heard again, this master releases the claim after the pass under way.
+
+Invariant: it gives orders only under the driver's claim, so it and another driver never work at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import structlog
+
+from stele import metrics
+from stele.driver.executor import Executor
+from stele.driver.planner import plan
+from stele.driver.policy import Policy, StandingPolicy
+from stele.driver.steps import Blocked
+from stele.driver.wire import standing_from_pb, view_from_pb
+from stele.master.cluster_view import Scene, cluster_view, masters_of, policy_to_pb
+from stele.master.leadership import MASTER_HOLDER, Leadership
+from stele.master.port import put
+from stele.master.records import PolicyRecord
+from stele.model.errors import Rejected, SteleError
+from stele.rpc.channels import ChannelPool
+from stele.rpc.proto import master_pb2
+
+log = structlog.get_logger("stele.master")
+
+_LOOK_S = 5.0
+"""Between two looks at a cluster that needs nothing, and at a policy that forbids to drive."""
+_PAUSE_S = 0.5
+_POLICY_LOCK = "driver policy"
+
+
+async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None:
+    """Replace the policy.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT, a value is out of range.
+    """
+    policy = standing_from_pb(asked)
+    if faults := policy.faults:
+        raise Rejected(f"driver policy: {'; '.join(faults)}")
+    values = dataclasses.asdict(policy)
+    async with lead.locks.hold(tables=(_POLICY_LOCK,)):
+        present = lead.catalog.policy
+        record = dataclasses.replace(present, **values) if present is not None else PolicyRecord(**values)
+        if record != present:
+            await lead.commit([put(record)])
+
+
+class StandIn:
+    """Drives during one leadership. `scene`: as `Master.scene`."""
+
+    def __init__(self, lead: Leadership, pool: ChannelPool, scene: Callable[[], Scene], node_id: str) -> None:
+        self._lead = lead
+        self._scene = scene
+        self._executor = Executor(pool, (), holder=f"{MASTER_HOLDER}{node_id}")
+        self._drives = False
+        self._told = ""
+
+    async def run(self) -> None:
+        """Run until cancelled. The claim is not released then; it expires, or the next leader ignores it."""
+        try:
+            while True:
+                wait_s = self._silence_left_s()
+                if wait_s is not None:
+                    await self._rest()
+                    await asyncio.sleep(min(wait_s, _LOOK_S))
+                    continue
+                try:
+                    pause_s = await self._round()
+                    self._told = ""
+                except SteleError as exc:
+                    pause_s = _LOOK_S
+                    if str(exc) != self._told:
+                        self._told = str(exc)
+                        log.warning("this master cannot drive now; it keeps trying", error=self._told)
+                await asyncio.sleep(pause_s)
+        finally:
+            metrics.master_drives.set(0)
+
+    def _policy(self) -> StandingPolicy:
+        return standing_from_pb(policy_to_pb(self._lead.catalog.policy, self._lead.options))
+
+    def _silence_left_s(self) -> float | None:
+        """The time until this master may drive; None: it may now."""
+        after_ms = self._policy().drive_after_ms
+        if not after_ms:
+            return _LOOK_S
+        left_ms = after_ms - (self._lead.now_ms() - self._lead.driver_heard_ms)
+        return left_ms / 1000 if left_ms > 0 else None
+
+    async def _rest(self) -> None:
+        """Leave the work to the driver that was heard."""
+        if self._drives:
+            self._drives = False
+            metrics.master_drives.set(0)
+            log.info("a driver is at work again; this master drives no longer")
+        await self._executor.release()
+
+    async def _round(self) -> float:
+        """Drive for one pass. Returns the seconds until the next."""
+        scene, policy = self._scene(), self._policy().policy()
+        # A claim is written to the catalog every few seconds, so none is taken for a cluster that needs nothing.
+        if not await asyncio.to_thread(_is_work, cluster_view(scene, ""), policy):
+            await self._executor.release()
+            return _LOOK_S
+        if not self._drives:
+            self._drives = True
+            metrics.master_drives.set(1)
+            silent_s = (self._lead.now_ms() - self._lead.driver_heard_ms) // 1000
+            log.warning("no driver was heard; this master drives until one returns", silent_s=silent_s)
+        self._executor.masters.learn(m.address for m in masters_of(scene))
+        await self._executor.run_once(policy)
+        return _PAUSE_S
+
+
+def _is_work(view: master_pb2.GetClusterViewResponse, policy: Policy) -> bool:
+    """Whether there is a step that can be taken, or waited for. What is Blocked needs no claim."""
+    return any(not isinstance(step, Blocked) for step in plan(view_from_pb(view), policy))

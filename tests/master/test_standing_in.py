@@ -1,0 +1,103 @@
+"""No driver anywhere: the leader master heals by the policy in the catalog, and makes way for a driver that comes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.driver.executor import Executor
+from stele.driver.policy import Policy
+from stele.model.errors import Rejected, SteleError
+from stele.rpc.proto import master_pb2 as pb
+from tests.harness.processes import Cluster
+from tests.master.harness import create_request
+from tests.master.test_processes import Caller, all_run, busiest, healthy
+
+DEAD_AFTER_MS = 3_000
+
+
+async def set_policy(caller: Caller, **values: int) -> None:
+    wanted = {"dead_after_ms": DEAD_AFTER_MS, "max_lost_nodes": 1, "max_copies": 4, "drive_after_ms": 4_000}
+    policy = pb.DriverPolicyPB(**{**wanted, **values}, owner="test")
+    await caller.call("SetDriverPolicy", pb.SetDriverPolicyRequest(policy=policy))
+
+
+async def policy_in_force(caller: Caller) -> pb.DriverPolicyPB:
+    answer = await caller.call("GetClusterView", pb.GetClusterViewRequest())
+    assert isinstance(answer, pb.GetClusterViewResponse)
+    return answer.policy
+
+
+async def test_the_leader_master_heals_while_no_driver_is_heard(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, masters=3, nodes=5) as cluster:
+        caller = Caller(cluster)
+        executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=60_000)
+
+        def logged(words: str) -> bool:
+            return any(words in m.log_path.read_text() for m in cluster.masters)
+
+        try:
+            defaults = await policy_in_force(caller)
+            assert (defaults.drive_after_ms, defaults.owner) == (120_000, "")
+            with pytest.raises(
+                Rejected, match=r"driver policy: dead_after_ms is 1; expected 3000 to .*max_copies is 0"
+            ):
+                await set_policy(caller, dead_after_ms=1, max_copies=0)
+            await set_policy(caller)
+            await caller.call("CreateTable", create_request("t", buckets=3))
+            view = await caller.until(lambda v: v.settled and all_run(v, 3))
+
+            # While a driver asks for views under its name, no master drives, even if that driver does nothing.
+            lost = cluster.member(busiest(view))
+            cluster.lose(lost)
+            for _ in range(20):
+                await executor.observe(Policy())
+                await asyncio.sleep(0.5)
+            assert not (await caller.view()).intents and not logged("this master drives")
+
+            # Once it is silent, the leader master heals, also after another master took over as leader.
+            await caller.until(lambda v: bool(v.intents))
+            assert logged("no driver was heard; this master drives until one returns")
+            leading = (await caller.view()).leader_master
+            cluster.kill(cluster.member(leading))
+            await caller.until(lambda v: v.leader_master != leading and healthy(v, {lost.node_id}))
+            assert (await policy_in_force(caller)).owner == "test", "a new leader has the policy too"
+            cluster.restart(cluster.member(leading))
+
+            # A healthy cluster costs no claim; a driver gets it at once, and the master makes way.
+            view = await caller.until(lambda v: v.claim is None or v.claim.expires_us == 0)
+            assert view.claim is not None and view.claim.holder.startswith("master/")
+            await until_claimed(executor)
+            second = cluster.member(busiest(await caller.view()))
+            cluster.lose(second)
+            epoch = executor.claim.epoch if executor.claim is not None else 0
+            for _ in range(20):
+                await executor.ensure_claim()
+                await asyncio.sleep(0.5)
+            view = await caller.view()
+            assert view.claim is not None and (view.claim.holder, view.claim.epoch) == ("test", epoch)
+            await executor.release()
+
+            # By policy it never drives.
+            await set_policy(caller, drive_after_ms=0)
+            await asyncio.sleep(8)
+            assert not (await caller.view()).intents
+            await set_policy(caller)
+            await caller.until(lambda v: healthy(v, {lost.node_id, second.node_id}))
+        finally:
+            await caller.pool.close()
+
+
+async def until_claimed(executor: Executor) -> None:
+    """A driver that comes while a master drives gets the claim within seconds."""
+    deadline = asyncio.get_running_loop().time() + 20
+    while True:
+        try:
+            await executor.ensure_claim()
+        except SteleError:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.5)
+        else:
+            return
