@@ -80,6 +80,8 @@ class StandingPolicy:
     bytes_per_second: int
     drive_after_ms: int
     owner: str = ""
+    balance_leaders: bool = True
+    rebalance: bool = True
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -102,4 +104,6 @@ class StandingPolicy:
             max_lost_nodes=self.max_lost_nodes,
             max_copies=self.max_copies,
             bytes_per_second=self.bytes_per_second,
+            balance_leaders=self.balance_leaders,
+            rebalance=self.rebalance,
         )

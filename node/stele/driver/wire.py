@@ -56,7 +56,14 @@ def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
 def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
     """The policy in the catalog."""
     return StandingPolicy(
-        pb.dead_after_ms, pb.max_lost_nodes, pb.max_copies, pb.bytes_per_second, pb.drive_after_ms, pb.owner
+        pb.dead_after_ms,
+        pb.max_lost_nodes,
+        pb.max_copies,
+        pb.bytes_per_second,
+        pb.drive_after_ms,
+        pb.owner,
+        pb.balance_leaders,
+        pb.rebalance,
     )
 
 
@@ -69,6 +76,8 @@ def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
         bytes_per_second=policy.bytes_per_second,
         drive_after_ms=policy.drive_after_ms,
         owner=policy.owner,
+        balance_leaders=policy.balance_leaders,
+        rebalance=policy.rebalance,
     )
 
 

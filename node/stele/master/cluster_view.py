@@ -134,6 +134,8 @@ def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_
             max_copies=plain.max_copies,
             bytes_per_second=plain.bytes_per_second,
             drive_after_ms=options.drive_after_ms,
+            balance_leaders=True,
+            rebalance=True,
         )
     return master_pb2.DriverPolicyPB(
         dead_after_ms=policy.dead_after_ms,
@@ -142,6 +144,8 @@ def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_
         bytes_per_second=policy.bytes_per_second,
         drive_after_ms=policy.drive_after_ms,
         owner=cut(policy.owner, HOLDER_CHARS_MAX),
+        balance_leaders=policy.balance_leaders,
+        rebalance=policy.rebalance,
     )
 
 

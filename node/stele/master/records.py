@@ -243,6 +243,8 @@ class PolicyRecord(Row):
     bytes_per_second: int
     drive_after_ms: int
     owner: str = ""
+    balance_leaders: bool = True
+    rebalance: bool = True
 
 
 R = TypeVar(

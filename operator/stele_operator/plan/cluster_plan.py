@@ -203,6 +203,8 @@ def _standing(o: Observation, policy: Policy | None) -> list[Action]:
             policy.bytes_per_second,
             min(int(seconds(spec.healing.mastersDriveAfter) * 1000), TIME_MAX_MS),
             owner,
+            policy.balance_leaders,
+            policy.rebalance,
         )
     if wanted == o.catalog.standing:
         return []

@@ -1236,6 +1236,8 @@ class DriverPolicyPB(_message.Message):
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     DRIVE_AFTER_MS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    BALANCE_LEADERS_FIELD_NUMBER: _builtins.int
+    REBALANCE_FIELD_NUMBER: _builtins.int
     dead_after_ms: _builtins.int
     max_lost_nodes: _builtins.int
     max_copies: _builtins.int
@@ -1245,6 +1247,9 @@ class DriverPolicyPB(_message.Message):
     """silence of all drivers after which the leader master drives; 0: it never does"""
     owner: _builtins.str
     """who set it, for people; empty: nobody, these are defaults"""
+    balance_leaders: _builtins.bool
+    rebalance: _builtins.bool
+    """replicas move for balance"""
     def __init__(
         self,
         *,
@@ -1254,10 +1259,12 @@ class DriverPolicyPB(_message.Message):
         bytes_per_second: _builtins.int = ...,
         drive_after_ms: _builtins.int = ...,
         owner: _builtins.str = ...,
+        balance_leaders: _builtins.bool = ...,
+        rebalance: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_leaders", b"balance_leaders", "bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner", "rebalance", b"rebalance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
