@@ -108,6 +108,7 @@ _OTHER_PROGRAMS = {
 _COMMANDS = {
     "ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster."),
     "rebalance": ("stele.cli.rebalance:rebalance", "Spread replicas evenly over zones and nodes."),
+    "plan": ("stele.cli.plan:plan", "Foretell what the loss of nodes would cost."),
 }
 
 

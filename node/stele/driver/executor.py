@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from stele.driver.asking import ask_nodes
 from stele.driver.leader_trials import LeaderMemory
 from stele.driver.orders import Orders
 from stele.driver.planner import plan
@@ -22,20 +23,18 @@ from stele.driver.situation import judge
 from stele.driver.steps import WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
 from stele.driver.view import Claim, ClusterView, NodeState, NodeView
-from stele.driver.wire import claim_from_pb, freshen, view_from_pb
+from stele.driver.wire import claim_from_pb, view_from_pb
 from stele.model.errors import Code, Rejected, SteleError
+from stele.model.ids import TabletId
 from stele.rpc.channels import ChannelPool
-from stele.rpc.convert import id_to_pb
 from stele.rpc.masters import Masters
-from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
-from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto import master_pb2
 
 log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
-_ASK_TIMEOUT_S = 1.0
 
 
 class StaleEpoch(Rejected):
@@ -143,29 +142,7 @@ class Executor:
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
         wanted = await asyncio.to_thread(_to_ask, view, policy)
-        found = await asyncio.gather(*(self._ask(view, node, ids) for node, ids in wanted.items()))
-        told = {node: statuses for node, statuses in found if statuses}
-        return await asyncio.to_thread(freshen, view, told) if told else view
-
-    async def _ask(
-        self, view: ClusterView, node_id: str, tablet_ids: list[bytes]
-    ) -> tuple[str, list[common_pb2.ReplicaStatusPB]]:
-        node = view.node(node_id)
-        if node is None or not node.address:
-            return node_id, []
-        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=tablet_ids)
-        try:
-            answer = await self._pool.unary(
-                node.address,
-                ConsensusServiceStub,
-                "GetConsensusState",
-                request,
-                timeout_s=_ASK_TIMEOUT_S,
-                to_node=node_id,
-            )
-        except SteleError:
-            return node_id, []  # the masters' view of this node is used
-        return node_id, list(answer.replicas)
+        return await ask_nodes(self._pool, view, wanted)
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
         """One pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.
@@ -244,9 +221,9 @@ class Executor:
         return error if isinstance(error, StaleEpoch) else StaleEpoch(str(error.args[0]))
 
 
-def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[bytes]]:
+def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
     """By node: the tablets that matter now and of which the node knows more than the masters."""
-    wanted: dict[str, list[bytes]] = {}
+    wanted: dict[str, list[TabletId]] = {}
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     for tablet in view.tablets:
         intent = view.intent(tablet.tablet_id)
@@ -256,5 +233,5 @@ def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[bytes]]:
         if intent is None and (well or any(m.unheard for m in situation.members)):
             continue
         for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
-            wanted.setdefault(node_id, []).append(id_to_pb(tablet.tablet_id))
+            wanted.setdefault(node_id, []).append(tablet.tablet_id)
     return wanted
