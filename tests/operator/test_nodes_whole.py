@@ -102,8 +102,14 @@ async def test_nodes_are_scaled_out_and_in_under_writes_and_the_operator_is_kill
                 return named.isdisjoint(await made.names("Pod"))
 
             await made.until("the pods of the others are gone", gone)
-        claims = {c["metadata"]["name"]: c for c in await made.kube.list("PersistentVolumeClaim", "default")}
-        assert all("stele.dev/released-at" in claims[name]["metadata"]["annotations"] for name in named)
+
+        async def let_go() -> bool:
+            claims = {
+                c["metadata"]["name"]: c for c in await made.kube.list("PersistentVolumeClaim", "default")
+            }
+            return all("stele.dev/released-at" in claims[name]["metadata"]["annotations"] for name in named)
+
+        await made.until("their claims are let go", let_go)
         reasons = {e["reason"] for e in await made.events("TabletCluster")}
         assert {"Draining", "Retiring", "ClaimReleased"} <= reasons and "NodeLost" not in reasons
 
