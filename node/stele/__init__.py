@@ -3,7 +3,8 @@
     import stele
 
     with stele.connect("HOST:PORT,HOST:PORT") as client:
-        schema = stele.Schema.make([("day", "date"), ("value", "double", True)], key=["day"])
+        columns = [stele.column("day", "date"), stele.column("value", "double", nullable=True)]
+        schema = stele.Schema.make(columns, key=["day"])
         table = client.create_table("readings", schema, stele.hash("day", buckets=4))
 
 Importing it is cheap: each name is loaded when it is first used, so a server or a command loads only what it needs.
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from stele.client.blocking_kv import KeySpace
     from stele.client.blocking_scan import Scanner
     from stele.client.blocking_table import Session, Table
+    from stele.client.columns import column
     from stele.client.connect import connect, connect_async
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
@@ -40,6 +42,7 @@ _MODULES = {
     "stele.client.blocking_kv": ("KeySpace",),
     "stele.client.blocking_scan": ("Scanner",),
     "stele.client.blocking_table": ("Session", "Table"),
+    "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.kv": ("AsyncKeySpace",),
     "stele.client.locations": ("TableInfo",),
@@ -92,6 +95,7 @@ __all__ = [
     "TableInfo",
     "WriteResult",
     "__version__",
+    "column",
     "connect",
     "connect_async",
     "hash",

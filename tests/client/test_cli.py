@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 from tests.client.commands import runner
 from tests.client.small import small_cluster
+from tests.tserver.local import LocalCluster
 
 
 async def test_what_others_print_meanwhile_is_no_part_of_what_a_command_prints(
@@ -105,6 +107,27 @@ async def test_a_snapshot_of_0_is_now(tmp_path: Path, monkeypatch: pytest.Monkey
             assert len(asked) == 4
             assert len(set(asked)) == 1
             assert asked[0] >= before
+
+
+async def test_a_snapshot_in_the_future_is_refused_in_plain_words(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said to set the clock right, although the user had asked for that time."""
+    async with cluster.client() as client:
+        await client.create_table("t", Schema.make([("id", "int64")], ["id"]))
+    run = runner(cluster, monkeypatch)
+    this_year = datetime.now(UTC).year
+    for asked, whose in (
+        (f"{this_year + 2}-01-01 00:00:00", "the clock of node [0-9a-f]{8}"),
+        ("9999-12-31 00:00:00", "this machine's clock"),  # which no message can hold
+    ):
+        code, out, err = await run("table", "scan", "t", "--snapshot", asked)
+        assert (code, out) == (2, "")
+        assert re.search(
+            f"^stele: CLOCK_AHEAD: .*the snapshot {asked} UTC lies in the future: {whose} says {this_year}-.* UTC; "
+            "give an earlier time, or no snapshot to read the present",
+            err,
+        ), err
 
 
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from stele.cli import app
@@ -22,6 +24,10 @@ from stele.cli import app
         ("table create t.yaml --name @", "--name is empty"),
         ("kv list s --prefix @", "--prefix is empty"),
         ("kv elect s n --id @", "--id is empty"),
+        ("--masters h:1 --masters h:2 table list", "--masters is given 2 times; give it once"),
+        ("table --masters h:1 --masters h:2 list", "--masters is given 2 times; give it once"),
+        ("--timeout 1 --timeout 2 ksck", "--timeout is given 2 times; give it once"),
+        ("--masters @ table list", "--masters is empty; leave it out, or give it a value"),
     ],
 )
 def test_an_option_that_is_empty_or_given_twice_is_refused(
@@ -32,3 +38,15 @@ def test_an_option_that_is_empty_or_given_twice_is_refused(
         app.run([word.replace("@", "") for word in command.split()])
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"stele: {said}")
+
+
+def test_arrow_is_not_written_to_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its bytes came as escapes, which no program reads, and no user."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    with pytest.raises(SystemExit) as ended:
+        app.run(["table", "scan", "t", "--format", "arrow", "--masters", "127.0.0.1:1", "--timeout", "0.1"])
+    assert ended.value.code == 2
+    said = "stele: Arrow is binary, and standard output is a terminal; add -o FILE, or a pipe;"
+    assert capsys.readouterr().err.startswith(said)

@@ -6,11 +6,13 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stele
@@ -75,6 +77,60 @@ def test_nothing_is_loaded_that_is_not_used(program: str, not_loaded: tuple[str,
     ],
 )
 def test_a_wrong_argument_is_told(call: Callable[[], Any], told: str) -> None:
+    with pytest.raises(stele.Rejected) as caught:
+        call()
+    assert told in str(caught.value)
+
+
+def test_a_column_has_its_default_as_a_value() -> None:
+    """It was JSON text, in which a text has two pairs of quotes, at the fourth place of a tuple."""
+    at, naive = datetime(2024, 5, 1, 12, tzinfo=UTC), datetime(2024, 5, 1, 12)
+    columns = [
+        ("n", "int64", 5),
+        ("i", "int8", np.int8(-1)),
+        ("s", "string", '"°C"'),
+        ("b", "bool", False),
+        ("f", "double", 0.1),
+        ("d", "decimal(9,2)", Decimal("1.50")),
+        ("raw", "binary", b"\x00\xff"),
+        ("day", "date", date(2024, 5, 1)),
+        ("at", "timestamp", at),
+        ("naive", "timestamp", naive),
+    ]
+    key = stele.column("k", "string")
+    schema = stele.Schema.make(
+        [
+            key,
+            stele.column("none", "string", nullable=True),
+            *(stele.column(n, t, default=v) for n, t, v in columns),
+        ],
+        key=["k"],
+    )
+    assert key == ("k", "string", False, None) and schema.by_name["none"].nullable
+    found = {name: schema.by_name[name].default_scalar().as_py() for name, _, _ in columns}
+    assert found == {name: value for name, _, value in columns} | {"naive": at}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: stele.column("n", "int64", default="5"), "column n: '5' is not an int64 (it is of type str"),
+        (lambda: stele.column("n", "int8", default=300), "column n: 300 is not an int8 (it is out of range)"),
+        (
+            lambda: stele.column("d", "decimal(3,1)", default=Decimal("0.25")),
+            "column d: Decimal('0.25') is not",
+        ),
+        (lambda: stele.column("day", "date", default=5), "column day: the default 5 is not a date"),
+        (lambda: stele.column("s", "string", default=[1]), "default of column s [1]: expected a value"),
+        (lambda: stele.column("n", "int65", default=1), "type 'int65' is unknown"),
+        (
+            lambda: stele.column("n", "int64", nullable="yes"),
+            "nullable of column n 'yes': expected True or False",
+        ),  # type: ignore[arg-type]
+        (lambda: stele.column(5, "int64"), "column name 5: expected a name"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_default_that_does_not_fit_is_refused_at_once(call: Callable[[], Any], told: str) -> None:
     with pytest.raises(stele.Rejected) as caught:
         call()
     assert told in str(caught.value)

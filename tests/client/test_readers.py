@@ -122,6 +122,10 @@ async def test_a_snapshot_may_be_a_datetime(tmp_path: Path) -> None:
             (datetime(1969, 1, 1), "before 1970"),
             (pd.Timestamp("2024-01-01T00:00:00.000000001"), "finer than a microsecond"),
             (True, "or a datetime"),
+            (
+                datetime(9999, 1, 1),
+                "the snapshot 9999-01-01 00:00:00 UTC lies in the future: this machine's clock says 20",
+            ),
         ):
             with pytest.raises(Rejected, match=told):
                 table.scan(snapshot=wrong)

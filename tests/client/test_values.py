@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,3 +77,30 @@ async def test_a_time_that_python_has_no_value_for_is_its_number(tmp_path: Path)
         assert await table.scan(lower=(FAR_US,)).count() == 1
         batches = [batch async for batch in table.scan(ordered=True).batches()]
         assert sum(batch.num_rows for batch in batches) == 2
+
+
+async def test_text_that_is_not_unicode_is_told_by_its_column(tmp_path: Path) -> None:
+    """Half of a surrogate pair is a str to Python, and no text: "it is not a string" said the opposite of what is seen."""
+    schema = Schema.make([("id", "int64"), ("name", "string", True)], ["id"])
+    said = "column name: '\\ud800' is not UTF-8 (it has half of a surrogate pair at position 0)"
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", schema)
+        with pytest.raises(Rejected, match=re.escape(said)):
+            await table.put({"id": 1, "name": "\ud800"})
+        with pytest.raises(RowErrors, match=re.escape(said)):
+            async with table.new_session() as session:
+                await session.upsert({"id": 1, "name": "\ud800"})
+                await session.upsert({"id": 2, "name": "\U0001f600"})
+        with pytest.raises(Rejected, match="is not UTF-8"):
+            table.scan(predicates=("name", "=", "a\ud800"))
+        keyed = await client.create_table("k", Schema.make([("name", "string")], ["name"]))
+        with pytest.raises(Rejected, match="is not UTF-8"):
+            await keyed.get("\ud800")
+        with pytest.raises(Rejected, match="is not UTF-8"):
+            keyed.scan(lower=["\ud800"])
+        for call in (client.open_table, client.keyspace, client.describe, client.delete_table):
+            with pytest.raises(Rejected, match="UTF-8"):
+                await call("\ud800")
+        with pytest.raises(Rejected, match="UTF-8"):
+            await client.create_table("\ud800", schema)
+        assert await table.scan().count() == 1

@@ -143,7 +143,11 @@ def test_a_snapshot_further_ahead_than_clocks_may_be_apart_is_refused_and_moves_
     with pytest.raises(Rejected) as refused:
         times.reserve(limit + 1)
     assert refused.value.code is Code.CLOCK_AHEAD
+    assert "lies 0.5 s in the future: the clock of node" in str(refused.value)
+    assert "give an earlier time, or no snapshot to read the present" in str(refused.value)
     assert physical_us(times.now()) == wall.us
+    with pytest.raises(Rejected, match=r"the snapshot 1970-.* UTC lies in the future: the clock of node"):
+        times.reserve(from_physical_us(wall.us + 3_600_000_000))
     times.reserve(limit)
     assert times.now() > limit
 

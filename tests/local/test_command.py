@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -162,6 +163,27 @@ def test_after_a_failure_eval_fails_and_kubectl_reaches_no_other_cluster(tmp_pat
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=200)
         assert done.stdout == f"1 {where}/kubeconfig\n" and why in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--folder", "", "up"], "Invalid value for '--folder': it is empty; give the path of a folder"),
+        (["--folder=", "down", "--wipe"], "Invalid value for '--folder': it is empty"),
+        (["up", "--folder", ""], "--folder stands before the command: `stele-local --folder FOLDER up`"),
+        (["up", "--machine", "3"], "No such option '--machine'"),
+    ],
+)
+def test_an_empty_folder_is_not_the_current_one(tmp_path: Path, words: list[str], why: str) -> None:
+    """As of a shell variable that is not set: a cluster's files came to lie where the user stood."""
+    line = f'eval "$({shlex.join([sys.executable, "-m", "stele_local", *words])})"; echo "$?"'
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert why in done.stderr, done.stderr
+    assert done.stdout == ("0\n" if "down" in words else "1\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_up_leaves_nothing(folder: Path) -> None:

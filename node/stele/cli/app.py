@@ -26,7 +26,7 @@ from stele.cli.errors import (
     exit_code_of_system,
     exit_codes_help,
 )
-from stele.cli.options import early_options, refuse_unclear, refuse_unused
+from stele.cli.options import early_options, refuse_unclear, refuse_unclear_options, refuse_unused
 from stele.cli.output import say
 from stele.model.errors import SteleError
 
@@ -104,7 +104,7 @@ _OTHER_PROGRAMS = {
     ("stele local", verb): f"the one-machine Kubernetes is another program: `stele-local {verb}`"
     for verb in ("up", "down", "status", "off", "on", "wipe", "env", "exec", "operator")
 } | {("stele", "operator"): "the operator is another program: `stele-operator run`"}
-"""(Group, word) of commands that people look for here."""
+"""Commands of other programs that people look for here, by group and word; and what to tell them."""
 _COMMANDS = {
     "ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster."),
     "rebalance": ("stele.cli.rebalance:rebalance", "Spread replicas evenly over zones and nodes."),
@@ -153,6 +153,10 @@ class _Lazy(click.Group):
         module, _, name = place[0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        refuse_unclear_options(ctx, args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,7 +1,7 @@
 """Options that several commands share, and the client for a command. Imports the client only when it is used.
 
-Invariant: a shared option means the same before and after the command. If it is given twice, the one nearest
-to the command counts. An option that the command does not have is refused.
+Invariant: a shared option means the same before and after the command. Given in several of these places, the last one
+counts. Given twice in one place it is refused, and so is an option that the command does not have.
 """
 
 from __future__ import annotations
@@ -86,12 +86,17 @@ def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None
 
 
 def refuse_unclear(ctx: click.Context, name: str, command: click.Command, arguments: list[str]) -> None:
-    """Raises UsageError if an option behind the command has an empty value, as of a shell variable that is not set, or is given
-    twice although one value counts. Only for commands that ask a cluster: a process is started with what a template says."""
-    if not any(isinstance(param, Shared) for param in command.params):
-        return
-    own = click.Context(command, parent=ctx, info_name=name)
-    values, _, given = command.make_parser(own).parse_args(list(arguments))
+    """Raises UsageError for options behind a command as `refuse_unclear_options` does.
+
+    Only for commands that ask a cluster: a process is started with what a template says."""
+    if any(isinstance(param, Shared) for param in command.params):
+        refuse_unclear_options(click.Context(command, parent=ctx, info_name=name), arguments)
+
+
+def refuse_unclear_options(own: click.Context, arguments: list[str]) -> None:
+    """Raises UsageError if an option has an empty value, as of a shell variable that is not set, or is given twice
+    although one value counts. `own`: the context of the command or group that takes `arguments`."""
+    values, _, given = own.command.make_parser(own).parse_args(list(arguments))
     for param in given:
         if not isinstance(param, click.Option) or param.multiple or param.is_flag:
             continue

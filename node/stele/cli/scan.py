@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import sys
 from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -90,6 +91,8 @@ def scan(
         )
     if form == "parquet" and not output:
         raise click.UsageError("Parquet needs a file; add --output")
+    if form == "arrow" and not output and not only_count and sys.stdout.isatty():
+        raise click.UsageError("Arrow is binary, and standard output is a terminal; add -o FILE, or a pipe")
     if force and not output:
         raise click.UsageError("--force needs --output")
     if output and not force:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import datetime
 import math
 import operator
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from stele.model.block import RowOp
-from stele.model.clock import from_datetime
+from stele.model.clock import from_datetime, future_snapshot
 from stele.model.column import shown
-from stele.model.errors import Rejected
+from stele.model.errors import Code, Rejected
 
 _YEAR_S = 365 * 86_400.0
 _HYBRID_TIME_MAX = (1 << 63) - 1
+"""The last snapshot that a message can hold, in the year 2041."""
+_SNAPSHOT_MAX = int(from_datetime(datetime.datetime.max))
+"""The last time that a datetime can hold."""
 _REPLICATION_FACTOR_MAX = (1 << 32) - 1
 """The most that a message can hold. The masters decide which values are possible."""
 
@@ -30,10 +34,11 @@ def refusal(what: str, given: object, expected: str) -> Rejected:
 
 
 def text(given: Any, what: str) -> str:
-    """A name: a str that is not empty."""
-    if isinstance(given, str) and given:
-        return given
-    raise refusal(what, given, "a name, as text")
+    """A name: a str that is not empty, and UTF-8."""
+    if not isinstance(given, str) or not given:
+        raise refusal(what, given, "a name, as text")
+    raw(given, what)
+    return given
 
 
 def of_kind(given: Any, kind: type, what: str, expected: str) -> Any:
@@ -87,14 +92,20 @@ def snapshot(given: Any) -> int:
         return 0
     if isinstance(given, datetime.datetime):
         try:
-            return int(from_datetime(given))
+            found = int(from_datetime(given))
         except ValueError as exc:
             raise refusal("snapshot", given, f"a time from 1970 on, in microseconds ({exc})") from None
-    try:
-        return whole_number(given, "snapshot", least=0, most=_HYBRID_TIME_MAX)
-    except Rejected:
-        expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
-        raise refusal("snapshot", given, expected) from None
+    else:
+        try:
+            found = whole_number(given, "snapshot", least=0, most=_SNAPSHOT_MAX)
+        except Rejected:
+            expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
+            raise refusal("snapshot", given, expected) from None
+    if found > _HYBRID_TIME_MAX:  # only nodes judge others, by their own clocks
+        raise Rejected(
+            future_snapshot(found, time.time_ns() // 1_000, "this machine's clock"), code=Code.CLOCK_AHEAD
+        )
+    return found
 
 
 def names(given: Any, what: str) -> list[str]:

@@ -6,8 +6,10 @@ Sends nothing. Invariant: a value either keeps its meaning or is refused with a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -18,24 +20,73 @@ from stele.model.column import Column, shown
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
 
+_UNNAMED_INDEX = "__index_level_"
+"""How pyarrow names an index of pandas that has no name."""
+
 Refused = dict[int, dict[int, str]]
 """By column id and row: why a value does not fit its column."""
 
 
-def batches_of(
-    data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
-) -> Iterator[pa.RecordBatch]:
+class ArrowStream(Protocol):
+    """Data of any library that gives them as an Arrow stream: frames of pandas and polars, relations of DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """A PyCapsule of a C stream."""
+
+
+ArrowData: TypeAlias = (
+    pa.Table | pa.RecordBatch | pa.RecordBatchReader | ArrowStream | Iterable[pa.RecordBatch]
+)
+
+
+def arrow_of(data: ArrowData) -> ArrowData:
+    """Data of another library as pyarrow's; pyarrow's and iterables as they are. May take long for large frames.
+
+    Raises:
+        Rejected: columns of a pandas frame that are not Arrow data, or a stream that has no columns.
+    """
+    if isinstance(data, getattr(sys.modules.get("pandas"), "DataFrame", ())):
+        return _of_frame(data)
+    if isinstance(data, (pa.Table, pa.RecordBatch, pa.RecordBatchReader)):
+        return data
+    if not hasattr(data, "__arrow_c_stream__"):
+        return data
+    try:
+        return pa.RecordBatchReader.from_stream(data)
+    except (
+        pa.ArrowException,
+        TypeError,
+        ValueError,
+    ) as exc:  # a stream of bare values, such as of one column
+        raise Rejected(f"{_no_arrow_data(data)} ({exc})") from exc
+
+
+def _of_frame(frame: Any) -> pa.Table:
+    """A pandas frame as Arrow. A named index becomes columns; one without a name only counts the rows, and is left out.
+
+    Pandas' nulls, which in a column of floats are nan, become null."""
+    named = any(name is not None for name in frame.index.names)
+    try:
+        found = pa.Table.from_pandas(frame, preserve_index=named)
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        raise Rejected(
+            f"write_arrow: the DataFrame is not Arrow data: {'; '.join(map(str, exc.args))}"
+        ) from exc
+    return found.select([name for name in found.schema.names if not name.startswith(_UNNAMED_INDEX)])
+
+
+def batches_of(data: ArrowData) -> Iterator[pa.RecordBatch]:
     """The record batches of any Arrow data.
 
     Raises:
         Rejected: `data` is not Arrow data.
     """
-    if isinstance(data, pa.Table):
-        yield from data.to_batches()
+    found: Any = arrow_of(data)
+    if isinstance(found, pa.Table):
+        yield from found.to_batches()
         return
-    # A pandas frame or a mapping can be iterated over too, but yields names.
-    several = isinstance(data, Iterable) and not isinstance(data, (pa.RecordBatch, str, bytes, Mapping))
-    for batch in data if several and not hasattr(data, "to_dict") else [data]:
+    several = isinstance(found, Iterable) and not isinstance(found, (pa.RecordBatch, str, bytes, Mapping))
+    for batch in found if several else [found]:
         if not isinstance(batch, pa.RecordBatch):
             raise Rejected(_no_arrow_data(batch))
         yield batch
@@ -43,10 +94,8 @@ def batches_of(
 
 def _no_arrow_data(given: object) -> str:
     kind = type(given)
-    expected = "expected a pyarrow Table, RecordBatch, RecordBatchReader or several RecordBatches"
-    if kind.__module__.partition(".")[0] == "pandas":
-        expected = "pass pyarrow.Table.from_pandas(frame)"
-    elif isinstance(given, Mapping):
+    expected = "expected a pyarrow Table, a DataFrame, another Arrow stream, or several RecordBatches"
+    if isinstance(given, Mapping):
         expected = "pass pyarrow.Table.from_pylist([row, ...]) for rows, pyarrow.table({...}) for columns"
     return f"write_arrow: {kind.__name__} is not Arrow data; {expected}"
 
@@ -115,7 +164,7 @@ def _named(name: str) -> str:
     """An unknown column's name; for an index that pandas added, with what to do."""
     remedy = (
         " (pandas' index; pass pyarrow.Table.from_pandas(frame, preserve_index=False))"
-        if name.startswith("__index_level_")
+        if name.startswith(_UNNAMED_INDEX)
         else ""
     )
     return f"{name!r}{remedy}"

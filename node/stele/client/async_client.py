@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from stele.client import arguments
+from stele.client import arguments, reprs
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
 from stele.client.partitioning import Partitionings, partition_schema
@@ -75,8 +75,9 @@ class AsyncClient:
         first_contact_s = arguments.seconds(first_contact_s, "first_contact_s", zero=True)
         self.identity = Identity()
         self.pool = ChannelPool(self.identity)
+        self._given = parse_masters(masters)
         self.masters = Masters(
-            self.pool, parse_masters(masters), first_contact_s=first_contact_s, nodes=self._node_addresses
+            self.pool, self._given, first_contact_s=first_contact_s, nodes=self._node_addresses
         )
         self._timeout_s = timeout_s
         self._streams = Streams(self.pool)
@@ -88,6 +89,12 @@ class AsyncClient:
         self._tables: WeakSet[AsyncTable] = WeakSet()
         self._locations: WeakSet[Locations] = WeakSet()
         self._unsettled: set[AsyncSession] = set()  # these are kept, because their rows would be lost
+
+    def __repr__(self) -> str:
+        closed = " (closed)" if self._streams.closing else ""
+        return reprs.shown_as(
+            self, f"of masters {reprs.named(self._given)}{closed}", self.identity.cluster_id
+        )
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -339,7 +346,7 @@ class AsyncClient:
             raise Rejected(f"{name} is a table, not a key space", advice=Advice.OPEN_TABLE, name=name)
         (place,) = locations.by_ordinal([0])
         tablet = TabletClient(place, locations, self._streams, self._observed)
-        return AsyncKeySpace(name, tablet, self._timeout_s)
+        return AsyncKeySpace(name, tablet, self._timeout_s, self.identity.cluster_id)
 
     async def _ask(self, method: str, request: Any, **patience: Any) -> Any:
         """Call a master. Raises what `Masters.call` raises; Closed once the client was closed."""

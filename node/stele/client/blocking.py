@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from stele.client import reprs
 from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
 from stele.client.blocking_kv import KeySpace
 from stele.client.blocking_table import Table
@@ -72,6 +73,9 @@ class Client:
         except BaseException:
             self._end_loop()
             raise
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self.asynchronous)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine of the asynchronous client in the client's loop, and wait for it. An interrupt
@@ -214,7 +218,7 @@ class Client:
             Retryable: no master leads, or the tablets have no leaders in time.
 
         Example:
-            >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
+            >>> schema = stele.Schema.make([("n", "int64"), ("text", "string")], key=["n"])
             >>> client.create_table("notes", schema, stele.hash("n", buckets=2)).name
             'notes'
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stele.client import reprs
 from stele.client.kv import AsyncKeySpace
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ class KeySpace:
     def __init__(self, client: Client, keyspace: AsyncKeySpace) -> None:
         self._client = client
         self._keyspace = keyspace
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self._keyspace)
 
     def replace(self, key: bytes | str, value: bytes | str) -> None:
         """Set a key, whether or not it exists. A str is encoded as UTF-8. Raises Retryable if no leader

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stele.client import html
+from stele.client import html, reprs
 from stele.client.scan import AsyncScanner, as_pandas
 from stele.model.rows import python_rows
 
@@ -28,6 +28,9 @@ class Scanner:
     def __init__(self, client: Client, scanner: AsyncScanner) -> None:
         self._client = client
         self.asynchronous = scanner
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self.asynchronous)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches as they arrive, with a bounded number in memory; in key order if the scan is

@@ -7,14 +7,15 @@ Invariant: the only state here is the client. A call raises what the asynchronou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from stele.client.arrow_input import batches_of
+from stele.client import reprs
+from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.blocking_scan import Scanner
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
@@ -41,6 +42,9 @@ class Table:
     def __init__(self, client: Client, table: AsyncTable) -> None:
         self._client = client
         self.asynchronous = table
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self.asynchronous)
 
     @property
     def name(self) -> str:
@@ -158,7 +162,7 @@ class Table:
 
     def write_arrow(
         self,
-        data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
+        data: ArrowData,
         op: RowOp | str = RowOp.UPSERT,
         *,
         timeout_s: float | None = None,
@@ -166,6 +170,9 @@ class Table:
         raise_row_errors: bool = True,
     ) -> WriteResult:
         """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block.
+
+        `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream, such as a
+        scan. Of a pandas frame a named index is written as columns.
 
         `on_rows` is called in the client's thread with the number of rows acknowledged.
 
@@ -182,9 +189,9 @@ class Table:
         writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
         try:
             writer.check(data)
-            for batch in batches_of(
-                data
-            ):  # in this thread, because they may come from another call of this client
+            # A scan's own batches raise its own errors. A stream in C would make other ones of them.
+            given = data.batches() if isinstance(data, Scanner) else data
+            for batch in batches_of(given):  # in this thread: they may come from another call of this client
                 self._client.run(writer.feed(batch))
             result = self._client.run(writer.finish())
         except BaseException:
@@ -252,6 +259,9 @@ class Session:
     def __init__(self, client: Client, session: AsyncSession) -> None:
         self._client = client
         self._session = session
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self._session)
 
     def insert(self, row: Mapping[str, Any]) -> None:
         """Queue a whole row whose key must not exist. `flush` raises the error of a wrong row.

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from stele.client.reprs import at, many
 from stele.model.block import RowError
-from stele.model.clock import physical_us, utc
 
 if TYPE_CHECKING:
     from stele.client.locations import TableInfo
@@ -29,30 +29,25 @@ def of_table(info: TableInfo) -> str:
         for c in columns
     )
     replicas = f"{info.replication_factor} replica{'' if info.replication_factor == 1 else 's'} each"
-    title = f"table {info.name}: {_many(info.partition_schema.tablets, 'tablet')}, {replicas}"
+    title = f"table {info.name}: {many(info.partition_schema.tablets, 'tablet')}, {replicas}"
     return _page(title, ("column", "type", "null", "key", "default"), rows)
 
 
 def of_scan(plan: ScanPlan) -> str:
     """The tablets that a scan would read."""
-    moment = utc(physical_us(plan.snapshot))
-    title = f"scan of {_many(len(plan.tablets), 'tablet')} at {moment}"
+    title = f"scan of {many(len(plan.tablets), 'tablet')} at {at(plan.snapshot)}"
     return _page(title, ("column", "type"), ((f.name, str(f.type)) for f in plan.arrow_schema))
 
 
 def of_result(table: str, written: int, errors: Sequence[RowError]) -> str:
     """The result of a write, with the first refused rows."""
-    title = f"table {table}: {_many(written, 'row')} written"
+    title = f"table {table}: {many(written, 'row')} written"
     if not errors:
         return _page(title, (), ())
     shown = ((str(e.row), e.code.name, e.message) for e in errors[:_ROWS_SHOWN])
     more = len(errors) - _ROWS_SHOWN
     below = f", {len(errors)} refused{f', the first {_ROWS_SHOWN} of them' if more > 0 else ''}"
     return _page(title + below, ("row", "code", "why"), shown)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _page(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

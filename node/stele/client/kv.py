@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from stele.client import arguments
+from stele.client import arguments, reprs
 from stele.client.tablet import TabletClient
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, SteleError
@@ -30,10 +30,14 @@ class AsyncKeySpace:
         b'10'
     """
 
-    def __init__(self, name: str, tablet: TabletClient, timeout_s: float) -> None:
+    def __init__(self, name: str, tablet: TabletClient, timeout_s: float, cluster_id: str) -> None:
         self.name = name
+        self._cluster_id = cluster_id
         self._tablet = tablet
         self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return reprs.shown_as(self, self.name, self._cluster_id)
 
     async def replace(self, key: bytes | str, value: bytes | str) -> None:
         """Set a key, whether or not it exists."""

@@ -59,7 +59,7 @@ def range(*columns: str, split_at: Iterable[Any]) -> RangePartitioning:
         Rejected: A column is not text, there is no column, or `split_at` is not a list.
 
     Example:
-        >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
+        >>> schema = stele.Schema.make([("n", "int64"), ("text", "string")], key=["n"])
         >>> table = client.create_table("by_range", schema, stele.range("n", split_at=[1000, 2000]))
         >>> client.describe("by_range").tablets
         3

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stele.client import html
+from stele.client import html, reprs
 from stele.client.key_order import in_key_order
 from stele.client.locations import Locations
 from stele.client.tablet_scan import PARALLEL_TABLETS, FlightPool, ScanPlan, TabletScan, with_key_columns
@@ -53,6 +53,12 @@ class AsyncScanner:
             async for batch in batches:
                 for row in python_rows(batch):
                     yield row
+
+    def __repr__(self) -> str:
+        plan, name = self.plan, self._locations.info.name
+        columns, tablets = reprs.named(plan.arrow_schema.names), reprs.many(len(plan.tablets), "tablet")
+        what = f"of table {name}: columns {columns}; {tablets} at {reprs.at(plan.snapshot)}"
+        return reprs.shown_as(self, what, plan.cluster_id)
 
     def _repr_html_(self) -> str:
         return html.of_scan(self.plan)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stele.client import arguments
+from stele.client import arguments, reprs
 from stele.client.bulk import BulkWriter
 from stele.client.results import RowErrors, WriteResult, with_key
 from stele.model.block import DELETES, INSERTS, RowError, RowOp
@@ -53,10 +53,12 @@ class AsyncSession:
         ensure_open: Callable[[], None],
         unsettled: set[AsyncSession],
         *,
+        cluster_id: str,
         flush_interval_s: float,
         buffer_bytes: int,
     ) -> None:
         self._table = table
+        self._cluster_id = cluster_id
         self._schema = schema
         self._writer_of = writer_of
         self._ensure_open = ensure_open
@@ -77,6 +79,12 @@ class AsyncSession:
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        waiting = reprs.many(len(self._rows) + self._leaving_rows, "row")
+        return reprs.shown_as(
+            self, f"of table {self._table}: {waiting} not acknowledged yet", self._cluster_id
+        )
 
     async def insert(self, row: Mapping[str, Any]) -> None:
         """Queue a whole row whose key must not exist."""

@@ -85,7 +85,7 @@ class Streams:
         return stream
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something in the background until the client ends at the latest."""
+        """Start a task for `work`, which is cancelled when the client is closed."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

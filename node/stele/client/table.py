@@ -7,14 +7,14 @@ names.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from stele.client import arguments, html
-from stele.client.arrow_input import batches_of
+from stele.client import arguments, html, reprs
+from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
 from stele.client.key_order import key_bound
@@ -36,6 +36,7 @@ from stele.model.rows import batch_from_rows, check_row, python_rows
 from stele.model.schema import Schema
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
+from stele.rpc.threads import in_thread
 
 Row = Mapping[str, Any]
 Bound = Mapping[str, Any] | Sequence[Any] | Any
@@ -101,6 +102,11 @@ class AsyncTable:
         """The Arrow schema of all columns."""
         return self.schema.to_arrow()
 
+    def __repr__(self) -> str:
+        columns = reprs.many(len(self.schema.columns), "column")
+        tablets = reprs.many(self.partition_schema.tablets, "tablet")
+        return reprs.shown_as(self, f"{self.name}: {columns}, {tablets}", self._identity.cluster_id)
+
     def _repr_html_(self) -> str:
         return html.of_table(self.info)
 
@@ -152,13 +158,14 @@ class AsyncTable:
             lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
             self._ensure_usable,
             self._unsettled,
+            cluster_id=self._identity.cluster_id,
             flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
             buffer_bytes=arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
         )
 
     async def write_arrow(
         self,
-        data: pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch],
+        data: ArrowData,
         op: RowOp | str = RowOp.UPSERT,
         *,
         timeout_s: float | None = None,
@@ -168,7 +175,8 @@ class AsyncTable:
     ) -> WriteResult:
         """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
-        `timeout_s` is for each block. `on_rows` is called with the number of rows acknowledged, as it
+        `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream. Of a pandas
+        frame a named index is written as columns. `timeout_s` is for each block. `on_rows` is called with the number of rows acknowledged, as it
         happens.
 
         Raises:
@@ -179,7 +187,13 @@ class AsyncTable:
         writer = self.arrow_writer(op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows)
         try:
             writer.check(data)
-            for batch in batches_of(data):
+            found = data if isinstance(data, (pa.Table, pa.RecordBatch)) else await in_thread(arrow_of, data)
+            source = batches_of(found)
+            # Other libraries may take long for a batch. The caller's own iterator may need this thread.
+            while True:
+                batch = next(source, None) if found is data else await in_thread(next, source, None)
+                if batch is None:
+                    break
                 await writer.feed(batch)
             result = await writer.finish()
         except BaseException:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from stele.model.clock import HybridClock, from_physical_us, physical_us, utc
+from stele.model.clock import HybridClock, from_physical_us, future_snapshot, physical_us
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import HybridTime
 
@@ -187,9 +187,8 @@ class Timestamps:
         wall = self._wall_us()
         if snapshot > from_physical_us(wall + self._error_max_us):
             raise Rejected(
-                f"snapshot {snapshot} is {utc(physical_us(snapshot))}, {(physical_us(snapshot) - wall) // 1000} ms ahead of "
-                f"the clock of node {self._node[:8]}, which says {utc(wall)}; at most {self._error_max_us // 1000} ms is taken; "
-                "set the clock of the machine that the snapshot comes from right",
+                f"{future_snapshot(snapshot, wall, f'the clock of node {self._node[:8]}')}; "
+                "if you gave none, your machine's clock is wrong: set it right",
                 code=Code.CLOCK_AHEAD,
             )
         self._clock.observe(snapshot)

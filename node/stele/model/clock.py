@@ -14,6 +14,9 @@ from stele.model.ids import HybridTime
 LOGICAL_BITS = 12
 _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 
+_SHOWN_AHEAD_US = 60_000_000
+"""A difference of two times below this is told in seconds, because both look alike."""
+
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 CLOCK_OFF_MAX_US = 2_000_000
@@ -39,6 +42,16 @@ def utc(wall_us: int) -> str:
     except (ValueError, OverflowError, OSError):
         return f"{wall_us} µs since 1970"
     return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def future_snapshot(snapshot: int, wall_us: int, clock_of: str) -> str:
+    """Why a snapshot cannot be read: it lies after `wall_us`, what the clock of `clock_of` says. With what to do."""
+    ahead_us = physical_us(snapshot) - wall_us
+    by = f"{ahead_us / 1e6:.1f} s " if ahead_us < _SHOWN_AHEAD_US else ""
+    return (
+        f"the snapshot {utc(physical_us(snapshot))} lies {by}in the future: {clock_of} says {utc(wall_us)}; "
+        "give an earlier time, or no snapshot to read the present"
+    )
 
 
 def from_physical_us(physical_us: int, logical: int = 0) -> HybridTime:

@@ -63,6 +63,7 @@ _PYTHON_KINDS = {
     "date": "a date",
     "timestamp": "a datetime",
 }
+_LONE_SURROGATE = "it has half of a surrogate pair"
 _SHOWN_CHARS_MAX = 120
 
 
@@ -243,7 +244,8 @@ class Column:
         """Why `value` does not fit the column, as a message that names the column; "" if it fits, or is
         None."""
         why = self._fault(value)
-        return f"column {self.name}: {shown(value)} is not {self.a_type} ({why})" if why else ""
+        said = "is not UTF-8" if why.startswith(_LONE_SURROGATE) else f"is not {self.a_type}"
+        return f"column {self.name}: {shown(value)} {said} ({why})" if why else ""
 
     def _fault(self, value: object) -> str:
         arrow = self.arrow
@@ -259,6 +261,8 @@ class Column:
     def _why(self, value: object, exc: Exception) -> str:
         """Arrow's reason for refusing a value, in Python's terms: Arrow speaks of C types and its own."""
         text = str(exc)
+        if isinstance(exc, UnicodeEncodeError):
+            return f"{_LONE_SURROGATE} at position {exc.start}"
         if isinstance(exc, OverflowError) or "too large" in text:
             return "it is out of range"
         if isinstance(exc, _OTHER_TYPE) or text.startswith("Could not convert"):

@@ -39,7 +39,7 @@ class Schema:
         Rejected: lists all faults, not only the first.
 
     Example:
-        >>> schema = stele.Schema.make([("day", "date"), ("value", "double", True)], key=["day"])
+        >>> schema = stele.Schema.make([stele.column("day", "date"), stele.column("value", "double")], key=["day"])
         >>> [column.name for column in schema.key_columns]
         ['day']
     """
@@ -76,16 +76,18 @@ class Schema:
     def make(
         columns: Iterable[tuple[Any, ...]], key: Sequence[str], *, version: int = 1, first_column_id: int = 0
     ) -> Schema:
-        """A new schema from (name, type[, nullable[, default JSON]]) and key column names; ids count from
+        """A new schema from columns, as `stele.column` gives them, and key column names.
+
+        A column may also be a bare (name, type[, nullable[, default as JSON text]]). Ids count from
         `first_column_id`.
 
         Raises:
             Rejected: with every fault found.
 
         Example:
-            >>> columns = [("n", "int64"), ("price", "decimal(9,2)", True), ("unit", "string", False, '"m"')]
+            >>> columns = [stele.column("n", "int64"), stele.column("price", "decimal(9,2)", nullable=True)]
             >>> [column.type for column in stele.Schema.make(columns, key=["n"]).columns]
-            ['int64', 'decimal(9,2)', 'string']
+            ['int64', 'decimal(9,2)']
         """
         made = []
         for position, column in enumerate(columns):

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,35 @@ Examples:
 """
 
 
+class _Folder(click.Path):
+    """The path of a folder. An empty text, as of a shell variable that is not set, would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).strip():
+            self.fail("it is empty; give the path of a folder, or leave --folder out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class _Program(click.Group):
-    """The group of commands; what a disk or a path refuses is told in one line."""
+    """The group of commands. Errors of disks and paths become one line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for_eval = any(isinstance(self.commands.get(word), _ForEval) for word in args)
+        with _failing_eval(ctx) if for_eval else contextlib.nullcontext():
+            return super().parse_args(ctx, args)
 
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except BrokenPipeError:
             raise
+        except click.NoSuchOption as error:
+            if error.option_name != "--folder" or error.ctx is None:
+                raise
+            raise click.UsageError(
+                f"--folder stands before the command: `stele-local --folder FOLDER {error.ctx.info_name}`",
+                error.ctx,
+            ) from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise click.ClickException(f"{where}{error.strerror}: give another --folder") from error
@@ -58,13 +80,24 @@ class _Program(click.Group):
 class _ForEval(click.Command):
     """A command whose output a shell evaluates: after a failure `eval` fails too, and no kubectl reaches another cluster."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _failing_eval(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, context: click.Context) -> Any:
-        try:
+        with _failing_eval(context):
             return super().invoke(context)
-        except (click.ClickException, OSError):
-            if not sys.stdout.isatty():
-                click.echo(f"{_export(context.obj)}; false")
-            raise
+
+
+@contextlib.contextmanager
+def _failing_eval(context: click.Context) -> Iterator[None]:
+    """After an error the output makes the shell's `eval` fail."""
+    try:
+        yield
+    except (click.ClickException, OSError):
+        if not sys.stdout.isatty():
+            click.echo(f"{_export(context.obj)}; false" if context.obj is not None else "false")
+        raise
 
 
 def _export(folder: Path) -> str:
@@ -108,7 +141,7 @@ def _control(folder: Path, *words: str) -> Json:
 @click.version_option(__version__, prog_name="stele-local")
 @click.option(
     "--folder",
-    type=click.Path(path_type=Path),
+    type=_Folder(path_type=Path),
     envvar="STELE_LOCAL_DIR",
     default=Path.home() / ".cache" / "stele-local",
     help="The folder of the cluster (environment: STELE_LOCAL_DIR).",
