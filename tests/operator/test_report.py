@@ -15,6 +15,7 @@ from stele.driver.steps import WaitCopy
 from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import metrics, reconcile
+from stele_operator.api.definitions import definitions
 from stele_operator.fleet import STUCK_S, WATCH_LAG_MAX_S, Fleet
 from stele_operator.kube import Kube, KubeError
 from stele_operator.plan import Observation, Plan, make_plan, naming
@@ -340,6 +341,29 @@ def test_a_copy_tells_how_long_it_takes_still() -> None:
     assert told(40, 4_000) == {"bytesDone": 40, "bytesTotal": 100, "etaSeconds": 6}
     pace.keep(set())
     assert told(50, 5_000)["etaSeconds"] is None
+
+
+def test_each_tablet_of_a_heal_has_the_heals_name() -> None:
+    """As its events and the logs of nodes have it: a user finds from the status what nodes did."""
+    step = WaitCopy(
+        TabletId("a" * 32),
+        7,
+        "bytes have arrived",
+        ReplicaId(4),
+        NodeId("b" * 32),
+        1,
+        9,
+        False,
+        cause="heal/7f3a91c2-12",
+    )
+    (heal,) = healing_status([Pace().record(step, "events", 0)])["active"]
+    assert heal["cause"] == "heal/7f3a91c2-12"
+    (crd,) = [d for d in definitions().values() if d["spec"]["names"]["kind"] == "TabletCluster"]
+    (version,) = crd["spec"]["versions"]
+    status = version["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"]
+    shown = status["healing"]["properties"]["active"]["items"]["properties"]
+    assert set(heal) <= set(shown), "the API server drops what the definition lacks"
+    assert "cause" not in healing_status([Pace().record(replace(step, cause=""), "events", 0)])["active"][0]
 
 
 async def test_a_disk_without_space_is_told_until_there_is_some(tmp_path: Path) -> None:

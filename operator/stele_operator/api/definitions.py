@@ -128,6 +128,9 @@ _CLUSTER_STATUS = _object(
                 bytesTotal=_count("Bytes to copy."),
                 etaSeconds=_count("Remaining time of the copy at its pace so far."),
                 next=_text("The next step."),
+                cause=_text(
+                    "Name of the heal, such as heal/7f3a91c2-12. Events and the logs of nodes have it too."
+                ),
             ),
             20,
         ),

@@ -115,6 +115,8 @@ def _heal(p: Progress) -> Json:
         entry["etaSeconds"] = round(p.eta_s)
     if p.next:
         entry["next"] = p.next
+    if p.cause:
+        entry["cause"] = p.cause
     return entry
 
 
