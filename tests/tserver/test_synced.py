@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_the_record_of_a_node(tmp_path: Path, watched: Watched) -> None:
     cluster, node = ClusterId(new_id()), NodeId(new_id())
     volume = format_volume(tmp_path, lock_directory(tmp_path), cluster, node, "node")
     watched.over()
-    volume.update(incarnation=7)
+    volume.update(lambda record: replace(record, incarnation=7))
     watched.over()
     volume.raise_fences(OpId(9, 1), 3)
     watched.over()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ async def test_it_touches_nothing_that_is_in_use_or_no_volume(tmp_path: Path) ->
     cluster = await LocalCluster(tmp_path, nodes=1).start()
     directory = tmp_path / "node-0"
     try:
-        cluster.running["node-0"].volume.update(refused="for a test")
+        cluster.running["node-0"].volume.update(lambda record: replace(record, refused="for a test"))
         code, out = await take_back(directory, FLAG)
         assert code == EXIT_USAGE and "another process uses it" in out
         record = json.loads((directory / "node.json").read_text())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,10 @@ def test_changes_from_several_threads_all_stay(tmp_path: Path) -> None:
         first = ((node, "a:1"),)
         volume = format_volume(here, lock_directory(here), cluster, node, "master", first_masters=first)
         with ThreadPoolExecutor(4) as threads:
-            changes = [threads.submit(volume.update, masters=(f"m{i}:1",)) for i in range(4)]
-            changes.append(threads.submit(volume.update, formed=True))
+            changes = [
+                threads.submit(volume.update, partial(replace, masters=(f"m{i}:1",))) for i in range(4)
+            ]
+            changes.append(threads.submit(volume.update, partial(replace, formed=True)))
             for change in changes:
                 change.result()
         volume.close()
@@ -106,7 +109,7 @@ def test_the_volume_of_another_is_refused_and_its_copy_is_not_touched(tmp_path: 
 def test_a_record_of_a_later_program_is_refused_by_name(tmp_path: Path) -> None:
     directory, cluster, node = tmp_path / "data", ClusterId(new_id()), NodeId(new_id())
     volume = format_volume(directory, lock_directory(directory), cluster, node, "node")
-    volume.update(version=2)
+    volume.update(lambda record: replace(record, version=2))
     volume.close()
     with pytest.raises(Fate, match=r"node\.json: version 2 is unknown.*upgrade") as refused:
         open_volume(directory, lock_directory(directory), cluster, node, "node")
@@ -134,7 +137,7 @@ def test_a_volume_under_another_fork_id_forgets_where_the_masters_were(tmp_path:
     directory = tmp_path / "data"
     cluster, node, _ = _formatted(directory)
     volume = open_volume(directory, lock_directory(directory), cluster, node, "node", masters=("a:1",))
-    volume.update(masters=("10.0.0.1:1",), given=("a:1",))
+    volume.update(lambda record: replace(record, masters=("10.0.0.1:1",), given=("a:1",)))
     volume.close()
     assert not _opened(directory, cluster, node, "a:1").adopted
     fork = new_id()
@@ -164,7 +167,7 @@ def test_a_start_with_none_of_the_masters_of_before_asks_only_those_given(
     directory = tmp_path / "data"
     cluster, node, _ = _formatted(directory)
     volume = open_volume(directory, lock_directory(directory), cluster, node, "node")
-    volume.update(masters=("10.0.0.1:1",), given=given)
+    volume.update(lambda record: replace(record, masters=("10.0.0.1:1",), given=given))
     volume.close()
     volume = _opened(directory, cluster, node, *now)
     assert volume.adopted is adopted and volume.record.given == (given or now)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -202,7 +203,7 @@ class Formation:
     async def _form(self) -> None:
         """Carried out to its end: half of it would leave a formed master whose catalog is not started."""
         if not self._volume.record.formed:
-            await self._in_thread(lambda: self._volume.update(formed=True))
+            await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
             log.info("formation confirmed", masters=len(self._volume.record.first_masters))
         await self._manager.release_held()
 
@@ -214,7 +215,7 @@ class Formation:
     async def _join(self) -> None:
         """Remove the first replica before the volume counts as formed: a formed volume starts every replica of the catalog."""
         await self._manager.drop_held()
-        await self._in_thread(lambda: self._volume.update(formed=True))
+        await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
         log.info("the catalog was copied here: this first master needs no confirmation any more")
 
 

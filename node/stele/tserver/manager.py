@@ -9,7 +9,7 @@ to its end though its caller has gone. What a crash left half-made or half-remov
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ class TabletManager:
         if superblock is None:
             self._starter.add_failed(key, found.error)
         elif superblock.data_state is DataState.TOMBSTONED:
-            self._here.tombstones[key] = superblock
+            self._here.bury(superblock)
             await self._clear(
                 self._files.bury, key
             )  # a crash may have come between its superblock and the rest
@@ -99,7 +99,7 @@ class TabletManager:
 
     async def _start_or_hold(self, superblock: Superblock) -> None:
         if self._hold(superblock):
-            self._here.held[superblock.key] = superblock
+            self._here.hold(superblock)
         else:
             await self._starter.start(superblock)
 
@@ -113,15 +113,19 @@ class TabletManager:
 
     async def release_held(self) -> None:
         """Start the replicas that were held back. Idempotent."""
-        while self._here.held:
-            _, superblock = self._here.held.popitem()
+        for superblock in self._take_held():
             await self._starter.start(superblock)
 
     async def drop_held(self) -> None:
         """Remove the replicas that were held back: they have never voted and never will. Idempotent."""
-        while self._here.held:
-            key, _ = self._here.held.popitem()
-            await self._files.erase(key)
+        for superblock in self._take_held():
+            await self._files.erase(superblock.key)
+
+    def _take_held(self) -> Iterator[Superblock]:
+        """Each replica that is held back, once, whoever else takes some meanwhile."""
+        while held := next(iter(self._here.held.values()), None):
+            self._here.release(held.key)
+            yield held
 
     async def close(self) -> None:
         """Stop orders, copies and replicas."""
@@ -233,8 +237,8 @@ class TabletManager:
             index = replica.committed_config.opid_index
             if index > cas:
                 raise Rejected(
-                    f"replica {key} knows committed configuration {index}, the order says at most {cas}; "
-                    "look again",
+                    f"replica {key} has committed configuration {index}, but this order was made at {cas}; "
+                    "read the configuration again",
                     code=Code.CAS_FAILED,
                 )
         log.info("deleting replica", replica=str(key), target=target.name, reason=reason)
@@ -244,18 +248,16 @@ class TabletManager:
             replica = self._here.by_key(key)
         if replica is not None:
             await replica.stop()
-        self._here.held.pop(key, None)
+        self._here.release(key)
         # It stays known until it is gone for good: an order that a full disk cut short is given again, and were it told
         # that nothing is here, the rows would stay, and what they hold of the log.
+        tombstone: Superblock | None = None
         if replica is not None and target is DataState.TOMBSTONED:
             tombstone = _tombstone_of(replica)
             await self._files.tombstone(tombstone)
-            self._here.tombstones[key] = tombstone
         else:
             await self._files.erase(key)
-            self._here.tombstones.pop(key, None)
-        self._here.copies.pop(key, None)
-        self._here.drop(key)
+        self._here.gone(key, tombstone)
         self._changed(key)
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
@@ -286,7 +288,7 @@ class TabletManager:
                 await self._files.erase(key)
             copy = TabletCopy(order, source, self._copy_home, self._host.in_thread, resumed=resumed)
             copy.when_over(lambda: self._changed(key))
-            self._here.copies[key] = copy
+            self._here.copying(key, copy)
             return copy
 
     async def _going_on(self, key: StreamKey, order: CopyOrder) -> TabletCopy | None:

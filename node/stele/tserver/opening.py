@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -60,7 +60,7 @@ async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
     record = volume.record
     found = record.found or node_log.recovery.found
     if found != record.found:
-        await threads.in_thread(lambda: volume.update(found=found))
+        await threads.in_thread(lambda: volume.update(lambda record: replace(record, found=found)))
     return Opened(options, volume, NodeDescription(options, volume), threads, node_log, found)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, KeysView
+from collections.abc import Callable, Iterator, KeysView, Mapping
+from types import MappingProxyType
 
 import structlog
 
@@ -42,9 +43,12 @@ class Replicas:
         self.route = self._routes.get
         """The replica that a message to (tablet, replica_id) is for, None if it is not here."""
         self._listeners: list[ReplicaListener] = []
-        self.tombstones: dict[StreamKey, Superblock] = {}
-        self.copies: dict[StreamKey, TabletCopy] = {}
-        self.held: dict[StreamKey, Superblock] = {}
+        self._tombstones: dict[StreamKey, Superblock] = {}
+        self._copies: dict[StreamKey, TabletCopy] = {}
+        self._held: dict[StreamKey, Superblock] = {}
+        self.tombstones: Mapping[StreamKey, Superblock] = MappingProxyType(self._tombstones)
+        self.copies: Mapping[StreamKey, TabletCopy] = MappingProxyType(self._copies)
+        self.held: Mapping[StreamKey, Superblock] = MappingProxyType(self._held)
         self._opened = False
         self._heirs: dict[StreamKey, NodeId] = {}  # of tablets that are being handed over
 
@@ -118,7 +122,7 @@ class Replicas:
     # --- events
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed."""
+        """Tell the replicas what time it is."""
         for replica in self._by_key.values():
             replica.tick(now_ms)
 
@@ -215,8 +219,29 @@ class Replicas:
         self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
         self._note_alone(key.tablet_id)
 
-    def drop(self, key: StreamKey) -> None:
-        """The replica is here no longer. Does nothing if it was not."""
+    def hold(self, superblock: Superblock) -> None:
+        """A replica is on the volume, and is not started yet."""
+        self._held[superblock.key] = superblock
+
+    def release(self, key: StreamKey) -> None:
+        """The replica is held back no longer. Does nothing if it was not."""
+        self._held.pop(key, None)
+
+    def bury(self, tombstone: Superblock) -> None:
+        """A removed replica that may have voted is on the volume."""
+        self._tombstones[tombstone.key] = tombstone
+
+    def copying(self, key: StreamKey, copy: TabletCopy) -> None:
+        """A copy runs under this key, in place of an earlier one."""
+        self._copies[key] = copy
+
+    def gone(self, key: StreamKey, tombstone: Superblock | None) -> None:
+        """The replica is gone from the volume, with its copy; all that may be left is `tombstone`."""
+        if tombstone is not None:
+            self.bury(tombstone)
+        else:
+            self._tombstones.pop(key, None)
+        self._copies.pop(key, None)
         self._by_key.pop(key, None)
         here = self._by_tablet.get(key.tablet_id, {})
         here.pop(key.replica_id, None)

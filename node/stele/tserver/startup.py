@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import structlog
 
@@ -113,7 +114,7 @@ class Startup:
             if not self._volume.new:
                 await self._admission.wait_admitted()
             if self._volume.record.found:
-                await self._in_thread(lambda: self._volume.update(found=0))
+                await self._in_thread(lambda: self._volume.update(lambda record: replace(record, found=0)))
         except Exception as exc:  # noqa: BLE001 - told to whoever runs the node
             self._shutdown.fail(exc)
             return
@@ -121,7 +122,9 @@ class Startup:
         if self._volume.record.accepting:
             await asyncio.sleep(ACCEPTED_S)
             with contextlib.suppress(OSError):  # said once more at the next start: no harm
-                await self._in_thread(lambda: self._volume.update(accepting=False))
+                await self._in_thread(
+                    lambda: self._volume.update(lambda record: replace(record, accepting=False))
+                )
 
     async def _end_if_refused(self) -> None:
         refusal = await self._admission.refusal
@@ -146,4 +149,6 @@ class Startup:
         own = record.incarnation
         later = max(own, min(newest(refusal.error), own + INCARNATION_JUMP_MAX))
         refused = str(refusal.error.args[0]) if refusal.condemned else record.refused
-        await self._in_thread(lambda: self._volume.update(incarnation=later, refused=refused))
+        await self._in_thread(
+            lambda: self._volume.update(lambda record: replace(record, incarnation=later, refused=refused))
+        )

@@ -11,9 +11,9 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -71,36 +71,34 @@ class Volume:
         """Where copy sessions link their checkpoints."""
         return self.directory / "copies"
 
-    def update(self, **changes: Any) -> None:
-        """Change fields of node.json; on return they survive power loss. Nothing once closed. Blocks; any thread."""
-        with self._updating:
-            if self._lock_fd < 0:
-                return
-            record = replace(self.record, **changes)
-            write_record(self.directory, record)
-            self.record = record
+    def update(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
+        """Replace node.json by what `change` makes of it. On return that survives power loss.
 
-    def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
-        """Raise, never lower, what orders are refused below; nothing if that is known. Blocks; any thread."""
+        Writes nothing if it is the same, or once closed. Blocks; any thread."""
         with self._updating:
             if self._lock_fd < 0:
                 return
-            record = replace(
-                self.record,
-                catalog=max(self.record.catalog, catalog),
-                driver_epoch=max(self.record.driver_epoch, driver_epoch),
-            )
+            record = change(self.record)
             if record != self.record:
                 write_record(self.directory, record)
                 self.record = record
 
+    def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
+        """Raise what orders are refused below; never lower it. Blocks; any thread."""
+        self.update(
+            lambda record: replace(
+                record,
+                catalog=max(record.catalog, catalog),
+                driver_epoch=max(record.driver_epoch, driver_epoch),
+            )
+        )
+
     def remember_masters(self, masters: tuple[str, ...], given: tuple[str, ...]) -> None:
         """Keep the newest list of masters, the --masters of the start that learned it, and whether the volume is adopted.
-        Writes nothing if that is known. Blocks; any thread."""
-        record = self.record
-        known = replace(record, masters=masters, given=given or record.given, adopted=self.adopted)
-        if known != record:
-            self.update(masters=masters, given=known.given, adopted=known.adopted)
+        Blocks; any thread."""
+        self.update(
+            lambda record: replace(record, masters=masters, given=given or record.given, adopted=self.adopted)
+        )
 
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""
@@ -195,7 +193,9 @@ def open_volume(
         )
         volume.adopted = True
     # A record that does not say is compared with nothing; from here on it says, also if no master ever answers.
-    volume.update(incarnation=record.incarnation + 1, given=record.given or masters)
+    volume.update(
+        lambda record: replace(record, incarnation=record.incarnation + 1, given=record.given or masters)
+    )
     return volume
 
 
