@@ -124,7 +124,7 @@ def test_a_key_that_is_checked_is_claimed_by_nobody_and_not_while_it_changes(tmp
         store.begin_pending([check])
     store.end_pending(change)
     store.end_pending(store.begin_pending([check]))
-    assert not store._pending and not store._claims
+    assert not store._claims and not store._claims._owner
 
 
 def test_restart_comes_back_with_everything(tmp_path: Path) -> None:

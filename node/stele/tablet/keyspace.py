@@ -12,9 +12,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import structlog
 
@@ -25,11 +24,12 @@ from stele.model.ids import OpId
 from stele.model.kvop import KeyOp, KeyOperation, decode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet import keyfile
+from stele.tablet.claims import Claims
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
 from stele.tablet.machine import Checkpoint, Lookup, Outcome
-from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
+from stele.tablet.pairs import Pairs
 from stele.tablet.progress import Progress
 
 BYTES_MAX = 64 << 20
@@ -74,15 +74,6 @@ class KeySpaceFlush:
             store._on_disk = self.opid
 
 
-@dataclass(slots=True)
-class _Claim:
-    """The claim of a batch that is not applied yet: keys that only it may change, and the bytes that it
-    adds."""
-
-    written: Sequence[bytes]
-    growth: int = 0
-
-
 class KeySpace:
     """Keys and values of one tablet. Only the owner's thread may call, except `checkpoint` and `verify`."""
 
@@ -106,10 +97,7 @@ class KeySpace:
         self._on_disk = progress.applied
         self._pairs = pairs
         self._listeners: list[CommitListener] = []
-        self._pending: dict[bytes, int] = {}
-        self._growth = 0
-        self._claims: dict[int, _Claim] = {}
-        self._next_token = 1
+        self._claims = Claims(pairs)
         self._job: KeySpaceFlush | None = None
         self._unflushed_bytes = 0
         self._file_lock = threading.Lock()
@@ -236,58 +224,14 @@ class KeySpace:
             Rejected: TOO_LARGE: it would then exceed `bytes_max`. A batch that adds nothing passes, and so
                 does a write whose outcome is known: it gets that outcome.
         """
-        growth = max(0, sum(map(self._grows_by, operations)))
-        held = self.held_bytes + self._growth
-        if not growth or (header is not None and self._once.knows(header)):
+        if header is not None and self._once.knows(header):
             return 0
-        if held + growth > self.bytes_max:
-            raise Rejected(
-                f"the key space has {held} bytes and would grow by {growth}, counting {PAIR_BYTES} more for each "
-                f"key; at most {self.bytes_max} are allowed; delete keys, or use another key space for some",
-                code=Code.TOO_LARGE,
-            )
-        return growth
-
-    def _grows_by(self, operation: KeyOperation) -> int:
-        old = self._pairs.get(operation.key)
-        held = 0 if old is None else size_of(operation.key, old[0])
-        match operation.op:
-            case KeyOp.DELETE:
-                return -held
-            case KeyOp.REPLACE | KeyOp.CAS:
-                return size_of(operation.key, operation.value) - held
-            case KeyOp.INSERT:
-                # If a delete of the key, or an insert that may be refused, is pending, this insert may still
-                # succeed.
-                there = old is not None and operation.key not in self._pending
-                return 0 if there else size_of(operation.key, operation.value)
-            case KeyOp.CHECK:
-                return 0
-            case _:
-                assert_never(operation.op)
+        return self._claims.growth_of(operations, self.bytes_max)
 
     def begin_pending(self, operations: Sequence[KeyOperation]) -> int:
         """Claim the keys of a batch that is about to be proposed. Returns a token for `reserve` and
-        `end_pending`.
-
-        Raises:
-            Rejected: CHANGE_IN_PROGRESS: a batch that is not applied yet changes one of the keys.
-                ALREADY_PRESENT: an insert of a key that is present.
-        """
-        for operation in operations:
-            if operation.key in self._pending:
-                raise Rejected(
-                    f"key {_shown(operation.key)}: another change of it is in progress; try again",
-                    code=Code.CHANGE_IN_PROGRESS,
-                )
-            if operation.op is KeyOp.INSERT and operation.key in self._pairs:
-                raise Rejected(f"key {_shown(operation.key)} is present", code=Code.ALREADY_PRESENT)
-        token = self._next_token
-        self._next_token += 1
-        written = [o.key for o in operations if o.op is not KeyOp.CHECK]
-        self._pending.update(dict.fromkeys(written, token))
-        self._claims[token] = _Claim(written)
-        return token
+        `end_pending`. Raises what `Claims.begin` raises."""
+        return self._claims.begin(operations)
 
     def reserve(
         self, token: int, operations: Sequence[KeyOperation], header: WriteHeader | None = None
@@ -297,18 +241,11 @@ class KeySpace:
         Raises:
             Rejected: see `check_operations`.
         """
-        claim = self._claims[token]
-        claim.growth = self.check_operations(operations, header)
-        self._growth += claim.growth
+        self._claims.reserve(token, self.check_operations(operations, header))
 
     def end_pending(self, token: int) -> None:
         """Release the claim: the batch was applied, or will never be."""
-        claim = self._claims.pop(token, None)
-        if claim is None:
-            return
-        for key in claim.written:
-            del self._pending[key]
-        self._growth -= claim.growth
+        self._claims.end(token)
 
     def add_commit_listener(self, listener: CommitListener) -> None:
         """Call `listener` from `apply` for each key that a committed batch changes, in the batch's order."""
@@ -432,8 +369,4 @@ class KeySpace:
     def close(self) -> None:
         """See StateMachine."""
         self._pairs = Pairs()
-
-
-def _shown(key: bytes) -> str:
-    """A key as its caller wrote it, as text if possible."""
-    return repr(key.decode("utf-8", "backslashreplace"))
+        self._claims = Claims(self._pairs)
