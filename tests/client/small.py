@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,13 @@ from stele.client import AsyncClient, AsyncTable
 from stele.model import writeop
 from stele.model.clock import HybridClock
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
-from stele.model.partition import HashPartition, PartitionSchema, partitions
+from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.convert_schema import partition_to_pb, partitioning_from_pb, schema_from_pb
 from stele.rpc.flight import Endpoint, FlightServer
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
@@ -38,46 +36,20 @@ from stele.rpc.proto.consensus_pb2_grpc import (
     ConsensusServiceServicer,
     add_ConsensusServiceServicer_to_server,
 )
-from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
+from stele.rpc.proto.master_pb2_grpc import add_MasterServiceServicer_to_server
 from stele.rpc.proto.tserver_pb2_grpc import (
     TabletServerServiceServicer,
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.server import bind, make_server
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket
-from stele.tablet.keyspace import KeySpace
-from stele.tablet.store import TabletStore
 from stele.tablet.view import key_array
+from tests.client.small_master import Master
+from tests.client.small_tablet import Tablet, maybe_fail
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int32", True)], ["id"])
 EIGHT = PartitionSchema((HashPartition((0,), 8),))
 ONE = PartitionSchema()
-
-Fault = Callable[[], SteleError | None]
-"""Called before ("before", "before_read") or after ("after") a write is applied; an error it returns is the answer."""
-
-
-@dataclass
-class Tablet:
-    """One tablet: its state machine, its leader, and what goes wrong next."""
-
-    tablet_id: str
-    table_id: str
-    store: Any
-    schema: Any
-    partition: common_pb2.PartitionPB
-    leader: int = 0
-    term: int = 1
-    heard: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # (term, leader) where a node knows no better
-    index: int = 0
-    before: deque[Fault] = field(default_factory=deque)
-    before_read: deque[Fault] = field(default_factory=deque)  # of a key
-    after: deque[Fault] = field(default_factory=deque)
-    attempts: list[Any] = field(
-        default_factory=list
-    )  # WriteRequest, or KvRequest of what changes a key space
 
 
 class SmallCluster:
@@ -107,7 +79,7 @@ class SmallCluster:
     async def start(self) -> None:
         identity = Identity(self.cluster_id, NodeId(new_id()), 1)
         self._master = make_server(identity, PeerBook(), ByteBudget())
-        add_MasterServiceServicer_to_server(_Master(self), self._master)
+        add_MasterServiceServicer_to_server(Master(self), self._master)
         self.master_address = f"127.0.0.1:{await bind(self._master, '127.0.0.1:0')}"
         await self._master.start()
         for node in self.nodes:
@@ -234,10 +206,10 @@ class SmallNode:
         await self._heard()
         tablet = self._leading(request.tablet_id)
         tablet.attempts.append(request)
-        _maybe_fail(tablet.before)
+        maybe_fail(tablet.before)
         tablet.store.check_block(request.block)
         outcome = self._apply(tablet, request, request.block, writeop.BodyKind.BLOCK)
-        _maybe_fail(tablet.after)
+        maybe_fail(tablet.after)
         answer = tserver_pb2.WriteResponse(timestamp=outcome.timestamp)
         for error in outcome.row_errors:
             answer.row_errors.add(row=error.row, code=int(error.code), message=error.message)
@@ -282,7 +254,7 @@ class SmallNode:
         tablet = self._leading(request.tablet_id)
         answer = tserver_pb2.KvResponse()
         if request.op == tserver_pb2.KV_READ:
-            _maybe_fail(tablet.before_read)
+            maybe_fail(tablet.before_read)
             value = tablet.store.read(request.key)
             if value is not None:
                 answer.pairs.add(key=request.key, value=value)
@@ -298,7 +270,7 @@ class SmallNode:
             body = encode_operations([KeyOperation(ops[request.op], request.key, request.value)])
             tablet.attempts.append(request)
             self._apply(tablet, request, body, writeop.BodyKind.KEYSPACE)
-            _maybe_fail(tablet.after)
+            maybe_fail(tablet.after)
         return tserver_pb2.ClientResponse(kv=answer)
 
     # ScanProvider
@@ -356,154 +328,6 @@ class _Consensus(ConsensusServiceServicer):
                 leader_node=leader_node,
             )
         return answer
-
-
-class _Master(MasterServiceServicer):
-    def __init__(self, cluster: SmallCluster) -> None:
-        self.cluster = cluster
-
-    def _leads(self) -> None:
-        if self.cluster.not_leading:
-            self.cluster.not_leading -= 1
-            raise NotLeader("this master does not lead")
-
-    async def ListMasters(self, request: Any, context: Any) -> Any:
-        return master_pb2.ListMastersResponse()
-
-    async def CreateTable(self, request: Any, context: Any) -> Any:
-        self._leads()
-        cluster = self.cluster
-        if request.table_id in cluster.removed:
-            raise Rejected("made, and removed since", code=Code.TABLET_DELETED)
-        if request.name in cluster.tables:
-            if cluster.tables[request.name].table_id == request.table_id:
-                return master_pb2.CreateTableResponse(table_id=request.table_id)
-            raise Rejected(f"table {request.name} is there", code=Code.ALREADY_PRESENT)
-        info = master_pb2.TableInfoPB(
-            table_id=request.table_id,
-            name=request.name,
-            state="RUNNING",
-            schema=request.schema,
-            partitioning=request.partitioning,
-            replication_factor=request.replication_factor,
-            kind=request.kind or "table",
-        )
-        schema = schema_from_pb(request.schema) if request.schema.columns else None
-        for part in partitions(partitioning_from_pb(request.partitioning)):
-            tablet_id = new_id()
-            directory = cluster.directory / tablet_id
-            if schema is None:
-                store: Any = KeySpace.create(directory)
-            else:
-                store = TabletStore.create(directory, schema)
-            cluster.tablets[tablet_id] = Tablet(
-                tablet_id, id_from_pb(request.table_id), store, schema, partition_to_pb(part)
-            )
-            info.tablets += 1
-            info.tablets_running += not cluster.unled
-        cluster.tables[request.name] = info
-        cluster.not_leading, cluster.refuses_then = cluster.refuses_then, 0
-        if cluster.deletes_next:
-            cluster.deletes_next = False
-            await self.DeleteTable(request, context)
-            raise Retryable("the answer is lost", code=Code.UNKNOWN_OUTCOME)
-        return master_pb2.CreateTableResponse(table_id=request.table_id)
-
-    async def DeleteTable(self, request: Any, context: Any) -> Any:
-        if request.table_id not in self.cluster.removed or not self.cluster.unreached:
-            info = self._find(request)
-            del self.cluster.tables[info.name]
-            self.cluster.removed.add(info.table_id)
-        if self.cluster.deleted_unheard:
-            self.cluster.deleted_unheard -= 1
-            raise Retryable("the answer is lost", code=Code.UNKNOWN_OUTCOME)
-        if self.cluster.unreached:
-            left = self.cluster.unreached.popleft()
-            return master_pb2.DeleteTableResponse(unreached=["node-1"] if left else [], tablets_left=left)
-        return master_pb2.DeleteTableResponse()
-
-    async def ListTables(self, request: Any, context: Any) -> Any:
-        self._leads()
-        return master_pb2.ListTablesResponse(tables=self.cluster.tables.values())
-
-    async def GetClusterView(self, request: Any, context: Any) -> Any:
-        self._leads()
-        cluster = self.cluster
-        view = master_pb2.GetClusterViewResponse(settled=True)
-        for node in cluster.nodes:
-            view.nodes.add(
-                node_id=id_to_pb(node.identity.node_id),
-                name=cluster.pods.get(node.number, ""),
-                registration=master_pb2.NodeRegistrationPB(address=node.identity.address),
-                state=master_pb2.ACTIVE,
-                heartbeat_age_ms=60_000 if node.number in cluster.silent else 100,
-                ever_heard=True,
-                formed=True,
-            )
-        for info in cluster.tables.values():
-            for tablet in cluster.tablets_of(info.name):
-                self._tell_of(view.tablets.add(table_id=info.table_id, table_name=info.name), tablet)
-        return view
-
-    def _tell_of(self, pb: master_pb2.TabletViewPB, tablet: Tablet) -> None:
-        pb.tablet_id, pb.state, pb.term = id_to_pb(tablet.tablet_id), "RUNNING", tablet.term
-        pb.replication_factor = len(self.cluster.nodes)
-        for number, node in enumerate(self.cluster.nodes):
-            node_id = id_to_pb(node.identity.node_id)
-            pb.committed_config.peers.add(
-                node_id=node_id, replica_id=number + 1, member_type=common_pb2.VOTER
-            )
-            role = common_pb2.LEADER if number == tablet.leader else common_pb2.FOLLOWER
-            status = common_pb2.ReplicaStatusPB(
-                replica_id=number + 1, state=common_pb2.RUNNING, role=role, term=tablet.term
-            )
-            pb.replicas.add(node_id=node_id, status=status)
-        if tablet.leader >= 0:
-            pb.leader_node = id_to_pb(self.cluster.nodes[tablet.leader].identity.node_id)
-
-    async def GetTable(self, request: Any, context: Any) -> Any:
-        self._leads()
-        return master_pb2.GetTableResponse(table=self._find(request))
-
-    async def GetTableLocations(self, request: Any, context: Any) -> Any:
-        self._leads()
-        self.cluster.located += 1
-        info = self._find(request)
-        answer = master_pb2.GetTableLocationsResponse(table=info)
-        for tablet in self.cluster.tablets_of(info.name):
-            pb = answer.tablets.add(
-                tablet_id=id_to_pb(tablet.tablet_id),
-                table_id=info.table_id,
-                partition=tablet.partition,
-                state="RUNNING",
-            )
-            for number, node in enumerate(self.cluster.nodes):
-                flight = f"127.0.0.1:{node.flight.port}" if node.flight else "127.0.0.1:1"
-                pb.replicas.add(
-                    peer=common_pb2.PeerPB(
-                        node_id=id_to_pb(node.identity.node_id),
-                        replica_id=number + 1,
-                        address=node.identity.address,
-                        member_type=common_pb2.VOTER,
-                    ),
-                    role=common_pb2.LEADER if number == tablet.leader else common_pb2.FOLLOWER,
-                    flight_address=flight,
-                    alive=True,
-                )
-        return answer
-
-    def _find(self, request: Any) -> master_pb2.TableInfoPB:
-        for info in self.cluster.tables.values():
-            if info.name == request.name or (request.table_id and info.table_id == request.table_id):
-                return info
-        raise Rejected(f"no table {request.name or request.table_id.hex()}", code=Code.NOT_FOUND)
-
-
-def _maybe_fail(faults: deque[Fault]) -> None:
-    if faults:
-        error = faults.popleft()()
-        if error is not None:
-            raise error
 
 
 @asynccontextmanager

@@ -17,7 +17,8 @@ from stele.client.leader_search import SLOW_S
 from stele.model.errors import Closed, Code, Retryable, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
-from tests.client.small import SmallCluster, Tablet, small_cluster
+from tests.client.small import SmallCluster, small_cluster
+from tests.client.small_tablet import Tablet
 
 SCHEMA = Schema.make([("id", "int64"), ("n", "int32", True)], ["id"])
 ONE = PartitionSchema()

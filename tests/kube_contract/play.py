@@ -15,7 +15,8 @@ from typing import Any
 import aiohttp
 
 from tests.kube_contract.crd import GROUP
-from tests.kube_contract.scenarios import NAMESPACE, SCENARIOS, Step
+from tests.kube_contract.scenarios import SCENARIOS
+from tests.kube_contract.steps import NAMESPACE, Step
 
 Json = dict[str, Any]
 POLL_SECONDS = 0.2
