@@ -219,7 +219,7 @@ async def test_who_reads_a_log_without_the_memory_for_it_may_try_again(tmp_path:
         await group.write(rows([1]))
         leader = await group.leader()
         node.lacks = MemoryError()
-        with pytest.raises(Retryable, match="no memory just now"):
+        with pytest.raises(Retryable, match="reading the log: out of memory"):
             await leader.storage.read_log(1, 100)
         node.lacks = None
         assert await leader.storage.read_log(1, 100)

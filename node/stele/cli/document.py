@@ -126,7 +126,7 @@ def _parse_yaml(where: str, text: str) -> Document:
 
 
 def _why(error: Exception) -> str:
-    """The line and the cause, in one line; what the parser was at, if it says so."""
+    """The line and the cause, in one line, with what was being parsed if the parser says so."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return str(error).splitlines()[0]
     mark = error.problem_mark
@@ -194,7 +194,7 @@ class Entry:
         return [Entry(self.document, (*self.place, n), value) for n, value in enumerate(self.value)]
 
     def one_of(self, words: Collection[str]) -> str:
-        """One of these texts."""
+        """The value, which must be one of these words."""
         if isinstance(self.value, str) and self.value in words:
             return self.value
         self._unexpected(f"one of {_listed(words)}")

@@ -82,7 +82,7 @@ class CopyHome(Protocol):
         """The store of a running witness is in place: open it and bring it up to the log."""
 
     def joined(self, key: StreamKey) -> bool:
-        """Whether a committed configuration names the replica, as it knows itself. Then its leader sends it the log."""
+        """Whether the replica knows of a committed configuration that names it. Then its leader sends it the log."""
 
 
 def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:

@@ -227,7 +227,9 @@ class TabletCopy:
             leader_hint=None,
         )
         if superblock.tablet_id != self.order.tablet_id:
-            raise Rejected(f"the source sent tablet {superblock.tablet_id}, asked for {self.order.tablet_id}")
+            raise Rejected(
+                f"the source sent tablet {superblock.tablet_id}, but this copy is of tablet {self.order.tablet_id}"
+            )
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
             # A superblock without a start is debris. The start is written only after the stream that begins
@@ -375,4 +377,6 @@ class TabletCopy:
             async with asyncio.timeout(_END_S):
                 await self._source.end(session_id, success, damage)
         except (SteleError, TimeoutError) as exc:
-            log.info("copy session not ended, its lease will", session=session_id, error=str(exc))
+            log.info(
+                "cannot end the copy session; it ends when its lease does", session=session_id, error=str(exc)
+            )

@@ -173,7 +173,8 @@ class _Landing:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Bytes up to `settled` are given to a sync, bytes up to `at` are written, bytes up to `end` have to arrive."""
+    """A range of a file that is fetched. Offsets: up to `settled` a sync has begun, up to `at` bytes are written; `end`:
+    the range's end."""
 
     landing: _Landing
     settled: int

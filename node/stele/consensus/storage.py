@@ -124,7 +124,9 @@ class Storage:
         if not standing.running:
             raise Retryable(f"the replica does not take part: {standing.error or standing.state.name}")
         if opid.index < log.start.index:
-            raise Retryable(f"the log begins after {log.start}, the copy ends at {opid}; copy anew")
+            raise Retryable(
+                f"the log begins after {log.start}, but the copied rows end at {opid}; copy the replica again"
+            )
         return log.durable_index >= opid.index and log.term_at(opid.index) == opid.term
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
@@ -143,4 +145,4 @@ class Storage:
         except OSError as exc:
             raise translate(exc, "reading the log") from exc
         except MemoryError as exc:
-            raise Retryable("reading the log: no memory just now; give the node more, or try again") from exc
+            raise Retryable("reading the log: out of memory; give the node more, or try again") from exc

@@ -162,7 +162,7 @@ class CopyMemory:
 
 
 class WitnessRefusals:
-    """How often leaders refused each witness in a row. The memory of one driver."""
+    """How many times in a row leaders have refused each witness, as one driver remembers it."""
 
     def __init__(self) -> None:
         self._counts: Counter[Key] = Counter()

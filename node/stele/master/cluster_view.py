@@ -295,8 +295,9 @@ def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
 
 
 def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable[master_pb2.ReplicaReportPB]:
-    """Members that their live nodes lack, by full reports that are old enough. Their states are unset;
-    `error` says why.
+    """Members of a configuration whose nodes are live but do not report the replica.
+
+    Only full reports that are old enough count. The state of each is unset; `error` says why.
 
     A first replica that was never created counts after the time that the whole tablet had to get a leader.
     Its node may have no room, and the driver then finds it another node.

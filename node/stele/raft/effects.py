@@ -140,7 +140,7 @@ class ConfigChanged:
 
 @record
 class ChangeCommitted:
-    """The change of this context is durable."""
+    """The configuration change with this context is committed."""
 
     context: int
     config: Configuration
@@ -148,7 +148,7 @@ class ChangeCommitted:
 
 @record
 class ChangeRefused:
-    """The change of this context was refused, or its entry was dropped from this log."""
+    """The configuration change with this context was refused, or its entry was dropped from the log."""
 
     context: int
     code: Code

@@ -115,12 +115,12 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
         (max(times) <= now, f"a time of {max(times)} ms lies in the future of {now} ms"),
         (peer.heard_ms is None or peer.heard_ms >= peer.base_ms, "heard before it was asked"),
         (peer.reading == 0 or (replicates and peer.reading <= peer.next), f"reads from {peer.reading}"),
-        ((peer.departing_until_ms is None) is member, "departing, and a peer; or neither"),
+        ((peer.departing_until_ms is None) is member, "it must be either departing or a peer"),
         (
             peer.hold_from in (None, core.pending_change_index),
             f"held from {peer.hold_from}; the pending change is {core.pending_change_index}",
         ),
-        (member or not peer.promotes, "to be promoted, and no peer"),
+        (member or not peer.promotes, "it is to be promoted, but is no peer"),
         (peer.round_target <= last, f"a catch-up round to {peer.round_target}, log to {last}"),
     )
 

@@ -57,7 +57,7 @@ class Roles:
             self._act(parts.follower(state, self), table.FOLLOWER)
 
     def take(self, events: Iterable[Event]) -> None:
-        """Give each event to the role that acts by then: an event may change the role for the next one."""
+        """Give each event to the role of that moment. An event may change the role that gets the next one."""
         state = self.state
         for event in events:
             state.event = event

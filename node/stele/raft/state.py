@@ -225,7 +225,7 @@ class RaftState:
     def commit_to(self, index: int) -> None:
         """Raise the commit index. Entries are handed out once they are durable here, too."""
         if not self.commit_index < index <= self.log.last_index:
-            ensure(False, f"raft: commit index {index} is not within {self.commit_index} and the log's end")
+            ensure(False, f"raft: commit index {index} is not between {self.commit_index} and the log's end")
         self.commit_index = index
 
     def config_committed(self, before: int, why: str) -> bool:

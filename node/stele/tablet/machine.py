@@ -107,10 +107,8 @@ class StateMachine(Protocol):
 
     @property
     def clients_idle_us(self) -> int | None:
-        """The time, µs since 1970, after which any entry with a timestamp makes it forget all remembered
-        clients.
-
-        None if there are none."""
+        """When all clients that it remembers have been idle long enough, in µs since 1970. The next entry with a
+        later timestamp makes it forget them. None if it remembers none."""
 
     @property
     def memory_bytes(self) -> int:

@@ -76,7 +76,7 @@ def _with_rest(parts: Sequence[SortedRows], chunks: Sequence[Chunk], rows: int) 
         kept.append(SortedRows(start, sorted_newest_first(concat(runs))))
     except pa.ArrowInvalid as exc:
         raise Retryable(
-            f"too many rows wait in memory for a flush to be sorted at once ({exc}); try again soon",
+            f"too many rows are in memory to sort them at once ({exc}); try again after the next flush, in some seconds",
             code=Code.NOT_READY,
         ) from exc
     return kept

@@ -18,7 +18,7 @@ Pair = tuple[bytes, int]
 """A value, and the log index of the entry that set it."""
 
 PAIR_BYTES = 256
-"""Bytes of memory that a key takes beside its own bytes and its value's, about."""
+"""About how much memory a key takes, besides its own bytes and those of its value."""
 PACKED = struct.Struct("<IIQ")
 """The header before a key and its value: their lengths, and the index."""
 _MASK = (1 << 64) - 1

@@ -48,7 +48,7 @@ class Admission:
     # --- told by the heartbeater
 
     def expect(self, addresses: Iterable[str]) -> None:
-        """These are the masters that are asked from now on."""
+        """Ask the masters at these addresses from now on."""
         self._masters = frozenset(addresses)
         self._asked &= self._masters
 

@@ -22,7 +22,7 @@ def newest(error: SteleError) -> int:
 
 
 class AdmissionVotes:
-    """Of one start of node `own`. `given`: how many masters there are, until one of them says."""
+    """The votes on one start of node `own`. `given`: the number of masters, until one of them says how many there are."""
 
     def __init__(self, own: NodeId, role: str, given: int) -> None:
         self._own = own

@@ -35,14 +35,14 @@ class _Known:
 
 
 class Fences:
-    """Of one node."""
+    """What one node has heard of terms, epochs and orders."""
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         record = volume.record
         self._volume = volume
         self._in_thread = in_thread
         self._floor = record.catalog
-        """Older orders are refused for all tablets: what they were about may have been erased since."""
+        """Orders before this are refused for every tablet: the tablet that they name may have been erased since."""
         self._known = _Known(record.catalog.term, record.driver_epoch, record.catalog)
         self._newest: dict[str, OpId] = {}
         self._under_way: list[Order] = []
@@ -65,7 +65,7 @@ class Fences:
             known = max(self._known.epoch, *(other.epoch for other in self._under_way), 0)
             if epoch < known:
                 raise Rejected(
-                    f"driver epoch {epoch}; epoch {known} was already heard: another driver took over",
+                    f"this order is of driver epoch {epoch}, but epoch {known} was already heard: another driver took over",
                     code=Code.STALE_EPOCH,
                 )
             _refuse_leap("driver epoch", epoch, self._known.epoch)

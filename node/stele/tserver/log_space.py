@@ -25,8 +25,8 @@ from stele.wal.report import Pin
 log = structlog.get_logger("stele.tserver.log_space")
 
 HELD_BYTES = 256 << 20
-"""How many bytes of the log the unflushed entries of one replica may keep, with all that others wrote behind them. On small
-volumes less, see HELD_SHARE. A replica that keeps more is flushed or, if no flush helps, has its entries written again."""
+"""The most of the log that the unflushed entries of one replica may keep, with what others wrote after them. Less on small
+volumes: see HELD_SHARE. A replica that keeps more is flushed. If no flush helps, its entries are written again."""
 HELD_SHARE = 4
 """The same as a share: one part in so many of what an anchor may hold."""
 WRITE_AGAIN_BYTES = 32 << 20

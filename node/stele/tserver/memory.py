@@ -21,7 +21,7 @@ from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
 
 PROGRAM_BYTES = 192 << 20
-"""What an empty node and its compaction worker take."""
+"""The memory of an empty node with its compaction worker."""
 LEAST_BYTES = 16 << 20
 """The smallest share: that of the largest message."""
 LOOK_MS = 20

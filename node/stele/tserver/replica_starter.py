@@ -33,7 +33,7 @@ _OPEN_AT_ONCE = 8
 
 
 class ReplicaStarter:
-    """Of one node."""
+    """Starts the replicas of one node."""
 
     def __init__(
         self, replicas: Replicas, files: ReplicaFiles, node_log: Log, host: Host, options: ReplicaOptions

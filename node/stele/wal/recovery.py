@@ -183,7 +183,7 @@ def _body(content: Content, group: GroupHeader, name: str) -> bytes:
         OSError: a sector went bad since then. The next start's scan will find it.
     """
     if content.lost(group.offset, group.end):
-        raise OSError(errno.EIO, "a sector went bad while the log was read; start again", name)
+        raise OSError(errno.EIO, "a sector went bad while the log was read; start the node again", name)
     return group_body(group, content.data, group.offset)
 
 

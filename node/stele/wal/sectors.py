@@ -13,7 +13,7 @@ from stele.model.errors import Corrupt
 from stele.wal.files import File
 
 PAGE_BYTES = 4096
-"""The least that the page cache reads: one unreadable sector makes its whole page unreadable."""
+"""The page cache reads whole pages, so one bad sector makes its whole page unreadable."""
 UNREADABLE_BYTES_MAX = 64 * PAGE_BYTES
 """Per file. A disk that fails more than this does not have bad sectors: it is away or dying."""
 

@@ -261,7 +261,7 @@ class Container:
 
 
 async def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Waits for the process and reaps it; negative for a signal."""
+    """Waits until the process has ended. Returns its exit code, or minus the number of the signal that ended it."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(process.pid) if process.poll() is None else None
     if descriptor is not None:
