@@ -346,6 +346,28 @@ async def test_a_leader_that_did_not_move_is_not_asked_again_at_once() -> None:
         assert led(cluster) == [4, 4, 4]
 
 
+async def test_after_a_node_that_does_not_answer_no_leader_moves_for_a_moment() -> None:
+    """It has just stopped, and masters have not missed it yet. All the tablets were tried, one after another, and then
+    those of the others moved, twice."""
+    cluster, now_ms = piled_up(), 0
+    async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        view = await executor.observe(SPREADS)
+        gone = cluster.nodes[node_name(2)]
+        gone.alive = False
+        await executor.run_once(SPREADS, replace(view, claim=(await executor.ensure_claim())))
+        assert 0 < cluster.leader_moves.total() < 8
+        asked = served.calls.count("LeaderStepDownRequest")
+        gone.alive = True
+        for _ in range(3):
+            now_ms += 1_000
+            assert (await executor.run_once(SPREADS)).idle
+        assert served.calls.count("LeaderStepDownRequest") == asked
+        now_ms += 3_000
+        while not (await executor.run_once(SPREADS)).idle:
+            now_ms += 1_000
+        assert led(cluster) == [4, 4, 4] and max(cluster.leader_moves.values()) == 1
+
+
 async def test_no_more_leaders_move_in_a_minute_than_the_policy_says() -> None:
     cluster, now_ms = piled_up(), 0
     few = replace(SPREADS, leader_moves_at_once=2, leader_moves_per_minute=3)

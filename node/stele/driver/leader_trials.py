@@ -16,13 +16,17 @@ from stele.model.errors import Code, SteleError
 SEEN_MS = 10_000
 """How long the view may show the old leader after a move. A node reports its new role within a heartbeat."""
 REFUSED_MS = 15_000
-"""How long a tablet's leader is not moved again to a node that its leader refused, as it lags or does not answer."""
+"""How long a tablet's leader is not moved again to a node that its leader refused, as it lags."""
+GONE_MS = 5_000
+"""How long no leader moves after a leader said that a node does not answer. Nodes stop before masters know it; by
+then they do."""
 LATE_MS = 60_000
 """The same where the node did not take over in time, or gave no answer: writes may have waited for it."""
 STALE_MS = 2_000
 """The same where only the view was older than the leader."""
 _MINUTE_MS = 60_000
 _WAITS_MS = {
+    Code.UNSAFE_CHANGE: GONE_MS,
     Code.TIMED_OUT: LATE_MS,
     Code.UNAVAILABLE: LATE_MS,
     **dict.fromkeys((Code.CAS_FAILED, Code.NOT_LEADER, Code.CHANGE_IN_PROGRESS), STALE_MS),
@@ -32,7 +36,7 @@ _WAITS_MS = {
 @dataclass(frozen=True, slots=True)
 class LeaderTrials:
     """`moved`: tablets whose leader this driver moved just now, and to which node. `refused`: (tablet, node)
-    where that failed lately. `left`: how many more leaders may move in this minute."""
+    where that failed lately. `left`: how many more leaders may move now."""
 
     moved: Mapping[str, str] = field(default_factory=dict)
     refused: frozenset[tuple[str, str]] = frozenset()
@@ -49,6 +53,7 @@ class LeaderMemory:
         self._moved: dict[str, tuple[str, int]] = {}
         self._refused: dict[tuple[str, str], int] = {}
         self._ordered_ms: deque[int] = deque()
+        self._rests_until_ms: int | None = None
 
     def look(self, view: ClusterView, per_minute: int, now_ms: int) -> LeaderTrials:
         """What the planner should know at `now_ms`."""
@@ -59,10 +64,11 @@ class LeaderMemory:
         self._refused = {key: until for key, until in self._refused.items() if now_ms < until}
         while self._ordered_ms and now_ms - self._ordered_ms[0] >= _MINUTE_MS:
             self._ordered_ms.popleft()
+        rests = self._rests_until_ms is not None and now_ms < self._rests_until_ms
         return LeaderTrials(
             {tablet_id: node for tablet_id, (node, _) in self._moved.items()},
             frozenset(self._refused),
-            max(0, per_minute - len(self._ordered_ms)),
+            0 if rests else max(0, per_minute - len(self._ordered_ms)),
         )
 
     def note(self, step: Step, error: SteleError | None, now_ms: int) -> None:
@@ -74,4 +80,6 @@ class LeaderMemory:
             self._moved[step.tablet_id] = (step.target_node, now_ms + SEEN_MS)
         else:
             wait_ms = _WAITS_MS.get(error.code, REFUSED_MS)
+            if error.code is Code.UNSAFE_CHANGE:
+                self._rests_until_ms = now_ms + wait_ms
             self._refused[step.tablet_id, step.target_node] = now_ms + wait_ms
