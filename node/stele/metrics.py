@@ -105,7 +105,7 @@ master_batches = Counter(
 )
 master_orders = Counter(
     "stele_master_orders_total",
-    "Orders that this master sent to nodes, by order (CreateTablet, DeleteTablet) and by the code of the answer.",
+    "Orders that this master sent to nodes, by order (CreateTablet, AlterTablet, DeleteTablet) and by the code of the answer.",
     ["order", "code"],
     registry=REGISTRY,
 )

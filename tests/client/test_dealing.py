@@ -106,7 +106,8 @@ def test_rows_that_waited_are_joined_alike() -> None:
         found = []
         for dealer in (Dealer(schema, PartitionSchema()), Dealer(schema, PartitionSchema(), plain=False)):
             parts = [part for group in items for _, part in dealer.deal(group)[0]]
-            whole = Part(RowOp.UPSERT, schema.column_ids, [], [f for part in parts for f in part.futures])
+            futures = [f for part in parts for f in part.futures]
+            whole = Part(dealer, RowOp.UPSERT, schema.column_ids, [], futures)
             dealer.join(whole, parts)
             found.append(dealer.block(whole))
         assert found[0] == found[1]

@@ -259,7 +259,7 @@ async def test_rows_that_cannot_be_joined_fail_and_those_behind_them_are_written
         batcher, loop = table._batcher, asyncio.get_running_loop()
         rows: list[asyncio.Future[int]] = [loop.create_future() for _ in range(2)]
         parts = [
-            Part(RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
+            Part(batcher._dealer, RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
             for value, row in zip((1, "one"), rows)
         ]
         batcher._waiting[0] = deque(parts)

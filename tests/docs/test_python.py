@@ -31,5 +31,10 @@ def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return {"__name__": "__main__"}
 
 
+def test_changing_a_table(masters: str) -> None:
+    with stele.connect(masters) as client:
+        run(blocks("docs/altering.md"), {"__name__": "__main__", "stele": stele, "client": client})
+
+
 def test_the_guide(names: dict[str, object]) -> None:
     run(blocks("docs/python.md"), names)

@@ -173,6 +173,9 @@ class Node:
         self.replicas: dict[tuple[TabletId, int], bool] = {}
         self.configs: dict[TabletId, common_pb2.ConfigurationPB] = {}
         self.pending: dict[TabletId, common_pb2.ConfigurationPB] = {}
+        self.versions: dict[TabletId, int] = {}
+        """Of the schema of its replicas, if it is not the first."""
+        self.version = ""
 
     def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
         """A full report with registration."""
@@ -183,7 +186,11 @@ class Node:
             disk_low=self.disk_low,
             sequence=sequence,
             registration=pb.NodeRegistrationPB(
-                address="127.0.0.1:1", machine=self.machine, zone=self.zone, role="node"
+                address="127.0.0.1:1",
+                machine=self.machine,
+                zone=self.zone,
+                role="node",
+                version=self.version,
             ),
             has_report=True,
             tablets=[self.status(t, r) for t, r in self.replicas],
@@ -200,6 +207,7 @@ class Node:
             role=common_pb2.LEADER if leads else common_pb2.FOLLOWER,
             term=1,
             has_data=True,
+            schema_version=self.versions.get(tablet_id, 1),
             committed_config=self.configs.get(tablet_id, common_pb2.ConfigurationPB(opid_index=-1)),
             pending_config=self.pending.get(tablet_id),
         )

@@ -39,9 +39,9 @@ class WrittenRows(StoreRows):
     def put(self, batch: pa.RecordBatch, time: int, deleted: Mask | None, size: int, keys: Any) -> None:
         """Add rows."""
         if keys is None or isinstance(keys, list):
-            self.active.append(batch, time, deleted, size, keys)
+            self.memory[0].append(batch, time, deleted, size, keys)
         else:
-            self.active.append_keyed(batch, time, deleted, size, keys)
+            self.memory[0].append_keyed(batch, time, deleted, size, keys)
 
 
 class StoreByRounds(TabletStore):
@@ -57,7 +57,7 @@ class StoreByRounds(TabletStore):
         if not isinstance(plan, Block):
             return super()._write(entry, plan)
         state = self._contents.state
-        rows = WrittenRows(self.schema, state.active, state.frozen, state.files)
+        rows = WrittenRows(self.schema, (state.active, *state.frozen), state.files)
         return Outcome(entry.timestamp, write_block(rows, plan, entry.timestamp, len(entry.payload)))
 
 

@@ -217,7 +217,7 @@ def test_updates_of_rows_that_no_array_holds_together_are_written_by_halves(
     fetched: list[int] = []
 
     def bounded(self: StoreRows, located: Located) -> pa.RecordBatch:
-        if self.active is pair.stores[0]._contents.state.active:
+        if self.memory[0] is pair.stores[0]._contents.state.active:
             fetched.append(len(located.place))
             if fetched[-1] > 10:
                 raise pa.ArrowInvalid("offset overflow while concatenating arrays")

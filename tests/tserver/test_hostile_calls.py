@@ -139,6 +139,17 @@ def templates(
         "CreateTable": master_pb2.CreateTableRequest(
             name="hostile", schema=schema, partitioning=hashed, replication_factor=3
         ),
+        "AlterTable": master_pb2.AlterTableRequest(
+            name="nothing",
+            alter_id=nobody,
+            new_name="x",
+            steps=[
+                {"add_column": {"name": "c", "type": "int8", "nullable": True}},
+                {"drop_column": "c"},
+                {"rename_column": {"name": "c", "new_name": "d"}},
+                {"change_default": {"name": "c", "default_value": b"1"}},
+            ],
+        ),
         "DeleteTable": master_pb2.DeleteTableRequest(name="nothing"),
         "GetTable": master_pb2.GetTableRequest(name="prey"),
         "GetTableLocations": master_pb2.GetTableLocationsRequest(name="prey"),
@@ -189,6 +200,7 @@ def templates(
             partition={"hash_buckets": [0]},
             config=config,
         ),
+        "AlterTablet": tserver_pb2.AlterTabletRequest(tablet_id=nobody, schema=schema, catalog_opid=opid),
         "DeleteTablet": tserver_pb2.DeleteTabletRequest(
             tablet_id=nobody, replica_id=9, target=3, catalog_opid=opid
         ),

@@ -56,11 +56,13 @@ _GROUPS = {
         },
     ),
     "table": (
-        "Create, read and write tables.",
+        "Create, alter, read and write tables.",
         {
             "list": ("stele.cli.tables:list_tables", "List tables and key spaces."),
             "describe": ("stele.cli.tables:describe", "Show columns, partitioning and tablets of a table."),
             "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
+            "alter": ("stele.cli.alter:alter", "Change the columns of a table while it is in use."),
+            "rename": ("stele.cli.alter:rename", "Rename a table."),
             "delete": ("stele.cli.tables:delete", "Delete a table permanently."),
             "set-rf": ("stele.cli.replicas:set_rf", "Set how many replicas each tablet of a table has."),
             "scan": ("stele.cli.scan:scan", "Print rows of a table at one snapshot."),

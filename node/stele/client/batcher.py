@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from stele.client.attempts import Asking
 from stele.client.dealing import Dealer
 from stele.client.results import row_error_from_pb, with_key, with_keys
-from stele.client.tablet import TabletClient
+from stele.client.tablet import TabletClient, Writing
 from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups_of
 from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected, SteleError, error_for
@@ -51,6 +50,7 @@ class Batcher:
     ) -> None:
         self._table = table
         self._schema = schema
+        self._partitioning = partitioning
         self._dealer = Dealer(schema, partitioning)
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
@@ -59,7 +59,7 @@ class Batcher:
         self._turn_open = False
         self._waiting: dict[int, deque[Part]] = {}
         self._leaving: dict[int, Part] = {}  # by tablet: its block in flight
-        self._writes: dict[int, Asking] = {}  # by tablet: the request of that block
+        self._writes: dict[int, Writing] = {}  # by tablet: the request of that block
         self._round: set[int] = set()  # tablets whose blocks the next round waits for
         self._gate: asyncio.Handle | None = None  # begins the next round; None if nothing waits
         self._quiet: asyncio.Future[None] | None = None  # done when nothing is in flight, for `close`
@@ -79,6 +79,11 @@ class Batcher:
         if self._gate is None:
             self._gate = loop.call_soon(self._begin_round)
         return future
+
+    def adopt(self, schema: Schema) -> None:
+        """Take a newer schema of the table. Rows that were dealt out already leave with the one before."""
+        self._schema = schema
+        self._dealer = Dealer(schema, self._partitioning)
 
     def _end_turn(self) -> None:
         self._turn += 1
@@ -185,6 +190,7 @@ class Batcher:
         first, rows, size = parts[0], len(parts[0].futures), parts[0].arrow_bytes
         while (
             waiting
+            and waiting[0].dealer is first.dealer
             and waiting[0].column_ids == first.column_ids
             and rows + len(waiting[0].futures) <= BLOCK_ROWS_MAX
             and size + waiting[0].arrow_bytes <= BLOCK_BYTES_MAX
@@ -197,12 +203,13 @@ class Batcher:
             del self._waiting[ordinal]
         part = first
         if len(parts) > 1:
-            part = Part(first.ops, first.column_ids, [], [each for one in parts for each in one.futures])
+            futures = [each for one in parts for each in one.futures]
+            part = Part(first.dealer, first.ops, first.column_ids, [], futures)
         self._leaving[ordinal] = part
         try:
             if len(parts) > 1:
-                self._dealer.join(part, parts)
-            block = self._dealer.block(part)
+                part.dealer.join(part, parts)
+            block = part.dealer.block(part)
             if len(block) > BLOCK_BYTES_MAX and len(part.futures) > 1:
                 raise Rejected(f"the block of several rows has {len(block)} bytes", code=Code.TOO_LARGE)
             write = self._tablet_of(ordinal).start_write(
@@ -221,9 +228,9 @@ class Batcher:
             elif isinstance(end, asyncio.CancelledError):
                 for future in part.futures:
                     future.cancel()
-            elif isinstance(end, SteleError) and end.code is Code.TOO_LARGE:
-                # It was refused before anything was sent or proposed. Send its halves before the rows behind
-                # it.
+            elif isinstance(end, SteleError) and end.code in (Code.TOO_LARGE, Code.SCHEMA_MISMATCH):
+                # It was refused, perhaps for one row alone, before anything was proposed. Send its halves
+                # before the rows behind it.
                 rows = len(part.futures)
                 if rows > 1:
                     waiting = self._waiting.setdefault(ordinal, deque())
@@ -245,7 +252,7 @@ class Batcher:
                 future.set_result(timestamp)
 
     def _refuse_rows(self, part: Part, errors: list[RowError]) -> None:
-        for error in with_keys(errors, self._dealer.batch(part), self._schema):
+        for error in with_keys(errors, part.dealer.batch(part), part.dealer.schema):
             self._refuse(part.futures[error.row], error)
 
     def _refuse(self, future: Done, error: RowError) -> None:

@@ -7,20 +7,22 @@ Invariant: the only state here is the client. A call raises what the asynchronou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from stele.client import reprs
+from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.blocking_scan import Scanner
+from stele.client.lookup import Key
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
 from stele.client.session import AsyncSession
-from stele.client.table import AsyncTable, Bound, Key
+from stele.client.table import AsyncTable, Bound
 from stele.model.block import RowOp
 from stele.model.errors import Closed
 from stele.model.partitioning import Partitioning
@@ -88,6 +90,64 @@ class Table:
 
     def _repr_html_(self) -> str:
         return self.asynchronous._repr_html_()
+
+    def alter(
+        self,
+        *,
+        add: Iterable[Sequence[Any]] = (),
+        drop: Sequence[str] | str = (),
+        rename: Mapping[str, str] = MappingProxyType({}),
+        defaults: Mapping[str, str | None] = MappingProxyType({}),
+        rename_to: str | None = None,
+        timeout_s: float = ALTER_TIMEOUT_S,
+    ) -> None:
+        """Change the table's columns or its name, while it is read and written. Returns once all its tablets
+        have the change.
+
+        `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
+        default, else null. `drop`: names of columns; their values are gone. `rename`: new names by present
+        names. `defaults`: JSON text by column name, None for no default; stored rows keep what they have.
+        `rename_to`: the table's new name. Drops come first, new columns last.
+
+        Raises:
+            Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
+            Retryable: NOT_READY: the change is made, but a tablet has not followed within `timeout_s`; it will.
+
+        Example:
+            >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
+            >>> notes = client.create_table("notes", schema)
+            >>> written_at = notes.put({"n": 1, "text": "first"})
+            >>> notes.alter(add=[("stars", "int8", False, "0")], rename={"text": "said"})
+            >>> notes.get(1)
+            {'n': 1, 'said': 'first', 'stars': 0}
+        """
+        self._client.run(
+            self.asynchronous.alter(
+                add=add,
+                drop=drop,
+                rename=rename,
+                defaults=defaults,
+                rename_to=rename_to,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def refresh(self) -> None:
+        """Ask the masters for the table's present columns, which another program may have changed.
+
+        An open table learns of changes by itself when it must: when its tablets move, when a node refuses a
+        write, and when a row has a column that it does not know.
+
+        Raises:
+            Rejected: NOT_FOUND: the table was deleted.
+            SteleError: no master answers.
+
+        Example:
+            >>> table.refresh()
+            >>> table.schema.version
+            1
+        """
+        self._client.run(self.asynchronous.refresh())
 
     def put(self, row: Mapping[str, Any]) -> int:
         """Upsert one row, columns by name. Returns the hybrid time of the write.

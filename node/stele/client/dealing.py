@@ -29,7 +29,7 @@ class Dealer:
     """Deals out and encodes rows of one table. `plain` false: never as plain values."""
 
     def __init__(self, schema: Schema, partitioning: PartitionSchema, *, plain: bool = True) -> None:
-        self._schema = schema
+        self.schema = schema
         self._partitioning = partitioning
         self._plain = plain_rows(schema) if plain else None
 
@@ -54,12 +54,12 @@ class Dealer:
         if found is None:
             return None
         values, columns = found
-        ordinals = assign_few(columns, self._schema, self._partitioning)
+        ordinals = assign_few(columns, self.schema, self._partitioning)
         parts: dict[int, Part] = {}
         for ordinal, row, future in zip(ordinals, values, futures):
             part = parts.get(ordinal)
             if part is None:
-                part = parts[ordinal] = Part(op, self._schema.column_ids, [], [])
+                part = parts[ordinal] = Part(self, op, self.schema.column_ids, [], [])
             part.rows.append(row)
             part.futures.append(future)
         return list(parts.items())
@@ -67,12 +67,12 @@ class Dealer:
     def _deal_arrow(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
         each, rows, futures, _ = map(list, zip(*group))
         ops: RowOp | np.ndarray = each[0]
-        batch, column_ids, kept, errors = batch_from_rows(rows, self._schema, each[0])
+        batch, column_ids, kept, errors = batch_from_rows(rows, self.schema, each[0])
         if errors:
             each, futures = ([column[i] for i in kept.tolist()] for column in (each, futures))
         if any(op is not ops for op in each):
             ops = np.array(each, np.uint8)
-        order, pieces = rows_by_tablet(assign(batch, self._schema, self._partitioning))
+        order, pieces = rows_by_tablet(assign(batch, self.schema, self._partitioning))
         if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
             batch = batch.take(pa.array(order))
             if not isinstance(ops, RowOp):
@@ -81,7 +81,7 @@ class Dealer:
         parts = []
         for ordinal, start, end in pieces:
             part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
-            part = Part(part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
+            part = Part(self, part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
             parts.append((ordinal, part))
         return parts, errors
 
@@ -115,4 +115,4 @@ class Dealer:
             and len(rows) <= self._plain.rows_max
         ):
             return self._plain.encode(ops, rows)
-        return encode_block(ops, part.column_ids, self.batch(part), self._schema.version)
+        return encode_block(ops, part.column_ids, self.batch(part), self.schema.version)

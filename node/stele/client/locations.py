@@ -172,11 +172,23 @@ class Locations:
     tablets: list[TabletPlace] = field(default_factory=list)
     complete: bool = False
     """Whether every partition of the table has a tablet."""
+    schemas: dict[int, Schema] = field(default_factory=dict)
+    """The schemas that the masters have told, by version."""
+    newest_schema: Schema | None = None
+    """The schema that the table has, or is being altered to."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
     _closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._note_schemas(self.info.schema)
+
+    def _note_schemas(self, *told: Schema | None) -> None:
+        for schema in told:
+            if schema is not None:
+                self.schemas[int(schema.version)] = self.newest_schema = schema
 
     async def close(self) -> None:
         """Stop asking the masters."""
@@ -286,6 +298,8 @@ class Locations:
             Rejected: NOT_FOUND: the table was removed.
         """
         self.info = table_info_from_pb(answer.table)
+        newest = answer.table.newest_schema
+        self._note_schemas(self.info.schema, schema_from_pb(newest) if newest.columns else None)
         if self.info.state == "REMOVED":
             raise Rejected(f"table {self.info.name} was deleted", code=Code.NOT_FOUND)
         ordinals = {part: n for n, part in enumerate(partitions(self.info.partition_schema))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from threading import Semaphore
 from typing import Any
@@ -20,7 +20,7 @@ from stele.client import html, reprs
 from stele.client.key_order import in_key_order
 from stele.client.locations import Locations
 from stele.client.tablet_scan import PARALLEL_TABLETS, FlightPool, ScanPlan, TabletScan, with_key_columns
-from stele.model.errors import Rejected
+from stele.model.errors import Code, Rejected
 from stele.model.rows import python_rows
 from stele.rpc.threads import ReaderThreads, in_thread, main_thread_ended
 
@@ -39,9 +39,18 @@ class AsyncScanner:
     """
 
     def __init__(
-        self, pool: FlightPool, plan: ScanPlan, locations: Locations, *, ordered: bool, timeout_s: float
+        self,
+        pool: FlightPool,
+        plan: ScanPlan,
+        locations: Locations,
+        *,
+        ordered: bool,
+        timeout_s: float,
+        replan: Callable[[], Awaitable[ScanPlan]] | None = None,
     ) -> None:
+        """`replan`: makes the plan anew where the table's columns have changed since; raises why it cannot."""
         self.plan = plan
+        self._replan = replan
         self._pool = pool
         self._locations = locations
         self._ordered = ordered
@@ -72,8 +81,33 @@ class AsyncScanner:
         Raises:
             SteleError: no replica of a tablet can serve it.
         """
+        given = False
+        try:
+            async with contextlib.aclosing(self._read_batches()) as batches:
+                async for batch in batches:
+                    given = True
+                    yield batch
+        except Rejected as exc:
+            if given:
+                raise
+            await self._plan_again(exc)
+        else:
+            return
+        async with contextlib.aclosing(self._read_batches()) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _plan_again(self, error: Rejected) -> None:
+        """Take a plan with the table's present columns, after a node refused the scan. Raises `error` if that is
+        not why."""
+        if error.code is not Code.SCHEMA_MISMATCH or self._replan is None:
+            raise error
+        self.plan = await self._replan()
+
+    async def _read_batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """As `batches`, by the present plan."""
         if self._ordered and len(self.plan.tablets) > 1:
-            for batch in (await self.to_table()).to_batches():
+            for batch in (await self._read_table()).to_batches():
                 yield batch
             return
         # Batches are passed on as they arrive, so a broken scan must be able to resume, which needs key
@@ -142,6 +176,14 @@ class AsyncScanner:
 
     async def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises what `batches` raises."""
+        try:
+            return await self._read_table()
+        except Rejected as exc:
+            await self._plan_again(exc)
+        return await self._read_table()
+
+    async def _read_table(self) -> pa.Table:
+        """As `to_table`, by the present plan."""
         merge = self._ordered and len(self.plan.tablets) > 1
         plan = with_key_columns(self.plan) if merge else self.plan
         places = asyncio.Semaphore(PARALLEL_TABLETS)

@@ -7,18 +7,24 @@ names.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from stele.client import arguments, html, reprs
+from stele.client.altering import ALTER_TIMEOUT_S, alter, steps_of
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
 from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, WritePlan
+from stele.client.lookup import Key, Row, first_row, ids_of, key_row
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.results import WriteResult
 from stele.client.scan import AsyncScanner
@@ -28,21 +34,20 @@ from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool, ScanPlan
 from stele.model.block import RowOp
 from stele.model.column import shown
-from stele.model.errors import Advice, Corrupt, Rejected
+from stele.model.errors import Advice, Rejected, Retryable
 from stele.model.partition import PartitionSchema, assign, prune
 from stele.model.partitioning import Partitioning
 from stele.model.predicate import ScanSpec
-from stele.model.rows import batch_from_rows, check_row, python_rows
+from stele.model.rows import batch_from_rows, check_row
 from stele.model.schema import Schema
 from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 
-Row = Mapping[str, Any]
 Bound = Mapping[str, Any] | Sequence[Any] | Any
-Key = Row | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
+_SEEK_S = 1.0
 _ROWS_MAX = (1 << 63) - 1  # Arrow cannot count further
 
 
@@ -72,8 +77,8 @@ class AsyncTable:
             raise Rejected(
                 f"{info.name} is a key space, not a table", advice=Advice.OPEN_KEYSPACE, name=info.name
             )
-        self.name = info.name
-        self.schema: Schema = info.schema
+        self._info = info
+        self._schema: Schema = info.schema
         self.partition_schema: PartitionSchema = info.partition_schema
         self.locations = locations
         self._identity = identity
@@ -83,9 +88,72 @@ class AsyncTable:
         self._unsettled = unsettled
         self._timeout_s = timeout_s
         self._tablets: dict[int, TabletClient] = {}
+        self._sought_at = -math.inf
         self._batcher = Batcher(
-            self.name, self.schema, self.partition_schema, self._tablet, timeout_s=timeout_s
+            info.name, info.schema, self.partition_schema, self._tablet, timeout_s=timeout_s
         )
+
+    @property
+    def name(self) -> str:
+        """The table's name, as the masters last told it."""
+        return self.locations.info.name
+
+    @property
+    def schema(self) -> Schema:
+        """The table's columns and key, as the masters last told them. See `refresh`."""
+        self._take_news()
+        return self._schema
+
+    def _take_news(self) -> None:
+        """Adopt a newer schema, if the masters have told one since."""
+        info = self.locations.info
+        if info is self._info:
+            return
+        self._info = info
+        if info.schema is not None and info.schema.version > self._schema.version:
+            self._schema = info.schema
+            self._batcher.adopt(info.schema)
+
+    async def refresh(self) -> None:
+        """Ask the masters for the table's present columns and tablets.
+
+        An open table learns of changes by itself when it must: when its tablets move, when a node refuses a
+        write, and when a row has a column that it does not know.
+
+        Raises:
+            Rejected: NOT_FOUND: the table was deleted.
+            SteleError: no master answers.
+        """
+        self._streams.ensure_open()
+        await self.locations.refresh()
+        self._take_news()
+
+    async def alter(
+        self,
+        *,
+        add: Iterable[Sequence[Any]] = (),
+        drop: Sequence[str] | str = (),
+        rename: Mapping[str, str] = MappingProxyType({}),
+        defaults: Mapping[str, str | None] = MappingProxyType({}),
+        rename_to: str | None = None,
+        timeout_s: float = ALTER_TIMEOUT_S,
+    ) -> None:
+        """Change the table's columns or its name, while it is read and written. Returns once all its tablets
+        have the change.
+
+        `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
+        default, else null. `drop`: names of columns; their values are gone. `rename`: new names by present
+        names. `defaults`: JSON text by column name, None for no default; stored rows keep what they have.
+        `rename_to`: the table's new name. Drops come first, new columns last.
+
+        Raises:
+            Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
+            Retryable: NOT_READY: the change is made, but a tablet has not followed within `timeout_s`; it will.
+        """
+        self._streams.ensure_open()
+        steps = steps_of(add, drop, rename, defaults)
+        await alter(self.locations, steps, rename_to, arguments.seconds(timeout_s, "timeout_s"))
+        self._take_news()
 
     @property
     def info(self) -> TableInfo:
@@ -152,10 +220,11 @@ class AsyncTable:
         """A session for one caller that writes many rows in order."""
         self._streams.ensure_open()
         block_s = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+        schema = self.schema
         return AsyncSession(
             self.name,
-            self.schema,
-            lambda op: self._bulk_writer(op, block_s, BULK_BYTES, None),
+            schema,
+            lambda op: self._bulk_writer(schema, op, block_s, BULK_BYTES, None),
             self._ensure_usable,
             self._unsettled,
             cluster_id=self._identity.cluster_id,
@@ -212,6 +281,7 @@ class AsyncTable:
         """The writer behind `write_arrow`, for batches that do not come from the event loop."""
         self._streams.ensure_open()
         return self._bulk_writer(
+            self.schema,
             arguments.row_op(op),
             arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
             arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
@@ -230,27 +300,18 @@ class AsyncTable:
             SteleError: no leader answered in time.
         """
         self._streams.ensure_open()
-        batch, _, _, errors = batch_from_rows([self._key(key)], self.schema, RowOp.DELETE)
+        schema = self.schema
+        batch, _, _, errors = batch_from_rows([key_row(schema, key)], schema, RowOp.DELETE)
         if errors:
             raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
-        (ordinal,) = assign(batch, self.schema, self.partition_schema).tolist()
+        (ordinal,) = assign(batch, schema, self.partition_schema).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
-            column_ids=self._column_ids(columns),
-            schema_version=self.schema.version,
+            column_ids=ids_of(self.name, schema, columns),
+            schema_version=schema.version,
         )
         answer = await self._tablet(ordinal).read(request, timeout_s=self._timeout_s)
-        if not answer.rows:
-            return None
-        try:
-            found = list(pa.ipc.open_stream(answer.rows))
-            for batch in found:
-                batch.validate(full=True)
-        except (pa.ArrowException, OSError) as exc:
-            raise Corrupt(
-                f"table {self.name}: a node's answer to a read is not an Arrow stream of rows: {exc}"
-            ) from exc
-        return next((row for batch in found for row in python_rows(batch)), None)
+        return first_row(self.name, answer.rows)
 
     def scan(
         self,
@@ -278,14 +339,23 @@ class AsyncTable:
             Rejected: an unknown column, or a value that does not fit.
             Retryable: NOT_READY: the table is being created.
         """
-        return AsyncScanner(
-            self._flight,
-            self.plan_scan(
+
+        def plan() -> ScanPlan:
+            return self.plan_scan(
                 columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
-            ),
-            self.locations,
-            ordered=ordered,
-            timeout_s=arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
+            )
+
+        planned, seconds = plan(), arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+
+        async def replan() -> ScanPlan:
+            """While the table is ALTERING, the masters still tell its columns of before."""
+            until = time.monotonic() + seconds
+            while self.schema.version <= planned.schema.version and time.monotonic() < until:
+                await self.refresh()
+            return plan()
+
+        return AsyncScanner(
+            self._flight, planned, self.locations, ordered=ordered, timeout_s=seconds, replan=replan
         )
 
     def plan_scan(
@@ -301,23 +371,25 @@ class AsyncTable:
     ) -> ScanPlan:
         """The tablets that `scan` would read, for a program that reads them in other processes (Spark)."""
         self._streams.ensure_open()
-        lower_key = key_bound(lower, self.schema, "lower")
-        upper_key = key_bound(upper, self.schema, "upper")
+        schema = self.schema
+        lower_key = key_bound(lower, schema, "lower")
+        upper_key = key_bound(upper, schema, "upper")
         rows_max = None if limit is None else min(arguments.whole_number(limit, "limit", least=0), _ROWS_MAX)
         if upper is not None and not upper_key:
             rows_max = 0  # the bound is an empty string, the lowest key of all; b"" would mean no bound
         spec = ScanSpec(
-            column_ids=self._column_ids(columns),
-            predicates=tuple(parse_predicates(predicates, self.schema)),
+            # All by id: the table may have more columns when it is read.
+            column_ids=ids_of(self.name, schema, columns) or schema.column_ids,
+            predicates=tuple(parse_predicates(predicates, schema)),
             lower_key=lower_key,
             upper_key=upper_key,
             limit=rows_max,
             ordered=bool(ordered),
         )
-        ordinals = prune(self.partition_schema, self.schema, spec.predicates)
+        ordinals = prune(self.partition_schema, schema, spec.predicates)
         return ScanPlan(
             self._identity.cluster_id,
-            self.schema,
+            schema,
             spec,
             # With 0 in its ticket, each tablet would be read at its own latest time.
             arguments.snapshot(snapshot) or self._observed.now(),
@@ -354,7 +426,22 @@ class AsyncTable:
     def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
         self._streams.ensure_open()
         check_row(row)
+        if self.locations.info is not self._info:
+            self._take_news()
+        if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
+            return asyncio.get_running_loop().create_task(self._write_unknown(op, row))
         return self._batcher.put(op, row)
+
+    async def _write_unknown(self, op: RowOp, row: Row) -> int:
+        """Write a row with a column that this table does not know: somebody may have added it since.
+
+        The masters are asked now and then only: most such rows are wrong."""
+        if time.monotonic() - self._sought_at > _SEEK_S:
+            self._sought_at = time.monotonic()
+            with contextlib.suppress(Retryable):  # the row is refused as it is
+                await self.locations.refresh(timeout_s=_SEEK_S)
+            self._take_news()
+        return await self._batcher.put(op, row)
 
     def _tablet(self, ordinal: int) -> TabletClient:
         (place,) = self.locations.by_ordinal([ordinal])
@@ -366,11 +453,16 @@ class AsyncTable:
         return client
 
     def _bulk_writer(
-        self, op: RowOp, timeout_s: float, bytes_max: int, on_rows: Callable[[int], None] | None
+        self,
+        schema: Schema,
+        op: RowOp,
+        timeout_s: float,
+        bytes_max: int,
+        on_rows: Callable[[int], None] | None,
     ) -> BulkWriter:
         return BulkWriter(
             self.name,
-            self.schema,
+            schema,
             self.partition_schema,
             self._tablet,
             op,
@@ -378,26 +470,3 @@ class AsyncTable:
             bytes_max=bytes_max,
             on_rows=on_rows,
         )
-
-    def _column_ids(self, columns: Sequence[str] | None) -> tuple[int, ...]:
-        if columns is None:
-            return ()
-        names = arguments.names(columns, "columns")
-        unknown = [name for name in names if name not in self.schema.by_name]
-        if unknown or not names:
-            raise Rejected(
-                f"columns {shown(columns)}: "
-                f"expected columns of table {self.name}: {', '.join(self.schema.by_name)}"
-            )
-        return tuple(int(self.schema.by_name[name].id) for name in names)
-
-    def _key(self, key: Key) -> Row:
-        if isinstance(key, Mapping):
-            return key
-        names = [column.name for column in self.schema.key_columns]
-        values = list(key) if isinstance(key, (tuple, list)) else [key]
-        if len(values) != len(names):
-            raise Rejected(
-                f"key {shown(key)}: expected values of {', '.join(names)}, or a mapping of these columns"
-            )
-        return dict(zip(names, values))

@@ -14,10 +14,12 @@ from typing import TypeVar
 
 from stele.client.attempts import Asking, Way
 from stele.client.locations import Locations, TabletPlace
+from stele.client.reshaping import reshaped
 from stele.client.sequencer import Sequencer
 from stele.client.streams import Response, Streams, settle
+from stele.model.block import version_told
 from stele.model.clock import from_physical_us, physical_us
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import HybridTime
 from stele.model.writeop import HEADER, WRITE_BYTES_MAX, digest
 from stele.rpc.proto import tserver_pb2
@@ -99,7 +101,7 @@ class TabletClient:
         block: bytes,
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
-    ) -> Asking:
+    ) -> Writing:
         """As `write`, without waiting. `ended` is called once, after this returned, with the answer or the
         error of `write`.
 
@@ -108,6 +110,29 @@ class TabletClient:
         Raises:
             Rejected: TOO_LARGE: no leader accepts so much; nothing was sent.
         """
+        return Writing(self, block, timeout_s, ended)
+
+    async def without_dropped(self, block: bytes, timeout_s: float) -> bytes:
+        """The block without columns that were dropped since it was made, as the masters say now.
+
+        Raises:
+            Rejected: SCHEMA_MISMATCH: rows have values for them.
+            SteleError: the masters did not answer.
+        """
+        locations = self._way.locations
+        await locations.refresh(timeout_s=timeout_s)
+        made_with = locations.schemas.get(version_told(block))
+        if made_with is None or locations.newest_schema is None:
+            raise Rejected("the schema has changed; open the table again", code=Code.SCHEMA_MISMATCH)
+        return reshaped(block, made_with, locations.newest_schema)
+
+    def start_block(
+        self,
+        block: bytes,
+        timeout_s: float,
+        ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
+    ) -> Asking:
+        """As `start_write`, of this very block."""
         if HEADER.size + len(block) > WRITE_BYTES_MAX:
             raise Rejected(
                 f"the write has {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX} are allowed; "
@@ -184,7 +209,58 @@ class TabletClient:
         return Asking(self._way, request, timeout_s, ended, sequencer)
 
 
-async def _end_of(future: asyncio.Future[_T | BaseException], asking: Asking) -> _T:
+class Writing:
+    """One write: its block, and if columns were dropped meanwhile, the block without them."""
+
+    __slots__ = ("_asking", "_block", "_deadline", "_ended", "_tablet", "_task")
+
+    def __init__(
+        self,
+        tablet: TabletClient,
+        block: bytes,
+        timeout_s: float,
+        ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
+    ) -> None:
+        self._tablet = tablet
+        self._block = block
+        self._deadline = time.monotonic() + timeout_s
+        self._ended = ended
+        self._task: asyncio.Task[bytes] | None = None
+        self._asking: Asking | None = tablet.start_block(block, timeout_s, self._told)
+
+    def cancel(self) -> None:
+        """Stop, unless it has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._asking is not None:
+            self._asking.cancel()
+
+    def _told(self, end: tserver_pb2.WriteResponse | BaseException) -> None:
+        self._asking = None  # it holds this method
+        rest_s = self._deadline - time.monotonic()
+        if isinstance(end, SteleError) and end.code is Code.SCHEMA_MISMATCH and rest_s > 0:
+            making = self._tablet.without_dropped(self._block, rest_s)
+            self._task = asyncio.get_running_loop().create_task(making)
+            self._task.add_done_callback(self._made)
+        else:
+            self._ended(end)
+
+    def _made(self, task: asyncio.Task[bytes]) -> None:
+        """The refused block was made anew. It is another write, with a number of its own."""
+        self._task = None
+        if task.cancelled():
+            self._ended(asyncio.CancelledError())
+        elif (error := task.exception()) is not None:
+            self._ended(error)
+        else:
+            rest_s = max(0.001, self._deadline - time.monotonic())
+            try:
+                self._asking = self._tablet.start_block(task.result(), rest_s, self._ended)
+            except SteleError as exc:
+                self._ended(exc)
+
+
+async def _end_of(future: asyncio.Future[_T | BaseException], asking: Asking | Writing) -> _T:
     """The result of a request, which `future` receives."""
     try:
         end = await future

@@ -184,13 +184,15 @@ class TabletScan:
         While nodes have no place for the scan, ten times as long."""
         wanted = len(self._plan.arrow_schema)
         spec = (with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
+        arrow = self._plan.schema.to_arrow(spec.column_ids or None)
         patience = _Patience(self._timeout_s)
         said: dict[str, str] = {}
         while True:
             replica: ReplicaPlace | None = None
             try:
                 replica = self._tablet.target(self._beside)
-                for batch in self._read(replica, spec):
+                for read in self._read(replica, spec):
+                    batch = _named(read, arrow)
                     if batch.num_rows:
                         spec = self._behind(spec, batch)
                         self._given += batch.num_rows
@@ -266,6 +268,13 @@ class TabletScan:
             yield from self._stream
         finally:
             self._stream = None
+
+
+def _named(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    """The batch with the names that the scan's plan has for its columns."""
+    if batch.schema.names == arrow.names or batch.schema.types != arrow.types:
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns, schema=arrow)
 
 
 def with_key_columns(plan: ScanPlan) -> ScanPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,9 @@ import pyarrow as pa
 from stele.model.block import DELETES, INSERTS, UPDATES, RowOp
 from stele.model.errors import let_go
 from stele.model.plain import Values
+
+if TYPE_CHECKING:
+    from stele.client.dealing import Dealer
 
 Row = Mapping[str, Any]
 Done = asyncio.Future[int]
@@ -26,19 +29,21 @@ Item = tuple[RowOp, Row, Done, int]
 class Part:
     """Rows of one tablet with the same columns, waiting to leave. `ops`: one for all, or one per row.
 
-    `rows`: an Arrow batch, or the values of plain rows. `alone`: their block was too large, so they must not
+    `dealer` made it, and encodes it with its schema. `rows`: an Arrow batch, or the values of plain rows. `alone`: their block was too large, so they must not
     be joined with others again."""
 
-    __slots__ = ("alone", "column_ids", "futures", "ops", "rows")
+    __slots__ = ("alone", "column_ids", "dealer", "futures", "ops", "rows")
 
     def __init__(
         self,
+        dealer: Dealer,
         ops: RowOp | np.ndarray,
         column_ids: tuple[int, ...],
         rows: pa.RecordBatch | list[Values],
         futures: list[Done],
         alone: bool = False,
     ) -> None:
+        self.dealer = dealer
         self.ops = ops
         self.column_ids = column_ids
         self.rows = rows
@@ -59,7 +64,7 @@ class Part:
         """A slice of the rows, to be sent alone."""
         ops = self.ops if isinstance(self.ops, RowOp) else self.ops[start:end]
         rows = self.rows[start:end]
-        return Part(ops, self.column_ids, rows, self.futures[start:end], alone=True)
+        return Part(self.dealer, ops, self.column_ids, rows, self.futures[start:end], alone=True)
 
 
 def joined_ops(parts: Sequence[Part]) -> RowOp | np.ndarray:

@@ -113,7 +113,7 @@ class Host(Protocol):
         """
 
     def changed(self, replica: HostedReplica) -> None:
-        """State, role, term or configuration have changed since the last report."""
+        """State, role, term, configuration or schema have changed since the last report."""
 
     def low_space(self) -> bool:
         """Whether writes must be refused because the disk is nearly full."""

@@ -260,6 +260,8 @@ class Writes:
             timestamps.applied = entry.timestamp
         if entry.kind is EntryKind.WRITE:
             self.last_applied_ms = self._runtime.ticked_ms
+            if outcome.schema_version:
+                self._standing.report()
             if self.proposals.in_log:
                 self.proposals.applied(entry, outcome)
 

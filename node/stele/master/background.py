@@ -14,6 +14,7 @@ from dataclasses import replace
 import structlog
 
 from stele import metrics
+from stele.master.altering import Alterations
 from stele.master.forgetting import Forgetting
 from stele.master.leadership import Leadership
 from stele.master.nodes import record_registrations
@@ -51,6 +52,7 @@ class Background:
         self._lead = lead
         self._orders = orders
         self._forgetting = Forgetting(lead, orders)
+        self._alterations = Alterations(lead)
         self._swept_ms = 0
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
@@ -115,6 +117,7 @@ class Background:
                 lead.dirty.update((t, None) for t in chosen)
                 raise
             await asyncio.sleep(0)  # if nothing was due, no await has yet given other tasks a turn
+        await self._alterations.look()
         if sweep:
             await keep_time(lead)
             await self._forgetting.step()

@@ -30,6 +30,7 @@ from stele.master.records import (
 )
 from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId
+from stele.model.schema import Schema
 
 CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
 """States of tablets that hold, or are going to hold, a part of a table."""
@@ -45,6 +46,8 @@ class Catalog:
         """None: nobody has set one."""
         self.tables: dict[str, TableRecord] = {}
         self.table_by_name: dict[str, TableRecord] = {}
+        self.altering: dict[str, int] = {}
+        """Tables that are ALTERING, and the schema version that they are to have."""
         self.tablets: dict[str, TabletRecord] = {}
         self.tablets_of: dict[str, dict[str, None]] = {}
         self.current: dict[str, None] = {}
@@ -117,6 +120,9 @@ class Catalog:
             del self.table_by_name[before.name]
         if record is not None and record.state != "REMOVED":
             self.table_by_name[record.name] = record
+        self.altering.pop(key[len(TABLE_PREFIX) :].decode(), None)
+        if record is not None and record.state == "ALTERING":
+            self.altering[record.table_id] = int(Schema.from_json(record.schema).version)
 
     @staticmethod
     def _put(into: dict[str, Any], kind: type[Any], raw_key: bytes, new: bytes | None) -> Any:

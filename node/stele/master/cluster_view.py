@@ -159,7 +159,8 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
     config = 24 + 80 * peers
     replica = 170 + config
     tablet = 100 + name + config + peers * (replica + 30)
-    return 150 + name + len(table.schema) + len(table.partitioning) + tablets * tablet
+    schemas = len(table.schema) + len(table.fully_applied_schema)
+    return 150 + name + schemas + len(table.partitioning) + tablets * tablet
 
 
 def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
@@ -322,7 +323,7 @@ def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable
 
 
 def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
-    """A table with its schema and the number of its RUNNING tablets."""
+    """A table with the schema that all its tablets have, and the number of its RUNNING tablets."""
     tablets = scene.catalog.current_tablets(table.table_id)
     running = sum(t.state == "RUNNING" for t in tablets)
     made = table.state == "REMOVED" or running == len(tablets)
@@ -338,8 +339,10 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
         created_us=table.created_us,
         replication_factor_before=table.replication_factor_before,
     )
-    if table.schema:
-        info.schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))
+    if schema := table.fully_applied_schema or table.schema:
+        info.schema.CopyFrom(schema_to_pb(Schema.from_json(schema)))
+    if table.fully_applied_schema:
+        info.newest_schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))
     return info
 
 

@@ -1,5 +1,5 @@
-"""Orders to nodes: create a replica, tombstone it, delete it. Repeated until a report shows that the order
-was done.
+"""Orders to nodes: create a replica, alter a tablet, tombstone a replica, delete it. Repeated until a report
+shows that the order was done.
 
 Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node
 has its own queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet
@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import structlog
 
 from stele import metrics
+from stele.master.altering import leader_to_alter
 from stele.master.leadership import Leadership
 from stele.master.liveness import Report
 from stele.master.records import TabletRecord
@@ -43,7 +44,7 @@ Fate = Literal["keep", "tombstone", "delete"]
 
 
 class Order(NamedTuple):
-    """`what`: create, tombstone or delete."""
+    """`what`: create, alter, tombstone or delete."""
 
     what: str
     node_id: str
@@ -126,6 +127,8 @@ class Orders:
             for peer in row.config.peers:
                 if peer.replica_id in row.uncreated:
                     yield Order("create", peer.node_id, peer.replica_id)
+        if (stale := leader_to_alter(self._lead, row)) is not None:
+            yield Order("alter", stale.node_id, stale.status.replica_id)
         left = self._lead.removals.nodes_left(row.tablet_id)
         for node_id in sorted(left):
             yield Order("delete", node_id, WHICHEVER_REPLICA)
@@ -169,14 +172,22 @@ class Orders:
             self._sent_ms[key] = self._lead.now_ms()
 
     async def _call(self, row: TabletRecord, order: Order, address: str) -> None:
-        create = order.what == "create"
-        method = "CreateTablet" if create else "DeleteTablet"
+        request: (
+            tserver_pb2.CreateTabletRequest | tserver_pb2.AlterTabletRequest | tserver_pb2.DeleteTabletRequest
+        )
+        match order.what:
+            case "create":
+                method, request = "CreateTablet", self._create_request(row)
+            case "alter":
+                method, request = "AlterTablet", self._alter_request(row)
+            case _:
+                method, request = "DeleteTablet", self._delete_request(row, order)
         try:
             await self._pool.unary(
                 address,
                 TabletServerAdminServiceStub,
                 method,
-                self._create_request(row) if create else self._delete_request(row, order),
+                request,
                 timeout_s=ORDER_TIMEOUT_S,
                 to_node=order.node_id,
             )
@@ -218,6 +229,15 @@ class Orders:
         if table.schema:
             request.schema.CopyFrom(schema_to_pb(Schema.from_json(table.schema)))
         return request
+
+    def _alter_request(self, row: TabletRecord) -> tserver_pb2.AlterTabletRequest:
+        table = self._lead.catalog.tables[row.table_id]
+        return tserver_pb2.AlterTabletRequest(
+            tablet_id=id_to_pb(row.tablet_id),
+            schema=schema_to_pb(Schema.from_json(table.schema)),
+            catalog_opid=opid_to_pb(self._lead.order_opid),
+            tablet_incarnation=row.incarnation,
+        )
 
     def _delete_request(self, row: TabletRecord, order: Order) -> tserver_pb2.DeleteTabletRequest:
         gone = order.what == "delete"

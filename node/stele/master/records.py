@@ -72,6 +72,8 @@ class TableRecord(Row):
     dropped.
 
     `replication_factor_before`: the one before its last change; 0 if it was never changed.
+    `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while ALTERING; else
+    "". `altered_by`: the id of the last request that altered it, so that a repeated one is known.
     """
 
     table_id: TableId
@@ -83,6 +85,8 @@ class TableRecord(Row):
     kind: str
     created_us: int
     replication_factor_before: int = 0
+    fully_applied_schema: str = ""
+    altered_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from stele import metrics
+from stele.master import altering, departed, driving, replicas, standing_in, tables, wanted
 from stele.master import by_hand as by_hands
-from stele.master import departed, driving, replicas, standing_in, tables, wanted
 from stele.master.cluster_view import (
     Scene,
     by_hand_to_pb,
@@ -30,6 +30,7 @@ from stele.master.liveness import LastStart, NodeLife, refuse_older
 from stele.master.master import Master
 from stele.model.errors import Code, Rejected, StartRefused, SteleError
 from stele.model.ids import NodeId
+from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.identity import Caller, PeerBook, caller_from_metadata
 from stele.rpc.logging import OncePer
@@ -202,6 +203,13 @@ class MasterService(MasterServiceServicer):
         """Create a table in one batch. Its tablets are placed afterwards."""
         lead = await self._master.confirmed_lead()
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
+
+    async def AlterTable(self, request: pb.AlterTableRequest, context: Any) -> pb.AlterTableResponse:
+        """Change a table's columns or name in one batch. Its tablets follow afterwards."""
+        lead = await self._master.confirmed_lead()
+        table = await lead.do(altering.alter_table(lead, request))
+        version = Schema.from_json(table.schema).version if table.schema else 0
+        return pb.AlterTableResponse(table_id=id_to_pb(table.table_id), schema_version=version)
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
         """Delete a table in one batch. Then wait for the nodes to delete its replicas, as long as the

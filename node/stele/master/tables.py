@@ -50,7 +50,7 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
             code=Code.TOO_LARGE,
         )
     faults = []
-    if not _is_name(request.name):
+    if not is_name(request.name):
         faults.append(
             f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}, not blank, no control characters"
         )
@@ -84,7 +84,7 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
     )
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether a line of a list can show it as a name."""
     controls = any(unicodedata.category(character) == "Cc" for character in text)
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
@@ -133,7 +133,7 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
             replication_factor=before.replication_factor,
             replication_factor_before=before.replication_factor_before,
         )
-        same = replace(before, created_us=table.created_us, state="RUNNING") == asked
+        same = replace(before, created_us=table.created_us, state="RUNNING", altered_by="") == asked
         if same and before.state != "REMOVED":
             return True
         if same:  # a repeated request; another table may have its name by now

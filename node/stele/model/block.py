@@ -120,9 +120,12 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
 
     `trusted`: the bytes were checked before (they come from our own log), so values are not checked again.
 
+    A block of an older version of the schema is read by its column ids: it may lack columns.
+
     Raises:
-        Rejected: not a block, an unknown version (UNSUPPORTED_VERSION), columns that the schema does not have
-            (SCHEMA_MISMATCH), or missing key columns. Reports all faults of the header together.
+        Rejected: not a block, an unknown version (UNSUPPORTED_VERSION), missing key columns, or (SCHEMA_MISMATCH)
+            columns that the schema does not have, also dropped ones, or a newer version of the schema. Reports
+            all faults of the header together.
     """
     if len(data) < HEADER.size:
         raise Rejected(f"the block has {len(data)} bytes; expected at least {HEADER.size}")
@@ -151,6 +154,11 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     if batch.num_rows != rows:
         raise Rejected(f"block: its header says {rows} rows, its message has {batch.num_rows}")
     return Block(schema_version, column_ids, batch, RowOp(op) if row_ops is None else None, row_ops)
+
+
+def version_told(data: bytes | memoryview) -> int:
+    """The schema version in the block's header; 0 if it has none of this format."""
+    return int(HEADER.unpack_from(data)[4]) if len(data) >= HEADER.size and data[0] == VERSION else 0
 
 
 def of_schema(data: bytes | memoryview, schema: Schema) -> bool:
@@ -218,16 +226,18 @@ def _check_header(
     rows: int,
 ) -> None:
     faults = []
-    if schema_version != schema.version:
+    if schema_version > schema.version:
         raise Rejected(
-            f"block was made with schema version {schema_version}, the table has {schema.version}; read it again",
+            f"block was made with schema version {schema_version}, the tablet has {schema.version}; send it again",
             code=Code.SCHEMA_MISMATCH,
         )
     if rows > ROWS_MAX:
         faults.append(f"{rows} rows; at most {ROWS_MAX}")
     unknown = [i for i in column_ids if i not in schema.by_id]
     if unknown:
-        faults.append(f"column ids {unknown} are not in schema version {schema.version}")
+        gone = schema_version < schema.version and all(i < schema.next_column_id for i in unknown)
+        what = "were dropped before" if gone else "are not in"
+        faults.append(f"column ids {unknown} {what} schema version {schema.version}")
     if len(set(column_ids)) != len(column_ids):
         faults.append("a column id stands twice")
     missing = [c.name for c in schema.key_columns if c.id not in column_ids]

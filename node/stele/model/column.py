@@ -195,7 +195,9 @@ def type_name(arrow: pa.DataType) -> str:
 class Column:
     """One column. `default` is JSON text; None if there is no default.
 
-    In the JSON, dates and timestamps are ISO 8601, decimals are strings, binary is base64.
+    In the JSON, dates and timestamps are ISO 8601, decimals are strings, binary is base64. `read_default`: the
+    value of rows that were written before the column was added, in the same form; None if that is null. It is
+    the default at that time, and never changes.
 
     Example:
         >>> column = table.schema.by_name["value"]
@@ -208,6 +210,7 @@ class Column:
     type: str
     nullable: bool = False
     default: str | None = None
+    read_default: str | None = None
 
     @property
     def arrow(self) -> pa.DataType:
@@ -273,26 +276,33 @@ class Column:
         return _cut(text) or type(exc).__name__
 
     def default_scalar(self) -> pa.Scalar:
-        """The value of a row that lacks the column: the default, else null.
+        """The value that a write stores in a row without the column: the default, else null.
 
         Raises:
             Rejected: the default does not fit the type, or is not JSON text.
         """
-        if self.default is None:
+        return self._scalar(self.default)
+
+    def read_scalar(self) -> pa.Scalar:
+        """The value of a stored row that is older than the column: `read_default`, else null.
+
+        Raises:
+            Rejected: as `default_scalar`.
+        """
+        return self._scalar(self.read_default)
+
+    def _scalar(self, text: str | None) -> pa.Scalar:
+        if text is None:
             return pa.scalar(None, self.arrow)
-        if not isinstance(self.default, str):
-            raise Rejected(
-                f"column {self.name}: the default is {shown(self.default)}; expected JSON text, like '5'"
-            )
+        if not isinstance(text, str):
+            raise Rejected(f"column {self.name}: the default is {shown(text)}; expected JSON text, like '5'")
         try:
-            value = _parsed(parse_json(self.default, parse_float=float), self.arrow)
+            value = _parsed(parse_json(text, parse_float=float), self.arrow)
             why = self._fault(value)
         except (ValueError, TypeError, ArithmeticError) as exc:
             why = str(exc)
         if why:
-            raise Rejected(
-                f"column {self.name}: the default {_cut(self.default)} is not {self.a_type} ({why})"
-            )
+            raise Rejected(f"column {self.name}: the default {_cut(text)} is not {self.a_type} ({why})")
         return self.array([value])[0]
 
     def default_fault(self) -> str:

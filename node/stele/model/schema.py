@@ -52,6 +52,7 @@ class Schema:
     by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
     key_columns: tuple[Column, ...] = field(init=False, repr=False, compare=False)
     column_ids: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    places: dict[int, int] = field(init=False, repr=False, compare=False)  # position of each column id
     key_positions: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _arrow: dict[tuple[int, ...], pa.Schema] = field(init=False, repr=False, compare=False)
     derived: dict[str, Any] = field(init=False, repr=False, compare=False)  # what other modules compute once
@@ -65,7 +66,8 @@ class Schema:
         put(self, "by_name", {c.name: c for c in self.columns})
         put(self, "key_columns", tuple(self.by_id[k] for k in self.key_column_ids))
         put(self, "column_ids", tuple(int(c.id) for c in self.columns))
-        put(self, "key_positions", tuple(self.column_ids.index(int(k)) for k in self.key_column_ids))
+        put(self, "places", {column_id: at for at, column_id in enumerate(self.column_ids)})
+        put(self, "key_positions", tuple(self.places[int(k)] for k in self.key_column_ids))
         put(self, "_arrow", {})
         put(self, "derived", {})
 
@@ -167,7 +169,11 @@ class Schema:
         return json.dumps(
             {
                 "version": self.version,
-                "columns": [[c.id, c.name, c.type, c.nullable, c.default] for c in self.columns],
+                "columns": [
+                    [c.id, c.name, c.type, c.nullable, c.default]
+                    + ([] if c.read_default is None else [c.read_default])
+                    for c in self.columns
+                ],
                 "key": list(self.key_column_ids),
                 "next_column_id": self.next_column_id,
             },
@@ -185,7 +191,8 @@ class Schema:
         try:
             raw = parse_json(text)
             columns = tuple(
-                Column(ColumnId(int(i)), n, t, bool(nullable), d) for i, n, t, nullable, d in raw["columns"]
+                Column(ColumnId(int(i)), n, t, bool(nullable), d, *read_default)
+                for i, n, t, nullable, d, *read_default in raw["columns"]
             )
             key = tuple(ColumnId(int(k)) for k in raw["key"])
             return Schema(SchemaVersion(int(raw["version"])), columns, key, int(raw["next_column_id"]))
@@ -263,15 +270,21 @@ def _column_faults(column: Column, schema: Schema) -> list[str]:
     except Rejected as exc:
         faults.append(f"{where}: {exc.args[0]}")
     else:
-        if column.default is not None:
-            try:
-                if not column.default_scalar().is_valid and not column.nullable:
-                    faults.append(f"{where}: its default is null, but the column is not nullable")
-            except Rejected as exc:
-                faults.append(exc.args[0])
+        faults.extend(_default_faults(column))
     if column.id in schema.key_column_ids:
         if column.nullable:
             faults.append(f"{where}: a key column cannot be nullable")
         if column.type in _NO_KEY_TYPES:
             faults.append(f"{where}: {column.a_type} cannot be a key column; use an integer or a decimal")
     return faults
+
+
+def _default_faults(column: Column) -> list[str]:
+    given = ((column.default, column.default_scalar), (column.read_default, column.read_scalar))
+    try:
+        nulls = [text for text, scalar in given if text is not None and not scalar().is_valid]
+    except Rejected as exc:
+        return [str(exc.args[0])]
+    if nulls and not column.nullable:
+        return [f"column {column.name}: its default is null, but the column is not nullable"]
+    return []

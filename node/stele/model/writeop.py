@@ -1,5 +1,5 @@
-"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body (a block or key space
-operations).
+"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body (a block, key space
+operations, or a new schema).
 
 The leader builds it; it is decoded where the entry is applied. Opens no files.
 
@@ -22,6 +22,7 @@ import xxhash
 
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.record import record
+from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBHI16sQQQQ")
 VERSION = 1
@@ -37,6 +38,7 @@ class BodyKind(IntEnum):
 
     BLOCK = 1
     KEYSPACE = 2
+    SCHEMA = 3  # the JSON text of the schema that the table has from here on
 
 
 _KINDS = {int(kind): kind for kind in BodyKind}
@@ -54,6 +56,13 @@ class WriteHeader:
     schema_version: int = 0
     kind: BodyKind = BodyKind.BLOCK
     plain: bool = False
+
+
+def schema_change(schema: Schema) -> bytes:
+    """The payload that gives a table this schema. Repeating it changes nothing."""
+    body = schema.to_json().encode()
+    header = WriteHeader(NO_CLIENT, 0, 0, 0, digest(body), int(schema.version), BodyKind.SCHEMA)
+    return encode(header, body)
 
 
 def digest(body: bytes | memoryview) -> int:
@@ -93,7 +102,7 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     if version != VERSION or kind is None or flags & ~_PLAIN:
         raise Rejected(
             f"write payload version {version}, kind {number}, flags {flags}; this program reads version {VERSION}, "
-            "kinds 1 and 2, flag 1",
+            "kinds 1 to 3, flag 1",
             code=Code.UNSUPPORTED_VERSION,
         )
     header = WriteHeader(

@@ -6,11 +6,15 @@ faults.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step
 from stele.model.column import Column
+from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.partition import HashPartition, Partition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
-from stele.rpc.proto import common_pb2
+from stele.rpc.proto import common_pb2, master_pb2
 
 
 def schema_to_pb(schema: Schema) -> common_pb2.SchemaPB:
@@ -23,7 +27,8 @@ def schema_to_pb(schema: Schema) -> common_pb2.SchemaPB:
                 name=column.name,
                 type=column.type,
                 nullable=column.nullable,
-                default_value=b"" if column.default is None else column.default.encode(),
+                default_value=_bytes_of(column.default),
+                read_default=_bytes_of(column.read_default),
             )
             for column in schema.columns
         ],
@@ -46,13 +51,75 @@ def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
                 column.name,
                 column.type,
                 column.nullable,
-                column.default_value.decode("utf-8", "replace") if column.default_value else None,
+                _text_of(column.default_value),
+                _text_of(column.read_default),
             )
             for column in pb.columns
         ),
         key_column_ids=tuple(ColumnId(i) for i in pb.key_column_ids),
         next_column_id=ColumnId(pb.next_column_id),
     )
+
+
+def steps_to_pb(steps: Sequence[Step]) -> list[master_pb2.AlterStepPB]:
+    """Changes of columns as messages."""
+    found = []
+    for step in steps:
+        pb = master_pb2.AlterStepPB()
+        match step:
+            case AddColumn():
+                pb.add_column.CopyFrom(
+                    common_pb2.ColumnPB(
+                        name=step.name,
+                        type=step.type,
+                        nullable=step.nullable,
+                        default_value=_bytes_of(step.default),
+                    )
+                )
+            case DropColumn():
+                pb.drop_column = step.name
+            case RenameColumn():
+                pb.rename_column.name, pb.rename_column.new_name = step.name, step.new_name
+            case ChangeDefault():
+                pb.change_default.name = step.name
+                pb.change_default.default_value = _bytes_of(step.default)
+        found.append(pb)
+    return found
+
+
+def steps_from_pb(pbs: Iterable[master_pb2.AlterStepPB]) -> list[Step]:
+    """Changes of columns.
+
+    Raises:
+        Rejected: a step that this program does not know.
+    """
+    found: list[Step] = []
+    for pb in pbs:
+        match pb.WhichOneof("step"):
+            case "add_column":
+                column = pb.add_column
+                default = _text_of(column.default_value)
+                found.append(AddColumn(column.name, column.type, column.nullable, default))
+            case "drop_column":
+                found.append(DropColumn(pb.drop_column))
+            case "rename_column":
+                found.append(RenameColumn(pb.rename_column.name, pb.rename_column.new_name))
+            case "change_default":
+                change = pb.change_default
+                found.append(ChangeDefault(change.name, _text_of(change.default_value)))
+            case _:
+                raise Rejected(
+                    "alter: a change of a kind that this program does not know; expected add, drop, rename or default"
+                )
+    return found
+
+
+def _bytes_of(default: str | None) -> bytes:
+    return b"" if default is None else default.encode()
+
+
+def _text_of(default: bytes) -> str | None:
+    return default.decode("utf-8", "replace") if default else None
 
 
 def partitioning_to_pb(partitioning: PartitionSchema) -> common_pb2.PartitioningPB:

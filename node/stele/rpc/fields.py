@@ -25,12 +25,14 @@ LENGTHS: dict[str, int] = {
     **dict.fromkeys(
         (
             *("tablet_id", "table_id", "node_id", "cluster_id", "leader_hint", "source_node"),
-            *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids"),
+            *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids", "alter_id"),
         ),
         ELSEWHERE,
     ),
     "name": bounds.TEXT_CHARS_MAX,  # a name to look up
     "CreateTableRequest.name": ELSEWHERE,
+    **dict.fromkeys(("new_name", "drop_column"), bounds.TEXT_CHARS_MAX),
+    "read_default": ELSEWHERE,
     "RegisterNodeRequest.name": bounds.NODE_NAME_CHARS_MAX,
     "ColumnPB.name": ELSEWHERE,
     "address": bounds.ADDRESS_CHARS_MAX,
@@ -51,6 +53,7 @@ LENGTHS: dict[str, int] = {
 COUNTS: dict[str, int] = {
     "peers": bounds.PEERS_MAX,
     "masters": bounds.MASTERS_MAX,
+    "steps": bounds.COLUMNS_MAX,
     **dict.fromkeys(("columns", "key_column_ids", "column_ids", "hash", "hash_buckets"), bounds.COLUMNS_MAX),
     **dict.fromkeys(("split_keys", "tablet_ids"), bounds.PARTITIONS_MAX),
 }
@@ -75,7 +78,10 @@ APART = frozenset({"TSHeartbeatRequest"})
 """Requests with their own check: a node that says too much must not count as lost
 (stele.master.heartbeat_bounds)."""
 UNREAD = frozenset(
-    {"CreateTabletRequest.schema", "CreateTabletRequest.partitioning", "CreateTabletRequest.table_name"}
+    {
+        *("CreateTabletRequest.schema", "CreateTabletRequest.partitioning", "CreateTabletRequest.table_name"),
+        "AlterTabletRequest.schema",
+    }
 )
 """Fields that a master copies from its catalog, which may be older than these bounds."""
 

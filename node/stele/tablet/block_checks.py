@@ -85,6 +85,19 @@ def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
         raise Rejected(f"block: {'; '.join(faults)}: send fewer rows", code=Code.TOO_LARGE)
 
 
+def grown_too_large(block: Block, schema: Schema) -> Rejected | None:
+    """Why a block of an older schema is refused when it is applied: columns that were added since would take too
+    much. Part of a write's outcome, so its rule and its words must never change."""
+    size = block.rows * _lacking_bits(block, schema) // 8
+    if size <= WHOLE_BYTES_MAX:
+        return None
+    return Rejected(
+        f"block: columns that were added meanwhile take {size} bytes; at most {WHOLE_BYTES_MAX} are allowed: send "
+        "fewer rows",
+        code=Code.TOO_LARGE,
+    )
+
+
 def all_unchecked(op: RowOp | None, ops: npt.NDArray[np.uint8] | None) -> bool:
     """Whether no row's key needs to be looked up."""
     return op in UNCHECKED if ops is None else bool(np.isin(ops, UNCHECKED).all())

@@ -36,6 +36,7 @@ from stele.tablet.colformat import (
 )
 from stele.tablet.files import read_at, sum_at, translate
 from stele.tablet.machine import WouldBlock
+from stele.tablet.projection import read_defaults
 from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, lower_bound
 
 _BISECT_KEYS = 16
@@ -158,12 +159,10 @@ class ColumnFile:
         return np.unpackbits(data, count=self.groups[group][0], bitorder="little").astype(bool)
 
     def column(self, group: int, column: Column) -> pa.Array:
-        """A column of a group. A column that the file lacks has its default, else nulls."""
+        """A column of a group. If the file is older than the column, its read default."""
         data = self._part(int(column.id), group)
         if data is None:
-            scalar = column.default_scalar()
-            rows = self.groups[group][0]
-            return pa.nulls(rows, column.arrow) if not scalar.is_valid else pa.repeat(scalar, rows)
+            return read_defaults(column, self.groups[group][0])
         return _array(data, column_schema(column))
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from stele.model.schema import Schema
 from stele.tablet import manifest
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.files import Files
@@ -24,11 +25,13 @@ from stele.tablet.memtable import MemTable
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What readers see. `frozen`: the memtable that is being flushed. `files`: newest first, as in the
-    manifest."""
+    """What readers see. `frozen`: memtables that get no more rows, newest first: those being flushed, and
+    those that wait for it because the schema has changed. `files`: newest first, as in the manifest.
+
+    Each memtable has the schema of its rows; that of `active` is the newest."""
 
     active: MemTable
-    frozen: MemTable | None
+    frozen: tuple[MemTable, ...]
     files: tuple[ColumnFile, ...]
     manifest: Manifest
 
@@ -43,11 +46,12 @@ class Contents:
         self.swap_lock = threading.Lock()
         self.manifest_lock = threading.Lock()
 
-    def freeze(self) -> None:
-        """Start a new memtable; the old one is now the one to flush."""
+    def freeze(self, schema: Schema) -> None:
+        """Start a new memtable with this schema. The old one, if it has rows, now waits for a flush."""
         with self.swap_lock:
             old = self.state
-            self.state = replace(old, active=MemTable(old.manifest.schema), frozen=old.active)
+            frozen = (old.active, *old.frozen) if old.active.rows else old.frozen
+            self.state = replace(old, active=MemTable(schema), frozen=frozen)
 
     def reserve_number(self) -> int:
         """A number for file names. It is never given twice, so a listed file is never overwritten."""
@@ -57,11 +61,15 @@ class Contents:
         return current.next_file
 
     def install(
-        self, new: Manifest, place: slice, opened: Sequence[ColumnFile], *, flushed: bool = False
+        self,
+        new: Manifest,
+        place: slice,
+        opened: Sequence[ColumnFile],
+        flushed: Sequence[MemTable] = (),
     ) -> None:
         """Make `new` the durable manifest; then readers see `opened` in place of the files at `place`.
 
-        `flushed`: they also no longer see the memtable that was flushed. Call with `manifest_lock` held.
+        They also no longer see the `flushed` memtables. Call with `manifest_lock` held.
 
         Raises:
             Retryable: DISK_FULL; readers see the same as before.
@@ -71,7 +79,7 @@ class Contents:
         with self.swap_lock:
             files = list(self.state.files)
             files[place] = opened
-            frozen = None if flushed else self.state.frozen
+            frozen = tuple(table for table in self.state.frozen if table not in flushed)
             self.state = replace(self.state, frozen=frozen, files=tuple(files), manifest=new)
 
     def remove_unlisted(self, *names: str) -> None:
@@ -85,6 +93,4 @@ class Contents:
     def release(self) -> None:
         """Drop everything from memory, because the store is closed."""
         with self.swap_lock:
-            self.state = replace(
-                self.state, active=MemTable(self.state.manifest.schema), frozen=None, files=()
-            )
+            self.state = replace(self.state, active=MemTable(self.state.active.schema), frozen=(), files=())

@@ -206,9 +206,16 @@ class ExactlyOnce:
         return client_id in self._clients
 
     def knows(self, header: WriteHeader) -> bool:
-        """Whether `earlier` would answer this write rather than call it new. Changes nothing."""
+        """Whether the outcome of this write is remembered. Changes nothing."""
         client = self._clients.get(header.client_id)
         return client is not None and header.sequence in client.outcomes
+
+    def may_know(self, client_id: bytes, sequence: int, first_attempt_us: int) -> bool:
+        """Whether this write may have been applied before. Changes nothing."""
+        client = self._clients.get(client_id)
+        if client is None:
+            return client_id != NO_CLIENT and first_attempt_us <= self._mark_us
+        return sequence in client.outcomes or sequence < client.lowest
 
     def record(self, header: WriteHeader, outcome: Outcome) -> None:
         """Remember the outcome of a write that `earlier` called new."""

@@ -6,6 +6,7 @@ failed flush leaves no files and changes nothing that readers see.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import google_crc32c
 
 from stele.model.errors import Corrupt
+from stele.model.schema import Schema
 from stele.tablet import exactly_once
 from stele.tablet.checked import open_sealed, read_bytes, seal
 from stele.tablet.colfile import ColumnFile
@@ -33,15 +35,23 @@ _RUN_BYTES = 64 << 20
 class StoreFlush:
     """Writes the frozen rows, the exactly-once state, and then the manifest that lists both.
 
+    `frozen`: memtables, newest first. Each becomes a file with its own schema. `schema`: the newest one.
     `once`: the result of `ExactlyOnce.frozen`. `mark`: versions that only snapshots below it see are
     dropped."""
 
     def __init__(
-        self, contents: Contents, frozen: MemTable, progress: Progress, once: Any, mark: int
+        self,
+        contents: Contents,
+        frozen: Sequence[MemTable],
+        schema: Schema,
+        progress: Progress,
+        once: Any,
+        mark: int,
     ) -> None:
         self.opid = progress.applied
         self.failed = False
         self.frozen = frozen
+        self._schema = schema
         self._contents = contents
         self._ceiling = progress.max_ceiling
         self._timestamp = progress.last_timestamp
@@ -63,44 +73,49 @@ class StoreFlush:
             current = contents.state.manifest
             if current.opid == self.opid:
                 return
-            number = contents.reserve_number()
+            numbers = [contents.reserve_number() for _ in self.frozen or (None,)]
             try:
-                self._write_files(current, number)
+                self._write_files(current, numbers)
             except Exception:
                 # The flush will be tried again soon and often, so leftovers would fill the disk.
-                made = (path.name for path in contents.directory.glob(f"{NAME}{number:08x}*"))
-                contents.remove_unlisted(f"once-{number:08x}", *made)
+                made = (p.name for n in numbers for p in contents.directory.glob(f"{NAME}{n:08x}*"))
+                contents.remove_unlisted(f"once-{numbers[0]:08x}", *made)
                 raise
 
-    def _write_files(self, current: Manifest, number: int) -> None:
+    def _write_files(self, current: Manifest, numbers: Sequence[int]) -> None:
+        """`numbers`: one for each memtable, at least one."""
         contents = self._contents
-        once_name = f"once-{number:08x}"
+        once_name = f"once-{numbers[0]:08x}"
         body = seal(_ONCE_MAGIC, _ONCE_VERSION, exactly_once.encode(self._once))
         contents.files.write_new(contents.directory / once_name, [body])
         metas: tuple[FileMeta, ...] = ()
-        if self.frozen.rows:
-            # Older files may hold the row that a delete hides, so drop deletes only if there are none.
-            runs, bottom = self.frozen.view().runs(), not current.files
-            kept = Kept(runs, self._mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
-            path = contents.directory / f"{NAME}{number:08x}"
-            layers = ((kept.run(at) for at in layer if len(at)) for layer in kept.layers)
-            metas = write_layers(contents.files, path, current.schema, layers)
+        for table, number in zip(reversed(self.frozen), numbers):
+            metas = (*self._write_table(table, number, bottom=not (metas or current.files)), *metas)
         opened = tuple(ColumnFile(contents.directory / meta.name, meta) for meta in metas)
         new = replace(
             current,
+            schemas=(self._schema,),
             opid=self.opid,
             max_ceiling=self._ceiling,
             last_timestamp=self._timestamp,
             history_mark=max(current.history_mark, self._mark),
-            next_file=number + 1,  # a running merge has a name that no number gives
+            next_file=numbers[-1] + 1,  # a running merge has a name that no number gives
             once=once_name,
             once_size=len(body),
             once_crc=google_crc32c.value(body),
             files=(*metas, *current.files),
         )
-        contents.install(new, slice(0), opened, flushed=True)
+        contents.install(new, slice(0), opened, self.frozen)
         if current.once:
             contents.files.remove(contents.directory / current.once)
+
+    def _write_table(self, table: MemTable, number: int, *, bottom: bool) -> tuple[FileMeta, ...]:
+        """The files of one memtable. `bottom`: nothing older can hold a row that a delete hides."""
+        runs = table.view().runs()
+        kept = Kept(runs, self._mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
+        path = self._contents.directory / f"{NAME}{number:08x}"
+        layers = ((kept.run(at) for at in layer if len(at)) for layer in kept.layers)
+        return write_layers(self._contents.files, path, table.schema, layers)
 
 
 def read_once(directory: Path, listed: Manifest) -> bytes:

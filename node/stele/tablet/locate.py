@@ -1,5 +1,4 @@
-"""Finds the newest version of a key: in the memtable, in the frozen one, or in a file. Used by the write
-path.
+"""Finds the newest version of a key: in a memtable or in a file. Used by the write path.
 
 It works on one state of the store, which no flush or merge changes. Invariant: places found by a `StoreRows`
 are valid only for that `StoreRows`.
@@ -12,16 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from stele.model.errors import ensure
 from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.machine import WouldBlock
 from stele.tablet.memtable import MemTable
+from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import Positions, concat_batches
 from stele.tablet.writing import U64, Located
-
-_FIRST_FILE = 2  # sources 0 and 1 are memtables
 
 
 class StoreRows:
@@ -29,28 +26,26 @@ class StoreRows:
 
     `brief`: raise WouldBlock before a step that would take longer than a few milliseconds."""
 
-    __slots__ = ("_brief", "active", "files", "frozen", "schema")
+    __slots__ = ("_brief", "files", "memory", "schema")
 
     def __init__(
         self,
         schema: Schema,
-        active: MemTable,
-        frozen: MemTable | None,
+        memory: Sequence[MemTable],
         files: Sequence[ColumnFile],
         *,
         brief: bool = False,
     ) -> None:
         self.schema = schema
-        self.active = active
-        self.frozen = frozen
+        self.memory = memory
         self.files = files
         self._brief = brief
 
     def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
         """See stele.tablet.writing.Rows."""
         brief = self._brief
-        for source, table in enumerate((self.active, self.frozen)):
-            if table is not None and table.rows:
+        for source, table in enumerate(self.memory):
+            if table.rows:
                 found = table.newest_small(key, brief=brief)
                 if found is not None:
                     return source, found[0], not found[1]
@@ -61,7 +56,7 @@ class StoreRows:
                 if place is not None:
                     group, row = place
                     deleted = file.deleted(group, brief=brief)
-                    return _FIRST_FILE + at, (group << 32) | row, deleted is None or not deleted[row]
+                    return len(self.memory) + at, (group << 32) | row, deleted is None or not deleted[row]
         return None
 
     def locate(self, keys: pa.BinaryArray, hashes: U64) -> Located:
@@ -70,8 +65,8 @@ class StoreRows:
             raise WouldBlock
         found = Located(np.full(len(keys), -1), np.zeros(len(keys), np.int64), np.zeros(len(keys), bool))
         left = np.arange(len(keys))
-        for source, table in enumerate((self.active, self.frozen)):
-            if table is None or not table.rows or not len(left):
+        for source, table in enumerate(self.memory):
+            if not table.rows or not len(left):
                 continue
             whole = len(left) == len(keys)
             ordinals = table.newest(keys if whole else keys.take(pa.array(left)), hashes[left])
@@ -99,7 +94,7 @@ class StoreRows:
             if not hit.any():
                 continue
             members = left[hit]
-            found.source[members] = _FIRST_FILE + at
+            found.source[members] = len(self.memory) + at
             found.place[members] = (groups[hit] << 32) | rows[hit]
             for group in np.unique(groups[hit]).tolist():
                 deleted = file.deleted(group)
@@ -110,22 +105,21 @@ class StoreRows:
 
     def fetch(self, located: Located) -> pa.RecordBatch:
         """See stele.tablet.writing.Rows."""
-        schema = self.schema
-        if self._brief and int(located.source.max()) >= _FIRST_FILE:
+        columns, arrow, first_file = self.schema.columns, self.schema.to_arrow(), len(self.memory)
+        if self._brief and int(located.source.max()) >= first_file:
             raise WouldBlock
         parts = []
         for source in np.unique(located.source).tolist():
             members = np.flatnonzero(located.source == source)
             places = located.place[members]
-            if source < _FIRST_FILE:
-                table = self.active if source == 0 else self.frozen
-                ensure(table is not None, "a located row is not in memory any more")
-                parts.append((members, table.rows_at(places)))  # type: ignore[union-attr]
+            if source < first_file:
+                table = self.memory[source]
+                parts.append((members, projected(table.rows_at(places), table.schema, columns, arrow)))
                 continue
-            file = self.files[source - _FIRST_FILE]
+            file = self.files[source - first_file]
             for group in np.unique(places >> 32).tolist():
                 inside = places >> 32 == group
-                batch = file.batch(group, schema.columns, schema.to_arrow())
+                batch = file.batch(group, columns, arrow)
                 parts.append((members[inside], batch.take(pa.array(places[inside] & 0xFFFF_FFFF))))
         return _gather(parts)
 

@@ -43,7 +43,8 @@ class Outcome:
 
     If `code` is not OK, the whole write was refused and changed nothing; `message` says why. Rows in
     `row_errors` were not written, all others were. `value`: the answer of a key space operation. `duplicate`:
-    this entry repeats an earlier one.
+    this entry repeats an earlier one. `schema_version`: the version that the table has from here on; 0 if the
+    entry did not change it.
     """
 
     timestamp: int = 0
@@ -52,6 +53,7 @@ class Outcome:
     code: Code = Code.OK
     message: str = ""
     duplicate: bool = False
+    schema_version: int = 0
 
     def error(self) -> SteleError | None:
         """The exception for a refused write; None if the write was done."""

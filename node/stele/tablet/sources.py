@@ -14,6 +14,7 @@ import pyarrow as pa
 from stele.model.column import Column
 from stele.model.schema import Schema
 from stele.tablet.order import SortedRows
+from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import Mask, Run
 
 GROUPS_PER_PIECE = 4
@@ -58,7 +59,7 @@ class MemorySource:
     """Rows of a memtable that were sorted together."""
 
     def __init__(self, rows: SortedRows, serial: int, schema: Schema) -> None:
-        """`serial`: the serial number of the memtable."""
+        """`serial` and `schema`: those of the memtable."""
         self._rows = rows
         self._schema = schema
         self.name: Hashable = (serial, rows.start, rows.end)
@@ -92,10 +93,9 @@ class MemorySource:
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
         """See Source."""
-        place = self._schema.column_ids
         run = self._group(group)
-        arrays = [run.batch.column(place.index(int(c.id))) for c in columns]
-        return Run(pa.RecordBatch.from_arrays(arrays, schema=schema), run.keys, run.times, run.deleted)
+        batch = projected(run.batch, self._schema, columns, schema)
+        return Run(batch, run.keys, run.times, run.deleted)
 
 
 def clusters(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[list[Source]]:

@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 
 from stele.model import writeop
+from stele.model.alter import follows
 from stele.model.block import decode_block, of_schema, size_told
 from stele.model.clock import from_physical_us, physical_us, utc
 from stele.model.entry import Entry, EntryKind
@@ -28,7 +29,7 @@ from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet import manifest
-from stele.tablet.block_checks import check_block
+from stele.tablet.block_checks import check_block, grown_too_large
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.contents import Contents, State
@@ -131,7 +132,7 @@ class TabletStore:
         if found.once:
             once = ExactlyOnce.decode(read_once(directory, found))
         files = tuple(ColumnFile(directory / f.name, f) for f in found.files)
-        state = State(MemTable(found.schema), None, files, found)
+        state = State(MemTable(found.schema), (), files, found)
         return TabletStore(
             directory, options, state, once, Progress(found.opid, found.max_ceiling, found.last_timestamp)
         )
@@ -161,7 +162,7 @@ class TabletStore:
     @property
     def schema(self) -> Schema:
         """The newest schema."""
-        return self._contents.state.manifest.schema
+        return self._contents.state.active.schema
 
     @property
     def history_mark(self) -> int:
@@ -189,7 +190,7 @@ class TabletStore:
     def memory_bytes(self) -> int:
         """See StateMachine: about how many bytes recent rows take."""
         state = self._contents.state
-        return state.active.bytes + (0 if state.frozen is None else state.frozen.bytes)
+        return sum(table.bytes for table in (state.active, *state.frozen))
 
     @property
     def rewritten_bytes(self) -> int:
@@ -206,7 +207,7 @@ class TabletStore:
         """Live rows, roughly. Overwritten versions that are not merged yet are counted too."""
         state = self._contents.state
         files = sum(f.rows - 2 * f.deletes for f in state.files)
-        return max(0, files + state.active.rows + (0 if state.frozen is None else state.frozen.rows))
+        return max(0, files + sum(table.rows for table in (state.active, *state.frozen)))
 
     @property
     def files(self) -> Sequence[str]:
@@ -216,6 +217,10 @@ class TabletStore:
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """See StateMachine."""
         self._once.admit(header, wall_us, clock_error_us)
+
+    def may_know(self, client_id: bytes, sequence: int, first_attempt_us: int) -> bool:
+        """Whether this write may have been applied before. Then applying it again gives its outcome."""
+        return self._once.may_know(client_id, sequence, first_attempt_us)
 
     def knows_client(self, client_id: bytes) -> bool:
         """See StateMachine."""
@@ -233,7 +238,8 @@ class TabletStore:
         if entry.kind is not EntryKind.WRITE:
             return self.apply(entry)
         header, body = writeop.decode(entry.payload)
-        if header.plain or header.kind is not BodyKind.BLOCK or self._once.knows(header):
+        plain = header.plain and header.schema_version == self.schema.version
+        if plain or header.kind is not BodyKind.BLOCK or self._once.knows(header):
             return self._apply_write(entry, header, body, None)
         if not self._may_be_brief(body):
             return Lookup(partial(self._look_up, header, body))
@@ -257,8 +263,12 @@ class TabletStore:
     ) -> Outcome:
         self._written_us = self.options.steady_us()
         self._progress.advance(entry)
+        if header.kind is BodyKind.SCHEMA:
+            return self._change_schema(entry, header, body)
         if header.kind is not BodyKind.BLOCK:
-            raise Corrupt(f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK")
+            raise Corrupt(
+                f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK or SCHEMA"
+            )
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
             return earlier
@@ -274,6 +284,24 @@ class TabletStore:
         self._once.record(header, outcome)
         self._readable = entry.timestamp
         return outcome
+
+    def _change_schema(self, entry: Entry, header: WriteHeader, body: memoryview) -> Outcome:
+        """Take a newer schema: rows from here on go to a memtable of their own. Stored rows stay as they are
+        and are read by column ids."""
+        try:
+            new = Schema.from_json(str(body, "utf-8"))
+        except (Rejected, UnicodeDecodeError) as exc:
+            why = exc if isinstance(exc, Rejected) else Rejected(f"schema: {exc}")
+            raise writeop.not_understood(header, body, why) from exc
+        old = self.schema
+        if follows(new, old):
+            self._contents.freeze(new)
+            _log.info("schema changed", directory=self.directory.name, version=new.version)
+            return Outcome(entry.timestamp, schema_version=int(new.version))
+        if new.version > old.version:
+            why_not = f"schema version {new.version} does not follow version {old.version}: key, types or ids differ"
+            return Outcome(entry.timestamp, code=Code.SCHEMA_MISMATCH, message=why_not)
+        return Outcome(entry.timestamp)
 
     def _may_be_brief(self, body: memoryview) -> bool:
         rows, columns = size_told(body)
@@ -294,8 +322,10 @@ class TabletStore:
             if exc.code is Code.SCHEMA_MISMATCH and not of_schema(body, self.schema):
                 return Plan(refused=exc)
             return writeop.not_understood(header, body, exc)
+        if block.schema_version < self.schema.version and (why := grown_too_large(block, self.schema)):
+            return Plan(refused=why)  # its leader checked it with an older schema
         state = self._contents.state
-        rows = StoreRows(self.schema, state.active, state.frozen, state.files, brief=brief)
+        rows = StoreRows(state.active.schema, (state.active, *state.frozen), state.files, brief=brief)
         try:
             return plan_block(rows, block, writeop.HEADER.size + len(body))
         except SteleError as exc:
@@ -347,10 +377,8 @@ class TabletStore:
                     f"{self.options.history_us // 60_000_000} minutes; read at a newer snapshot",
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
-            memory: list[MemView] = [state.active.view()]
-            if state.frozen is not None:
-                memory.append(state.frozen.view())
-        return View(self.schema, at, memory, state.files, applied, self._live)
+            memory: list[MemView] = [table.view() for table in (state.active, *state.frozen)]
+        return View(state.active.schema, at, memory, state.files, applied, self._live)
 
     # --- flushing
 
@@ -358,7 +386,8 @@ class TabletStore:
         """See StateMachine."""
         if self._job is not None:
             return self._job.failed
-        return self._contents.state.active.bytes >= self.options.flush_bytes
+        # Each change of the schema leaves a memtable, and a lookup asks them all.
+        return self.memory_bytes >= self.options.flush_bytes or bool(self._contents.state.frozen)
 
     def begin_flush(self) -> StoreFlush | None:
         """See StateMachine."""
@@ -372,14 +401,16 @@ class TabletStore:
         if self.applied == self._flushed:
             return None
         # Make the job before freezing; otherwise nothing would own the frozen memtable if this failed.
+        state = self._contents.state
         job = StoreFlush(
             self._contents,
-            self._contents.state.active,
+            tuple(table for table in (state.active, *state.frozen) if table.rows),
+            self.schema,
             self._progress,
             self._once.frozen(),
             self.history_mark,
         )
-        self._contents.freeze()
+        self._contents.freeze(self.schema)
         self._job = job
         return job
 
@@ -391,7 +422,7 @@ class TabletStore:
             _log.debug(
                 "flushed",
                 opid=str(self._flushed),
-                rows=job.frozen.rows,
+                rows=sum(table.rows for table in job.frozen),
                 files=len(self._contents.state.files),
             )
 

@@ -28,6 +28,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
+from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import Run, concat_batches, visible
 from stele.tablet.sources import MemorySource, Source, clusters, pieces
 
@@ -112,7 +113,10 @@ class View:
     def _column(self, column_id: int) -> Column:
         column = self.schema.by_id.get(column_id)
         if column is None:
-            raise Rejected(f"scan: schema version {self.schema.version} has no column with id {column_id}")
+            raise Rejected(
+                f"scan: schema version {self.schema.version} has no column with id {column_id}",
+                code=Code.SCHEMA_MISMATCH,
+            )
         return column
 
     def _filtered(
@@ -156,7 +160,9 @@ class View:
 
     def _sources(self) -> list[Source]:
         memory: list[Source] = [
-            MemorySource(rows, m.table.serial, self.schema) for m in self._memory for rows in m.sorted_rows()
+            MemorySource(rows, m.table.serial, m.table.schema)
+            for m in self._memory
+            for rows in m.sorted_rows()
         ]
         return [*memory, *self._files]
 
@@ -232,25 +238,19 @@ class View:
         values = sorted(set(keys.to_pylist()))
         found: dict[bytes, pa.RecordBatch | None] = {}
         for key in values:
-            self._get_from_memory(key, found)
+            self._get_from_memory(key, found, wanted, schema)
         left = [k for k in values if k not in found]
         for file in self._files:
             if not left:
                 break
             self._get_from_file(file, left, found, wanted, schema)
             left = [k for k in left if k not in found]
-        place = [self.schema.column_ids.index(int(c.id)) for c in wanted]
         rows, size = [], 0
         for key in values:
             row = found.get(key)
             if row is not None:
-                whole = (
-                    row.num_columns == len(self.schema.columns)
-                    and row.schema.names == self.schema.to_arrow().names
-                )
-                arrays = [row.column(at) for at in place] if whole else row.columns
-                rows.append(pa.RecordBatch.from_arrays(list(arrays), schema=schema))
-                size += rows[-1].nbytes
+                rows.append(row)
+                size += row.nbytes
                 if bytes_max is not None and size > bytes_max:
                     raise Rejected(
                         f"the rows of one read take {size} bytes or more; at most {bytes_max} are allowed; "
@@ -259,11 +259,19 @@ class View:
                     )
         return concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=schema)
 
-    def _get_from_memory(self, key: bytes, found: dict[bytes, pa.RecordBatch | None]) -> None:
+    def _get_from_memory(
+        self,
+        key: bytes,
+        found: dict[bytes, pa.RecordBatch | None],
+        columns: tuple[Column, ...],
+        schema: pa.Schema,
+    ) -> None:
         for memory in self._memory:
             version = memory.find(key, self.snapshot)
             if version is not None:
-                found[key] = version[1]
+                row = version[1]
+                written = memory.table.schema
+                found[key] = None if row is None else projected(row, written, columns, schema)
                 return
 
     def _get_from_file(

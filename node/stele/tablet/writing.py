@@ -36,8 +36,8 @@ _ABSENT = "the key is absent"
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Places of the newest versions of some keys. `source`: -1 none, 0 active memtable, 1 frozen one, 2 + i
-    file i.
+    """Places of the newest versions of some keys. `source`: -1 none, then the memtables, then the files, newest
+    first.
 
     `place`: an ordinal in a memtable, or group << 32 | row in a file."""
 

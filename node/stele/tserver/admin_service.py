@@ -1,18 +1,22 @@
-"""TabletServerAdminService: what masters order of a node: create, delete, flush."""
+"""TabletServerAdminService: what masters order of a node: create, alter, delete, flush."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from stele.consensus.superblock import DataState, Superblock
-from stele.model.errors import Rejected
+from stele.model.alter import follows
+from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
+from stele.model.writeop import schema_change
+from stele.rpc.client_stream import WRITE_DEADLINE_MS
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb, opid_to_pb
 from stele.rpc.convert_schema import schema_from_pb
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceServicer
 from stele.tserver.fences import Fences
 from stele.tserver.manager import TabletManager
+from stele.tserver.reads import check_tablet, store_of
 from stele.tserver.replicas import Replicas
 
 
@@ -73,6 +77,27 @@ class AdminService(TabletServerAdminServiceServicer):
             else:
                 order.found_nothing()
         return pb.DeleteTabletResponse()
+
+    async def AlterTablet(self, request: pb.AlterTabletRequest, context: Any) -> pb.AlterTabletResponse:
+        """Give a tablet that this node leads a newer schema. Its other replicas get it by the log."""
+        tablet_id = TabletId(id_from_pb(request.tablet_id))
+        with self._fences.of_catalog(tablet_id, opid_from_pb(request.catalog_opid)) as order:
+            replica = self._replicas.get(tablet_id)
+            check_tablet(replica, "table", request.tablet_incarnation)
+            replica.check_leader()
+            machine, schema = store_of(replica), schema_from_pb(request.schema)
+            if machine.schema.version < schema.version:
+                if not follows(schema, machine.schema):
+                    raise Rejected(
+                        f"schema version {schema.version} does not follow version {machine.schema.version} of tablet "
+                        f"{tablet_id}: expected the next version, the same key, the same types",
+                        code=Code.SCHEMA_MISMATCH,
+                    )
+                outcome = await replica.writes.propose(schema_change(schema), WRITE_DEADLINE_MS)
+                if (error := outcome.error()) is not None:
+                    raise error
+            await order.carried_out()
+        return pb.AlterTabletResponse(schema_version=machine.schema.version)
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:
         """Write what is in memory to files."""

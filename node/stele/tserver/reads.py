@@ -23,6 +23,7 @@ from stele.tserver.threads import InThread
 
 T = TypeVar("T")
 
+_NEWER_RETRY_MS = 20
 VALUES_MAX = 65_536
 """Most keys times columns of one point read."""
 KEYS_MAX = 1_024
@@ -110,6 +111,38 @@ def store_of(replica: Replica) -> TabletStore:
     if not isinstance(machine, TabletStore):
         raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
     return machine
+
+
+def check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
+    """Refuse a request for another kind of tablet, or for another incarnation of it (0: any).
+
+    Raises:
+        Rejected: STALE_INCARNATION; INVALID_ARGUMENT for the kind.
+    """
+    superblock = replica.standing.superblock
+    if incarnation and incarnation != superblock.tablet_incarnation:
+        raise Rejected(
+            f"tablet {replica.tablet_id} is at incarnation {superblock.tablet_incarnation}, the request "
+            f"names {incarnation}; ask the masters again",
+            code=Code.STALE_INCARNATION,
+        )
+    if superblock.kind != kind:
+        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, the request is for a {kind}")
+
+
+def refuse_newer(machine: TabletStore, version: int) -> None:
+    """Refuse a request that was made with a newer schema than the tablet has applied.
+
+    Raises:
+        Retryable: NOT_READY: the change is on its way here.
+    """
+    if version > machine.schema.version:
+        raise Retryable(
+            f"the request was made with schema version {version}, this replica has {machine.schema.version} so far; "
+            "try again",
+            code=Code.NOT_READY,
+            retry_after_ms=_NEWER_RETRY_MS,
+        )
 
 
 def key_space_of(replica: Replica) -> KeySpace:

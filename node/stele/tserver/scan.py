@@ -22,6 +22,7 @@ from stele.tablet.store import TabletStore
 from stele.tablet.view import View
 from stele.tserver.description import NodeDescription
 from stele.tserver.memory import ScanMemory
+from stele.tserver.reads import refuse_newer
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
 
@@ -46,7 +47,8 @@ class Scans:
         unknown = [name for name in command.columns if name not in by_name]
         if unknown:
             raise Rejected(f"scan: no columns {', '.join(unknown)}")
-        column_ids = tuple(by_name[name].id for name in command.columns)
+        # All by id: the table may have more columns when the ticket is used.
+        column_ids = tuple(int(by_name[name].id) for name in command.columns) or schema.column_ids
         ticket = Ticket(
             cluster_id=self._description.identity.cluster_id,
             tablet_id=command.tablet_id,
@@ -55,13 +57,13 @@ class Scans:
             scan=ScanSpec(column_ids=column_ids).to_json(schema),
             fork_id=self._description.identity.fork_id,
         )
-        return schema.to_arrow(column_ids or None), [Endpoint(ticket, (self._description.flight_address,))]
+        return schema.to_arrow(column_ids), [Endpoint(ticket, (self._description.flight_address,))]
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         """The rows of one ticket."""
         replica, view, schema = on_loop(self._loop, self._open(ticket), ticket.wait_ms / 1000 + 1.0)
         try:
-            spec = ticket.spec(schema)
+            spec = _spec(ticket, schema)
             arrow = schema.to_arrow(spec.column_ids or None)
         except BaseException:
             view.close()
@@ -85,13 +87,6 @@ class Scans:
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.get(ticket.tablet_id)
         machine = _table(replica)
-        schema = machine.schema
-        if ticket.schema_version != schema.version:
-            raise Rejected(
-                f"the ticket was made with schema version {ticket.schema_version}, the tablet has "
-                f"{schema.version}; plan the scan again",
-                code=Code.SCHEMA_MISMATCH,
-            )
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):
                 snapshot = ticket.snapshot or int(await replica.reads.latest_snapshot())
@@ -101,7 +96,32 @@ class Scans:
                 f"snapshot {ticket.snapshot} is not ready within {ticket.wait_ms} ms; try again",
                 code=Code.SNAPSHOT_NOT_READY,
             ) from None
-        return replica, machine.view(HybridTime(snapshot)), schema
+        refuse_newer(machine, ticket.schema_version)
+        view = machine.view(HybridTime(snapshot))
+        return replica, view, view.schema
+
+
+def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
+    """The scan of a ticket. One of an older schema is read by column ids.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH: it names no columns, so its reader expects those of its own schema; or one of
+            its columns was dropped.
+    """
+    if ticket.schema_version == schema.version:
+        return ticket.spec(schema)
+    why = "it names no columns"
+    try:
+        spec = ticket.spec(schema)
+        if spec.column_ids:
+            return spec
+    except Rejected as exc:
+        why = str(exc.args[0])
+    raise Rejected(
+        f"the ticket was made with schema version {ticket.schema_version}, the tablet has {schema.version}, and {why}; "
+        "plan the scan again",
+        code=Code.SCHEMA_MISMATCH,
+    )
 
 
 def _table(replica: Replica) -> TabletStore:

@@ -12,6 +12,7 @@ from typing import Any
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
+from stele.model.block import version_told
 from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
@@ -24,7 +25,7 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
-from stele.tserver.reads import checksum, key_space_of, point_read, store_of
+from stele.tserver.reads import check_tablet, checksum, key_space_of, point_read, refuse_newer, store_of
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
 from stele.tserver.threads import InThread
@@ -70,18 +71,30 @@ class TabletService(TabletServerServiceServicer):
     def begin_write(self, request: pb.WriteRequest) -> asyncio.Future[Outcome]:
         """Propose a block."""
         replica = self._replicas.of_request(request.tablet_id)
-        _check_tablet(replica, "table", request.tablet_incarnation)
+        check_tablet(replica, "table", request.tablet_incarnation)
         replica.check_leader()
         block = request.block
         machine = store_of(replica)
+        client_id = _client_id(request.client_id)
+        made_with = version_told(block)
+        refuse_newer(machine, made_with)
+        try:
+            plain = machine.check_block(block)
+        except Rejected:
+            # A retry of a write that was applied before the schema changed gets its outcome.
+            if not 0 < made_with < machine.schema.version or not machine.may_know(
+                client_id, request.sequence, request.first_attempt_us
+            ):
+                raise
+            plain = False
         header = WriteHeader(
-            client_id=_client_id(request.client_id),
+            client_id=client_id,
             sequence=request.sequence,
             lowest_unfinished=request.lowest_unfinished,
             first_attempt_us=request.first_attempt_us,
             digest=_check_digest(block, request.digest),
             schema_version=machine.schema.version,
-            plain=machine.check_block(block),
+            plain=plain,
         )
         self._admit(replica, header)
         return replica.writes.submit(writeop.encode(header, block))
@@ -98,7 +111,8 @@ class TabletService(TabletServerServiceServicer):
     async def _read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or at the latest one."""
         replica = self._replicas.of_request(request.tablet_id)
-        _check_tablet(replica, "table")
+        check_tablet(replica, "table")
+        refuse_newer(store_of(replica), request.schema_version)
         until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
         if request.snapshot:
             await replica.reads.snapshot_ready(request.snapshot, request.deadline_ms)
@@ -118,7 +132,7 @@ class TabletService(TabletServerServiceServicer):
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
         replica = self._replicas.of_request(request.tablet_id)
-        _check_tablet(replica, "keyspace")
+        check_tablet(replica, "keyspace")
         if request.op in (pb.KV_READ, pb.KV_LIST):
             await replica.reads.linearizable_read(request.deadline_ms)
             machine = key_space_of(replica)
@@ -236,18 +250,6 @@ class TabletService(TabletServerServiceServicer):
             snapshot = int(await replica.reads.latest_snapshot())
         value, rows, applied = await checksum(replica, snapshot)
         return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
-
-
-def _check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
-    superblock = replica.standing.superblock
-    if incarnation and incarnation != superblock.tablet_incarnation:
-        raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {superblock.tablet_incarnation}, the request "
-            f"names {incarnation}; ask the masters again",
-            code=Code.STALE_INCARNATION,
-        )
-    if superblock.kind != kind:
-        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, the request is for a {kind}")
 
 
 def _check_digest(block: bytes, digest: int) -> int:

@@ -325,6 +325,7 @@ class ColumnPB(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     NULLABLE_FIELD_NUMBER: _builtins.int
     DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
+    READ_DEFAULT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     name: _builtins.str
     type: _builtins.str
@@ -332,6 +333,8 @@ class ColumnPB(_message.Message):
     nullable: _builtins.bool
     default_value: _builtins.bytes
     """JSON; empty: none"""
+    read_default: _builtins.bytes
+    """JSON; of rows older than the column; empty: null"""
     def __init__(
         self,
         *,
@@ -340,10 +343,11 @@ class ColumnPB(_message.Message):
         type: _builtins.str = ...,
         nullable: _builtins.bool = ...,
         default_value: _builtins.bytes = ...,
+        read_default: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_value", b"default_value", "id", b"id", "name", b"name", "nullable", b"nullable", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_value", b"default_value", "id", b"id", "name", b"name", "nullable", b"nullable", "read_default", b"read_default", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -610,6 +610,148 @@ class ByHandPB(_message.Message):
 Global___ByHandPB: _TypeAlias = ByHandPB  # noqa: Y015
 
 @_typing.final
+class RenameColumnPB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    NEW_NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    new_name: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        new_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "new_name", b"new_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenameColumnPB: _TypeAlias = RenameColumnPB  # noqa: Y015
+
+@_typing.final
+class ColumnDefaultPB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DEFAULT_VALUE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    default_value: _builtins.bytes
+    """JSON; empty: none from now on"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        default_value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_value", b"default_value", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ColumnDefaultPB: _TypeAlias = ColumnDefaultPB  # noqa: Y015
+
+@_typing.final
+class AlterStepPB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_COLUMN_FIELD_NUMBER: _builtins.int
+    DROP_COLUMN_FIELD_NUMBER: _builtins.int
+    RENAME_COLUMN_FIELD_NUMBER: _builtins.int
+    CHANGE_DEFAULT_FIELD_NUMBER: _builtins.int
+    drop_column: _builtins.str
+    @_builtins.property
+    def add_column(self) -> _common_pb2.ColumnPB:
+        """its id is the master's choice"""
+
+    @_builtins.property
+    def rename_column(self) -> Global___RenameColumnPB: ...
+    @_builtins.property
+    def change_default(self) -> Global___ColumnDefaultPB: ...
+    def __init__(
+        self,
+        *,
+        add_column: _common_pb2.ColumnPB | None = ...,
+        drop_column: _builtins.str = ...,
+        rename_column: Global___RenameColumnPB | None = ...,
+        change_default: Global___ColumnDefaultPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "change_default", b"change_default", "drop_column", b"drop_column", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "change_default", b"change_default", "drop_column", b"drop_column", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["add_column", "drop_column", "rename_column", "change_default"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___AlterStepPB: _TypeAlias = AlterStepPB  # noqa: Y015
+
+@_typing.final
+class AlterTableRequest(_message.Message):
+    """Answered once the change is committed in the catalog; the table is ALTERING until all its tablets have it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ALTER_ID_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    NEW_NAME_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.bytes
+    """or"""
+    name: _builtins.str
+    alter_id: _builtins.bytes
+    """chosen by the caller, so that a retry is harmless"""
+    new_name: _builtins.str
+    """empty: as before"""
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterStepPB]:
+        """in this order"""
+
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        alter_id: _builtins.bytes = ...,
+        steps: _abc.Iterable[Global___AlterStepPB] | None = ...,
+        new_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_id", b"alter_id", "name", b"name", "new_name", b"new_name", "steps", b"steps", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTableRequest: _TypeAlias = AlterTableRequest  # noqa: Y015
+
+@_typing.final
+class AlterTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.bytes
+    schema_version: _builtins.int
+    """the version that the table will have"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.bytes = ...,
+        schema_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_version", b"schema_version", "table_id", b"table_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTableResponse: _TypeAlias = AlterTableResponse  # noqa: Y015
+
+@_typing.final
 class TableInfoPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -624,6 +766,7 @@ class TableInfoPB(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     CREATED_US_FIELD_NUMBER: _builtins.int
     REPLICATION_FACTOR_BEFORE_FIELD_NUMBER: _builtins.int
+    NEWEST_SCHEMA_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     name: _builtins.str
     state: _builtins.str
@@ -636,9 +779,15 @@ class TableInfoPB(_message.Message):
     replication_factor_before: _builtins.int
     """the one before its last change; 0: it was never changed"""
     @_builtins.property
-    def schema(self) -> _common_pb2.SchemaPB: ...
+    def schema(self) -> _common_pb2.SchemaPB:
+        """while ALTERING: the one before, which all tablets have"""
+
     @_builtins.property
     def partitioning(self) -> _common_pb2.PartitioningPB: ...
+    @_builtins.property
+    def newest_schema(self) -> _common_pb2.SchemaPB:
+        """while ALTERING: what the table is altered to; else unset"""
+
     def __init__(
         self,
         *,
@@ -653,10 +802,11 @@ class TableInfoPB(_message.Message):
         kind: _builtins.str = ...,
         created_us: _builtins.int = ...,
         replication_factor_before: _builtins.int = ...,
+        newest_schema: _common_pb2.SchemaPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["newest_schema", b"newest_schema", "partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "kind", b"kind", "name", b"name", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "kind", b"kind", "name", b"name", "newest_schema", b"newest_schema", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

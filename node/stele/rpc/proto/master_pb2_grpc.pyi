@@ -36,6 +36,7 @@ class MasterServiceStub:
     DeleteTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]
     SetReplicationFactor: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]
     PlaceTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]
+    AlterTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]
     ListTables: _grpc.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]
     GetTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]
     GetTableLocations: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetTableLocationsRequest, _master_pb2.GetTableLocationsResponse]
@@ -65,6 +66,7 @@ class MasterServiceAsyncStub(MasterServiceStub):
     DeleteTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]  # type: ignore[assignment]
     SetReplicationFactor: _aio.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]  # type: ignore[assignment]
     PlaceTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]  # type: ignore[assignment]
+    AlterTable: _aio.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]  # type: ignore[assignment]
     ListTables: _aio.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]  # type: ignore[assignment]
     GetTable: _aio.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]  # type: ignore[assignment]
     GetTableLocations: _aio.UnaryUnaryMultiCallable[_master_pb2.GetTableLocationsRequest, _master_pb2.GetTableLocationsResponse]  # type: ignore[assignment]
@@ -121,6 +123,13 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.PlaceTabletRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.PlaceTabletResponse, _abc.Awaitable[_master_pb2.PlaceTabletResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AlterTable(
+        self,
+        request: _master_pb2.AlterTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.AlterTableResponse, _abc.Awaitable[_master_pb2.AlterTableResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListTables(

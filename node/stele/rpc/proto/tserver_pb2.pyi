@@ -723,6 +723,55 @@ class DeleteTabletResponse(_message.Message):
 Global___DeleteTabletResponse: _TypeAlias = DeleteTabletResponse  # noqa: Y015
 
 @_typing.final
+class AlterTabletRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    CATALOG_OPID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    tablet_incarnation: _builtins.int
+    @_builtins.property
+    def schema(self) -> _common_pb2.SchemaPB: ...
+    @_builtins.property
+    def catalog_opid(self) -> _common_pb2.OpIdPB: ...
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        schema: _common_pb2.SchemaPB | None = ...,
+        catalog_opid: _common_pb2.OpIdPB | None = ...,
+        tablet_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["catalog_opid", b"catalog_opid", "schema", b"schema"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["catalog_opid", b"catalog_opid", "schema", b"schema", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTabletRequest: _TypeAlias = AlterTabletRequest  # noqa: Y015
+
+@_typing.final
+class AlterTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    schema_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        schema_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_version", b"schema_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTabletResponse: _TypeAlias = AlterTabletResponse  # noqa: Y015
+
+@_typing.final
 class FlushTabletRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

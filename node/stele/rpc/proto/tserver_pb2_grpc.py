@@ -254,6 +254,11 @@ class TabletServerAdminServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletResponse.FromString,
                 _registered_method=True)
+        self.AlterTablet = channel.unary_unary(
+                '/stele.v1.TabletServerAdminService/AlterTablet',
+                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServerAdminServiceServicer:
@@ -277,6 +282,13 @@ class TabletServerAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterTablet(self, request, context):
+        """To the leader: the table has this schema from now on. Idempotent; answered once its own replica has applied it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServerAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -294,6 +306,11 @@ def add_TabletServerAdminServiceServicer_to_server(servicer, server):
                     servicer.FlushTablet,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletResponse.SerializeToString,
+            ),
+            'AlterTablet': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterTablet,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -377,6 +394,33 @@ class TabletServerAdminService:
             '/stele.v1.TabletServerAdminService/FlushTablet',
             stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_tserver__pb2.FlushTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.TabletServerAdminService/AlterTablet',
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.AlterTabletResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,8 @@ class TabletServerAdminServiceStub:
     CreateTablet: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.CreateTabletRequest, _tserver_pb2.CreateTabletResponse]
     DeleteTablet: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.DeleteTabletRequest, _tserver_pb2.DeleteTabletResponse]
     FlushTablet: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.FlushTabletRequest, _tserver_pb2.FlushTabletResponse]
+    AlterTablet: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.AlterTabletRequest, _tserver_pb2.AlterTabletResponse]
+    """To the leader: the table has this schema from now on. Idempotent; answered once its own replica has applied it."""
 
 @_typing.type_check_only
 class TabletServerAdminServiceAsyncStub(TabletServerAdminServiceStub):
@@ -103,6 +105,8 @@ class TabletServerAdminServiceAsyncStub(TabletServerAdminServiceStub):
     CreateTablet: _aio.UnaryUnaryMultiCallable[_tserver_pb2.CreateTabletRequest, _tserver_pb2.CreateTabletResponse]  # type: ignore[assignment]
     DeleteTablet: _aio.UnaryUnaryMultiCallable[_tserver_pb2.DeleteTabletRequest, _tserver_pb2.DeleteTabletResponse]  # type: ignore[assignment]
     FlushTablet: _aio.UnaryUnaryMultiCallable[_tserver_pb2.FlushTabletRequest, _tserver_pb2.FlushTabletResponse]  # type: ignore[assignment]
+    AlterTablet: _aio.UnaryUnaryMultiCallable[_tserver_pb2.AlterTabletRequest, _tserver_pb2.AlterTabletResponse]  # type: ignore[assignment]
+    """To the leader: the table has this schema from now on. Idempotent; answered once its own replica has applied it."""
 
 class TabletServerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -125,5 +129,13 @@ class TabletServerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tserver_pb2.FlushTabletRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tserver_pb2.FlushTabletResponse, _abc.Awaitable[_tserver_pb2.FlushTabletResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def AlterTablet(
+        self,
+        request: _tserver_pb2.AlterTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tserver_pb2.AlterTabletResponse, _abc.Awaitable[_tserver_pb2.AlterTabletResponse]]:
+        """To the leader: the table has this schema from now on. Idempotent; answered once its own replica has applied it."""
 
 def add_TabletServerAdminServiceServicer_to_server(servicer: TabletServerAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

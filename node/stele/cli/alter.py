@@ -1,0 +1,124 @@
+"""`stele table alter`, `rename`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from stele.cli.options import masters_option, timeout_option, with_client
+from stele.cli.output import say
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.model.schema import Schema
+
+Added = tuple[str, str, bool, str | None]
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--add", "added", multiple=True, metavar="NAME:TYPE[?]", help="A new column; ? makes it nullable."
+)
+@click.option(
+    "--default",
+    "defaults",
+    multiple=True,
+    metavar="NAME=JSON",
+    help="Default of a new column, or of one that is there. A text is written '\"so\"'.",
+)
+@click.option(
+    "--no-default", "undefaults", multiple=True, metavar="NAME", help="Take a column's default away."
+)
+@click.option("--rename", "renamed", multiple=True, metavar="OLD=NEW", help="Rename a column.")
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column with its values.")
+@click.option("--yes", is_flag=True, help="Do not ask before columns are dropped.")
+@masters_option
+@timeout_option
+def alter(
+    name: str,
+    added: tuple[str, ...],
+    defaults: tuple[str, ...],
+    undefaults: tuple[str, ...],
+    renamed: tuple[str, ...],
+    dropped: tuple[str, ...],
+    yes: bool,
+    masters: str,
+    timeout_s: float,
+) -> None:
+    """Change the columns of a table while it is in use. All changes of one call are made together.
+
+    Rows that are stored already get the default of a new column, else null. A changed default counts for later
+    rows. Drops come first, new columns last.
+
+    \b
+    Examples:
+      stele table alter flights --add gate:string? --add stops:int8 --default stops=0
+      stele table alter flights --rename dest=destination --drop tailnum --yes
+    """
+    given = _pairs("--default", defaults, "NAME=JSON, like stops=0")
+    columns = [_added(text, given) for text in added]
+    if both := [column for column in undefaults if column in given]:
+        raise click.UsageError(f"column {both[0]} has both --default and --no-default")
+    changed: dict[str, str | None] = {**given, **dict.fromkeys(undefaults)}
+    renames = _pairs("--rename", renamed, "OLD=NEW")
+    if not (columns or changed or renames or dropped):
+        raise click.UsageError("nothing to change; give --add, --drop, --rename, --default or --no-default")
+    if dropped and not yes:
+        what = f"column{'s' * (len(dropped) > 1)} {', '.join(dropped)} of {name}"
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"standard input is no terminal, so nobody can confirm to drop {what}; add --yes"
+            )
+        click.confirm(f"Drop {what} with all values permanently?", abort=True)
+
+    async def work(client: AsyncClient) -> Schema:
+        table = await client.open_table(name)
+        await table.alter(add=columns, drop=dropped, rename=renames, defaults=changed, timeout_s=timeout_s)
+        return table.schema
+
+    schema = with_client(masters, work, timeout_s)
+    say(f"altered table {name}: schema version {schema.version}, {len(schema.columns)} columns")
+
+
+@click.command()
+@click.argument("name")
+@click.argument("new_name")
+@masters_option
+@timeout_option
+def rename(name: str, new_name: str, masters: str, timeout_s: float) -> None:
+    """Rename a table. Programs that have it open go on; the old name is free at once.
+
+    Example: stele table rename flights flights_2024
+    """
+
+    async def work(client: AsyncClient) -> None:
+        table = await client.open_table(name)
+        await table.alter(rename_to=new_name, timeout_s=timeout_s)
+
+    with_client(masters, work, timeout_s)
+    say(f"renamed table {name} to {new_name}")
+
+
+def _added(text: str, defaults: dict[str, str]) -> Added:
+    """A column of --add. Takes its default out of `defaults`."""
+    name, separator, kind = text.partition(":")
+    if not separator or not name or not kind:
+        raise click.UsageError(f"--add {text}: expected NAME:TYPE, like stops:int8 or gate:string?")
+    return name, kind.removesuffix("?"), kind.endswith("?"), defaults.pop(name, None)
+
+
+def _pairs(option: str, texts: Iterable[str], expected: str) -> dict[str, str]:
+    """The values of an option by name."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name or not value:
+            raise click.UsageError(f"{option} {text}: expected {expected}")
+        if name in found:
+            raise click.UsageError(f"{option} {text}: {name} is given twice")
+        found[name] = value
+    return found

@@ -1,0 +1,204 @@
+"""Alters tables: one replicated batch, then orders to the leaders of its tablets, until all replicas follow.
+
+Called by service.py on the leader, by orders.py, and by background.py. The change itself is an entry in each
+tablet's log (stele.tablet). Invariant: a table is ALTERING from the batch with its new schema until every tablet
+has applied it, whichever master leads. Until then it keeps the schema that all tablets have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes
+from stele.master.leadership import Leadership
+from stele.master.liveness import Report
+from stele.master.port import swap
+from stele.master.records import TableRecord, TabletRecord
+from stele.master.tables import KINDS, is_name
+from stele.model.alter import altered
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.ids import TabletId
+from stele.model.kvop import KeyOperation
+from stele.model.schema import Schema
+from stele.rpc.convert import id_from_pb
+from stele.rpc.convert_schema import steps_from_pb
+from stele.rpc.proto import common_pb2, master_pb2
+
+log = structlog.get_logger("stele.master")
+
+_QUARTERS = 3
+"""Quarters of the catalog that altered tables may fill, as replacement tablets may (background.py)."""
+_AT_ONCE = 64
+"""Tablets that one turn of the event loop examines."""
+
+
+async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -> TableRecord:
+    """Change columns or the name of a table, and return its row. Its tablets follow afterwards. A repeated request
+    (the same `alter_id`) does nothing.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT: lists all faults; NOT_FOUND; ALREADY_PRESENT: the new name is used; TOO_LARGE;
+            UNSUPPORTED_VERSION: a node runs another release.
+        Retryable: NOT_READY: the table is being created or altered.
+    """
+    alter_id = id_from_pb(request.alter_id)
+    wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
+    names = {f"name/{wanted.name}", f"name/{request.new_name or wanted.name}"}
+    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names)):
+        table = lead.catalog.table(wanted.table_id)
+        if table.state == "REMOVED":
+            raise Rejected(f"there is no table {wanted.name!r}", code=Code.NOT_FOUND)
+        if alter_id and alter_id == table.altered_by:
+            return table
+        if table.name != wanted.name:
+            raise Retryable(f"table {wanted.name!r} was renamed meanwhile; try again", code=Code.NOT_READY)
+        changed = _changed(lead, table, request)
+        batch = [swap(table, changed)]
+        _check_room(lead, table, changed, batch)
+        await lead.commit(batch)
+    if changed.state == "ALTERING":
+        for tablet_id in lead.catalog.tablets_of.get(table.table_id, ()):
+            lead.look_at(tablet_id)
+    return changed
+
+
+def _changed(lead: Leadership, table: TableRecord, request: master_pb2.AlterTableRequest) -> TableRecord:
+    where = f"alter {KINDS[table.kind]} {table.name!r}: "
+    faults: list[str] = []
+    schema = None
+    try:
+        if request.steps and not table.schema:
+            raise Rejected("a key space has no columns")
+        if request.steps:
+            schema = altered(Schema.from_json(table.schema), steps_from_pb(request.steps))
+    except Rejected as exc:
+        faults.append(str(exc.args[0]).removeprefix("alter: "))
+    new_name = request.new_name or table.name
+    if not is_name(new_name):
+        faults.append(f"new name of {len(new_name)} characters; expected a name as for a new table")
+    if not request.steps and not request.new_name:
+        faults.append("it changes nothing; name a column to add, drop or rename, a default, or a new name")
+    if faults:
+        raise Rejected(where + "; ".join(faults))
+    if new_name != table.name and new_name in lead.catalog.table_by_name:
+        raise Rejected(f"{where}{new_name!r} exists already", code=Code.ALREADY_PRESENT)
+    changed = replace(table, name=new_name, altered_by=id_from_pb(request.alter_id))
+    if schema is None:
+        return changed
+    _check_may_alter(lead, table, where)
+    return replace(changed, state="ALTERING", schema=schema.to_json(), fully_applied_schema=table.schema)
+
+
+def _check_may_alter(lead: Leadership, table: TableRecord, where: str) -> None:
+    if table.state == "ALTERING":
+        raise Retryable(f"{where}an earlier change is not in all tablets yet; try again", code=Code.NOT_READY)
+    tablets = lead.catalog.current_tablets(table.table_id)
+    # A replica that is created later would begin with the new schema, and its log with entries of the old one.
+    young = [t for t in tablets if t.state != "RUNNING" or t.uncreated]
+    if young:
+        raise Retryable(
+            f"{where}{len(young)} of its tablets are being created; try again", code=Code.NOT_READY
+        )
+    # One that is away may be of an older release: then its replicas wait until it is upgraded.
+    releases = sorted({n.version for n in lead.catalog.nodes.values() if n.version and lead.is_alive(n)})
+    if len(releases) > 1:
+        raise Rejected(
+            f"{where}nodes and masters run different releases ({', '.join(releases[:5])}), and an older one cannot read "
+            "the change; upgrade all of them first",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+
+
+def _check_room(
+    lead: Leadership, table: TableRecord, changed: TableRecord, batch: Sequence[KeyOperation]
+) -> None:
+    """Refuse a change with which a row, the catalog or a view would be too large. One that drops columns fits."""
+    row_bytes = sum(len(o.value) + len(o.key) for o in batch)
+    larger = len(changed.schema) > len(table.schema)
+    if (
+        row_bytes > lead.options.create_bytes_max
+        or not lead.has_room(batch, _QUARTERS)
+        or (larger and all_view_bytes(lead.catalog, changed) > VIEW_BYTES_MAX)
+    ):
+        raise Rejected(
+            f"alter table {table.name!r}: its new definition has {len(changed.schema)} bytes, more than the catalog has "
+            "room for; use fewer columns, or delete tables",
+            code=Code.TOO_LARGE,
+        )
+
+
+def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:
+    """The report of a tablet's leader that lacks its table's newest schema; None if it has it, or none is known."""
+    version = lead.catalog.altering.get(row.table_id)
+    if version is None or row.state != "RUNNING":
+        return None
+    leader = _leader(lead, row)
+    return leader if leader is not None and leader.status.schema_version < version else None
+
+
+def _leader(lead: Leadership, row: TabletRecord) -> Report | None:
+    _, node_id = lead.liveness.leader_of(row.tablet_id)
+    for report in lead.liveness.reports_of(row.tablet_id):
+        if report.node_id == node_id and report.status.role == common_pb2.LEADER:
+            return report
+    return None
+
+
+def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
+    """Whether a tablet has this schema: its leader, and all other replicas that run on live nodes."""
+    leader = _leader(lead, row)
+    if leader is None or leader.status.schema_version < version:
+        return False
+    for report in lead.liveness.reports_of(row.tablet_id):
+        node, status = lead.catalog.nodes.get(report.node_id), report.status
+        serves = status.state == common_pb2.RUNNING and status.has_data
+        member = row.config.names(status.replica_id, report.node_id)
+        if serves and member and node is not None and lead.is_alive(node) and status.schema_version < version:
+            return False
+    return True
+
+
+class Alterations:
+    """The tables that are ALTERING, as one leadership follows them. Holds nothing that the catalog and reports do
+    not tell again."""
+
+    def __init__(self, lead: Leadership) -> None:
+        self._lead = lead
+        self._left: dict[tuple[str, int], dict[TabletId, None]] = {}
+        """Tablets that have not followed yet, by table and version."""
+
+    async def look(self) -> None:
+        """Take off the tablets that have followed. A table whose tablets all have is RUNNING again."""
+        lead, before = self._lead, self._left
+        self._left = {}
+        for table_id, version in list(lead.catalog.altering.items()):
+            left = before.get((table_id, version))
+            if left is None:
+                left = {t.tablet_id: None for t in lead.catalog.current_tablets(table_id)}
+            self._left[table_id, version] = left
+            if await self._all_follow(left, version):
+                await lead.do(self._finish(table_id, version))
+
+    async def _all_follow(self, left: dict[TabletId, None], version: int) -> bool:
+        for number, tablet_id in enumerate(list(left), 1):
+            row = self._lead.catalog.tablets.get(tablet_id)
+            if row is not None and not _follows(self._lead, row, version):
+                return False  # it stays the first to be looked at
+            del left[tablet_id]
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return True
+
+    async def _finish(self, table_id: str, version: int) -> None:
+        """ALTERING → RUNNING, unless somebody was faster."""
+        lead = self._lead
+        async with lead.locks.hold(tables=(f"id/{table_id}",)):
+            table = lead.catalog.tables.get(table_id)
+            if table is None or lead.catalog.altering.get(table_id) != version:
+                return
+            await lead.commit([swap(table, replace(table, state="RUNNING", fully_applied_schema=""))])
+        log.info("table altered", table=table.name, schema_version=version)
