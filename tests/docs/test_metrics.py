@@ -28,7 +28,7 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 TELLING = (
     *(f"plan/{name}.py" for name in ("budgets", "findings", "formation", "health", "cluster_plan", "status")),
     *("plan/tables.py", "plan/diagnosis.py", "plan/member_objects.py", "plan/leaving.py"),
-    *("heal.py", "heals.py", "leaders.py", "reconcile.py"),
+    *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py"),
 )
 """The modules that say why, in one word."""
 CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked")
