@@ -130,7 +130,9 @@ class Healer:
                 peer = Peer(node_of(replica_id), replica_id, "", MemberType.NON_VOTER, True)
                 self._change(leader, step, ChangeType.ADD, peer)
             case AddWitness(replica_id=replica_id):
+                # As the executor: a witness whose rows arrived before it was added tells of no start.
                 start = world.nodes[replica_id].superblock.witness_start
+                start = step.witness_start if start == OPID_NONE else start
                 peer = Peer(node_of(replica_id), replica_id, "", MemberType.WITNESS, witness_start=start)
                 self._change(leader, step, ChangeType.ADD, peer)
             case CancelCopy():
