@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stele.client.admin import list_nodes
+from stele.client.admin import list_nodes, what_drain_waits_for
 from stele.driver.main import run as drive
 from stele.driver.policy import Policy
 from stele.driver.view import Wanted
@@ -128,6 +128,31 @@ async def test_a_parked_node_is_away_and_back_and_nothing_is_copied(
                 while (await listed(run))[node]["seen"] != "live":
                     await asyncio.sleep(0.1)
             assert await count(client) == 60
+
+
+async def test_a_drain_that_nobody_carries_out_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No driver runs; then the machines that it counted on are gone. Interrupted, the wish stays."""
+    monkeypatch.setattr("stele.cli.wanted.STILL_S", 0.5)
+    async with made(tmp_path, monkeypatch) as (cluster, run):
+        before = await listed(run)
+        node = max(before.values(), key=lambda n: n["replicas"])["node_id"]
+        waiting = asyncio.create_task(run("node", "drain", node, "--wait"))
+        await asyncio.sleep(3)
+        assert (await run("node", "undrain", node))[0] == 0
+        code, out, err = await waiting
+        assert code == 2 and "somebody took the drain back" in err
+        assert "is a driver at work?" in out
+        async with cluster.client() as client:
+            assert (await run("node", "drain", node))[0] == 0
+            assert await what_drain_waits_for(client.masters, node) == ()
+            reasons: list[str] = []
+            for other in (n for n in before if n != node):  # one of them is the only place for some tablet
+                await run("node", "park", other, "--for", "1h")
+                reasons += await what_drain_waits_for(client.masters, node)
+                await run("node", "unpark", other)
+            assert any("waits for an ACTIVE node" in r for r in reasons), reasons
 
 
 async def test_a_node_is_retired_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 POLL_S = 1.0
 STILL_S = 30.0
 """After so long without progress a waiting command says what may be missing."""
+REASONS_MAX = 3
+"""Most reasons that a waiting command shows."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
@@ -203,6 +205,21 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+async def _tell_why(client: AsyncClient, node: NodeStatus) -> None:
+    """Say why nothing moves, as far as the masters' view tells."""
+    from stele.client.admin import what_drain_waits_for
+
+    reasons = await what_drain_waits_for(client.masters, node.node_id)
+    for reason in reasons[:REASONS_MAX]:
+        say(f"{node.label} waits: {reason}")
+    if len(reasons) > REASONS_MAX:
+        say(f"{node.label} waits for {len(reasons) - REASONS_MAX} more reasons; `stele ksck` has the tablets")
+    if not reasons:
+        say(
+            f"{node.label}: nothing moved for {STILL_S:.0f} s; is a driver at work? (the operator, `stele driver run`)"
+        )
+
+
 async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) -> None:
     """Show how much is left whenever it changes. Ends when nothing names the node, or its drain was taken
     back."""
@@ -221,10 +238,8 @@ async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) 
             say(f"{node.label}: {told}")
         if not hinted and time.monotonic() - moved_s >= STILL_S:
             hinted = True
-            say(
-                f"{node.label}: nothing moved for {STILL_S:.0f} s; a driver must run (the operator, or `stele driver run`), "
-                "and status.healing or its output says what it waits for"
-            )
+            with suppress(Retryable):
+                await _tell_why(client, node)
         await asyncio.sleep(POLL_S)
         with suppress(Retryable):  # masters elect a leader; the wish stays meanwhile
             node = await node_status_of(client.masters, node.node_id)

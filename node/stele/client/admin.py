@@ -24,6 +24,7 @@ from stele.client.nodes import (
     retire_node,
     undrain_node,
     unpark_node,
+    what_drain_waits_for,
 )
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
@@ -54,6 +55,7 @@ __all__ = [
     "tablet_now",
     "undrain_node",
     "unpark_node",
+    "what_drain_waits_for",
 ]
 
 _ASK_TIMEOUT_S = 3.0

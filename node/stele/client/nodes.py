@@ -6,13 +6,17 @@ carries the wishes out. Invariant: a wish that cannot end is refused before the 
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stele.client.health import NodeHealth, examine
 from stele.driver.feasible import absence, drain_faults
+from stele.driver.planner import plan
 from stele.driver.policy import Policy
+from stele.driver.progress import with_names
+from stele.driver.steps import Blocked
 from stele.driver.view import ClusterView, NodeState, Wanted
 from stele.driver.wire import view_from_pb
 from stele.model.bounds import WANTED_FOR_MAX_MS, cut
@@ -110,6 +114,20 @@ async def node_status_of(masters: Masters, given: str, *, timeout_s: float = 10.
     view = await cluster_view(masters, timeout_s=timeout_s)
     wanted = id_from_pb(node_called(given, list(view.nodes)).node_id)
     return next(n for n in _statuses(view) if n.node_id == wanted)
+
+
+async def what_drain_waits_for(masters: Masters, node_id: str, *, timeout_s: float = 10.0) -> tuple[str, ...]:
+    """Why replicas stay on a node, in words, each reason once. Empty: nothing holds them up, or nobody drives.
+
+    A driver's own policy may be stricter, and it may know more.
+    """
+    pb = await cluster_view(masters, timeout_s=timeout_s)
+    view = view_from_pb(pb)
+    names = {id_from_pb(n.node_id)[:8]: n.name for n in pb.nodes if n.name}
+    here = {t.tablet_id for t in view.tablets if t.config.peer_on(node_id) is not None}
+    steps = await asyncio.to_thread(plan, view, Policy())
+    waits = (s.reason for s in steps if isinstance(s, Blocked) and (not s.tablet_id or s.tablet_id in here))
+    return tuple(dict.fromkeys(with_names(reason, names) for reason in waits))
 
 
 async def drain_node(

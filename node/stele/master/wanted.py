@@ -81,7 +81,8 @@ def _check_owner(node: NodeRecord, owner: str, override: bool) -> None:
     if owner == DRIVER:
         raise Rejected(f"{asked} because an administrator asked for it; a driver may not change that")
     raise Rejected(
-        f"{asked} because the driver asked for it; change what it acts on, such as spec.nodes of the TabletCluster"
+        f"{asked} because the driver asked for it; change what it acts on, such as spec.nodes of the TabletCluster, or "
+        "override it"
     )
 
 
