@@ -13,7 +13,7 @@ from collections import Counter
 from stele.driver.joining import at
 from stele.driver.leader_moves import may_lead
 from stele.driver.policy import Policy
-from stele.driver.situation import Situation
+from stele.driver.situation import Situation, in_service
 from stele.driver.steps import WAITS, Blocked, MoveLeader, Step
 from stele.driver.trials import Trials
 from stele.driver.view import ClusterView
@@ -34,7 +34,10 @@ class LeaderLeaves:
     def instead(self, s: Situation, step: Step | None) -> Step | None:
         """The step of a tablet, or the move of its leader if there is nothing to do but to wait."""
         leader, tablet_id = s.leader(), s.tablet.tablet_id
-        if leader is None or leader.may_lead or tablet_id in self._trials.moved:
+        if leader is None or tablet_id in self._trials.moved:
+            return step
+        # A replica that a move replaces leads on until its successor votes.
+        if in_service(leader.node, self._policy) and not leader.parked:
             return step
         if step is not None and not isinstance(step, WAITS):
             return step
