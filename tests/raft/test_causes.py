@@ -22,6 +22,7 @@ from stele.raft.effects import (
     PeerReached,
     PeerSound,
     RoleChanged,
+    Send,
 )
 from stele.raft.events import (
     ChangeType,
@@ -63,6 +64,7 @@ NAMED: list[tuple[Event, str]] = [
     (event_of(VoteRequest(5, OpId(4, 17))), "VoteRequest of term 5 from 2"),
     (event_of(VoteResponse(5, True, pre_vote=True)), "pre-vote VoteResponse of term 5 from 2"),
     (event_of(TimeoutNow(5)), "TimeoutNow of term 5 from 2"),
+    (event_of(TimeoutNow(5, CAUSE)), f"TimeoutNow of term 5 from 2 for {CAUSE}"),
     (Propose(7, EntryKind.WRITE, b""), "Propose 7"),
     (ProposeChange(8, ChangeType.ADD, NEWCOMER, -1), "ProposeChange 8"),
     (ProposeChange(8, ChangeType.ADD, NEWCOMER, -1, CAUSE), CAUSE),
@@ -159,6 +161,18 @@ def test_a_change_that_a_later_leader_commits_still_bears_its_cause() -> None:
     settle(core, effects)
     told = core.step(event_of(UpdateRequest(2, core.log.last_opid, (), core.log.last_index)))
     assert causes(told, ConfigChanged) == [f"{CAUSE}: leader 2 of term 2 has committed it"]
+
+
+def test_who_takes_a_leadership_over_bears_the_cause_of_the_order_to_hand_it_over() -> None:
+    """The new leader's log said only who had led: of a drain or a heal it knew nothing."""
+    core = leader_in_step()
+    effects = core.step(TransferLeadership(9, ReplicaId(2), 7, (), CAUSE))
+    (asked,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)]
+    heir = RaftCore(RaftOptions(), ReplicaId(2), initial(3), random.Random(1))
+    heir.step(Start(0))
+    heir.step(Received(ONE, UpdateRequest(asked.term, OpId(0, 0), (), 0), 5))
+    told = causes(heir.step(Received(ONE, asked, 7)), RoleChanged)
+    assert told == [f"TimeoutNow of term 1 from 1 for {CAUSE}: replica 1 hands over"]
 
 
 def test_what_follows_from_a_whole_turn_names_its_end() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stele.model.bounds import TEXT_CHARS_MAX
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId, new_id
@@ -13,6 +14,7 @@ from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateRespon
 from stele.rpc.convert import peer_from_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto.consensus_pb2 import ConsensusMessage
+from stele.rpc.proto.consensus_pb2 import TimeoutNow as TimeoutNowPB
 from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
 
 MESSAGES: list[Message] = [
@@ -29,6 +31,7 @@ MESSAGES: list[Message] = [
     VoteRequest(4, OpId(3, 9), True, True, NodeId(new_id())),
     VoteResponse(4, True, True, 4, True, False),
     TimeoutNow(9),
+    TimeoutNow(9, "heal/7f3a91c2-12: its node drains"),
 ]
 
 
@@ -97,3 +100,13 @@ def test_numbers_of_a_later_program_are_refused_by_name() -> None:
     with pytest.raises(Rejected, match=r"peer 3: member type 9 is unknown.*upgrade") as refused:
         peer_from_pb(peer)
     assert refused.value.code is Code.UNSUPPORTED_VERSION
+
+
+def test_the_cause_that_a_peer_tells_is_bounded() -> None:
+    """A node logs it, and keeps it while it stands for election."""
+    envelope = ConsensusMessage()
+    envelope.timeout_now.CopyFrom(TimeoutNowPB(term=9, cause="x" * 100_000))
+    told = message_from_pb(envelope)
+    assert isinstance(told, TimeoutNow) and told.cause.endswith("...")
+    assert len(told.cause) == TEXT_CHARS_MAX
+    assert len(encode_body(TimeoutNow(9, "x" * 100_000))) < 2 * TEXT_CHARS_MAX

@@ -77,6 +77,8 @@ def _cause_of_message(event: Received) -> str:
             return f"{text} after {index}"
         case VoteRequest(pre_vote=True) | VoteResponse(pre_vote=True):
             return f"pre-vote {text}"
+        case TimeoutNow(cause=cause) if cause:
+            return f"{text} for {cause}"
         case VoteRequest() | VoteResponse() | TimeoutNow():
             return text
         case _:

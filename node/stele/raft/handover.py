@@ -68,7 +68,7 @@ class Handover:
         elif event.at_once and (lag := self._lag(target)):
             self._refuse(event, Code.NOT_READY, f"replica {target} {lag}; try again when it has caught up")
             return
-        self._begin(event.context, target)
+        self._begin(event.context, target, event.cause)
 
     def _refuse(self, event: TransferLeadership, code: Code, message: str) -> None:
         self._state.outbox.others.append(TransferFailed(event.context, code, message))
@@ -84,9 +84,10 @@ class Handover:
         self._begin(None, target)
         return True
 
-    def _begin(self, context: int | None, target: ReplicaId) -> None:
+    def _begin(self, context: int | None, target: ReplicaId, cause: str = "") -> None:
         state = self._state
-        state.pending.transfer = Transfer(context, target, state.now_ms + state.options.election_max_ms)
+        due_ms = state.now_ms + state.options.election_max_ms
+        state.pending.transfer = Transfer(context, target, due_ms, cause)
 
     def end_turn(self) -> None:
         """Ask the target to stand for election once it holds the whole log.
@@ -102,7 +103,7 @@ class Handover:
         progress = self._peers.progress.get(transfer.target)
         if progress is not None and progress.match == state.log.last_index:
             transfer.sent = transfer.asked = True
-            state.outbox.send(transfer.target, TimeoutNow(state.term), 0)
+            state.outbox.send(transfer.target, TimeoutNow(state.term, transfer.cause), 0)
 
     def end(self, code: Code, why: str) -> None:
         """Leadership is over. The transfer fails, unless its target was asked to stand: it may still win."""

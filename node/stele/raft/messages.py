@@ -95,9 +95,13 @@ class VoteResponse:
 
 @record
 class TimeoutNow:
-    """The leader of `term` asks the receiver to campaign at once (dissertation 3.10)."""
+    """The leader of `term` asks the receiver to campaign at once (dissertation 3.10).
+
+    `cause`: why the leader was asked to hand over; empty: not told.
+    """
 
     term: int
+    cause: str = ""
 
 
 Message = UpdateRequest | UpdateResponse | VoteRequest | VoteResponse | TimeoutNow

@@ -31,15 +31,17 @@ class PendingChange:
 
 
 class Transfer:
-    """A transfer of leadership to `target`. `context` is None if the leader began it by itself.
+    """A transfer of leadership to `target`. `context` is None if the leader began it by itself. `cause`: as
+    `TransferLeadership.cause`.
 
     `asked`: a TimeoutNow was sent, so the target may win an election. `sent`: it need not be sent again now.
     """
 
-    __slots__ = ("asked", "context", "due_ms", "sent", "target")
+    __slots__ = ("asked", "cause", "context", "due_ms", "sent", "target")
 
-    def __init__(self, context: int | None, target: ReplicaId, due_ms: int) -> None:
+    def __init__(self, context: int | None, target: ReplicaId, due_ms: int, cause: str) -> None:
         self.context = context
+        self.cause = cause
         self.target = target
         self.due_ms = due_ms
         self.asked = False

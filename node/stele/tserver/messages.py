@@ -11,6 +11,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import assert_never
 
+from stele.model.bounds import cut
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
@@ -94,7 +95,8 @@ def encode_body(message: Message) -> bytes:
                 )
             )
         case TimeoutNow():
-            envelope.timeout_now.CopyFrom(consensus_pb2.TimeoutNow(term=message.term))
+            asks = consensus_pb2.TimeoutNow(term=message.term, cause=cut(message.cause))
+            envelope.timeout_now.CopyFrom(asks)
         case _:
             assert_never(message)
     return envelope.SerializeToString()
@@ -147,7 +149,8 @@ def message_from_pb(envelope: consensus_pb2.ConsensusMessage) -> Message:
             w = envelope.vote_response
             return VoteResponse(w.term, w.granted, w.pre_vote, w.request_term, w.leader_failed, w.failed)
         case "timeout_now":
-            return TimeoutNow(envelope.timeout_now.term)
+            t = envelope.timeout_now
+            return TimeoutNow(t.term, cut(t.cause))
         case other:
             raise Rejected(
                 f"a peer sent a message of kind {other}, unknown to this program; upgrade it",
