@@ -19,7 +19,7 @@ from stele.client.sequencer import Sequencer
 from stele.client.streams import Response, Streams, settle
 from stele.model.block import version_told
 from stele.model.clock import from_physical_us, physical_us
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import HybridTime
 from stele.model.writeop import HEADER, WRITE_BYTES_MAX, digest
 from stele.rpc.proto import tserver_pb2
@@ -116,11 +116,21 @@ class TabletClient:
         """The block without columns that were dropped since it was made, as the masters say now.
 
         Raises:
-            Rejected: SCHEMA_MISMATCH: rows have values for them.
-            SteleError: the masters did not answer.
+            Rejected: SCHEMA_MISMATCH: rows have values for them. NOT_FOUND: the table is gone.
+            Retryable: NO_QUORUM: no master answered within `timeout_s`; nothing was done.
         """
-        locations = self._way.locations
-        await locations.refresh(timeout_s=timeout_s)
+        locations, deadline = self._way.locations, time.monotonic() + timeout_s
+        while True:
+            try:
+                await locations.refresh(timeout_s=max(0.0, deadline - time.monotonic()))
+                break
+            except Retryable as exc:
+                if time.monotonic() >= deadline:
+                    raise Retryable(
+                        f"the table's columns have changed, and no master said how within {timeout_s:.1f} s: "
+                        f"{exc.args[0]}; nothing was done",
+                        code=Code.NO_QUORUM,
+                    ) from exc
         made_with = locations.schemas.get(version_told(block))
         if made_with is None or locations.newest_schema is None:
             raise Rejected("the schema has changed; open the table again", code=Code.SCHEMA_MISMATCH)
