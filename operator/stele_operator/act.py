@@ -18,6 +18,7 @@ from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 from stele_operator.masters import MasterLink
 from stele_operator.plan.actions import (
     Action,
+    AlterTable,
     ConfirmFormation,
     CreateClaim,
     CreateObject,
@@ -65,7 +66,7 @@ def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
     for x in outcomes:
         if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
             found[x.action.kind, x.action.name] = x.error
-        elif isinstance(x.action, CreateTable | SetReplicationFactor) and x.refused:
+        elif isinstance(x.action, CreateTable | AlterTable | SetReplicationFactor) and x.refused:
             found["TabletGroup", x.action.group] = x.error
     return found
 
@@ -133,7 +134,13 @@ class Actor:
             return Outcome(action, str(exc), refused=exc.status in _REFUSALS)
         except SteleError as exc:
             unanswered = exc.code in _UNANSWERED and isinstance(
-                action, RegisterNode | CreateTable | SetReplicationFactor | DeleteTable | SetDriverPolicy
+                action,
+                RegisterNode
+                | CreateTable
+                | AlterTable
+                | SetReplicationFactor
+                | DeleteTable
+                | SetDriverPolicy,
             )
             return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
@@ -168,6 +175,8 @@ class Actor:
                 await self._masters().create_table(action.table_id, action.name, action.spec)
             case SetReplicationFactor():
                 await self._masters().set_replication_factor(action.table_id, action.factor)
+            case AlterTable():
+                await self._masters().alter_table(action.table_id, action.steps)
             case DeleteTable():
                 await self._masters().delete_table(action.table_id)
             case SetDriverPolicy():

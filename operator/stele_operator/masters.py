@@ -7,15 +7,18 @@ or to another copy of this one, the call is refused.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Mapping, Sequence
 
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.policy import StandingPolicy
 from stele.driver.wire import standing_from_pb, standing_to_pb, view_from_pb
+from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
+from stele.rpc.convert_schema import steps_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
@@ -145,6 +148,12 @@ class MasterLink:
             table_id=id_to_pb(table_id), replication_factor=factor
         )
         await self._masters.call("SetReplicationFactor", request)
+
+    async def alter_table(self, table_id: str, steps: Sequence[Step]) -> None:
+        """Change a table's columns. The same change, asked for twice in a row, is made once."""
+        made = master_pb2.AlterTableRequest(table_id=id_to_pb(table_id), steps=steps_to_pb(steps))
+        made.alter_id = hashlib.blake2b(made.SerializeToString(deterministic=True), digest_size=16).digest()
+        await self._masters.call("AlterTable", made)
 
     async def delete_table(self, table_id: str) -> None:
         """Drop a table. A table that is gone counts as dropped."""

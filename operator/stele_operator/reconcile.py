@@ -38,6 +38,7 @@ from stele_operator.observe import (
 from stele_operator.plan import Observation, Plan, make_plan
 from stele_operator.plan.actions import (
     Action,
+    AlterTable,
     CreateClaim,
     CreatePod,
     CreateTable,
@@ -193,7 +194,8 @@ class ClusterTask:
         finally:
             rest.cancel()
         failed = any(
-            x.error and not (isinstance(x.action, CreateTable | SetReplicationFactor) and x.refused)
+            x.error
+            and not (isinstance(x.action, CreateTable | AlterTable | SetReplicationFactor) and x.refused)
             for x in outcomes
         )
         return BUSY_S if not told or failed or self._healer.more else plan.wait_s
@@ -301,7 +303,9 @@ class ClusterTask:
         refusals = {
             x.action.group: x.error
             for x in outcomes
-            if isinstance(x.action, CreateTable) and x.error and not (x.refused or x.changed_under)
+            if isinstance(x.action, CreateTable | AlterTable)
+            and x.error
+            and not (x.refused or x.changed_under)
         }
 
         async def report(group: GroupObject, there: Json) -> None:
@@ -382,7 +386,7 @@ class ClusterTask:
         warning: bool,
         about: str = "",
     ) -> None:
-        if isinstance(action, CreateTable | SetReplicationFactor | DeleteTable | SetFinalizers):
+        if isinstance(action, CreateTable | AlterTable | SetReplicationFactor | DeleteTable | SetFinalizers):
             group = o.group(action.group)
             if group is not None:
                 raw = _group_raw(o, group.name, group.uid)

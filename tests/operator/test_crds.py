@@ -393,7 +393,8 @@ FIXED: list[tuple[str, str, Any, str]] = [
     ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
     ("flights", "spec.tableName", "other", "tableName cannot change"),
     ("flights", "spec.primaryKey", ["year"], "primaryKey cannot change"),
-    ("flights", "spec.columns.0.type", "int32", "columns cannot change"),
+    ("flights", "spec.columns.0.type", "int32", "the type of a column cannot change"),
+    ("flights", "spec.columns.0.nullable", True, "cannot"),
     ("flights", "spec.partitioning.hash.0.buckets", 16, "partitioning cannot change"),
 ]
 

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from stele.driver.progress import Progress
+from stele.model.alter import AddColumn, DropColumn, RenameColumn
 from stele_operator.plan import make_plan
-from stele_operator.plan.actions import CreateTable, DeleteTable, SetFinalizers, SetReplicationFactor
+from stele_operator.plan.actions import (
+    AlterTable,
+    CreateTable,
+    DeleteTable,
+    SetFinalizers,
+    SetReplicationFactor,
+)
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.observation import GroupObject, Observation
 from stele_operator.plan.status import cluster_status, group_status
@@ -113,8 +120,82 @@ def test_a_schema_that_differs_from_the_table_changes_nothing() -> None:
     assert not plan.actions
     found = conditions(world, "events")
     assert found["Stalled"][:2] == ("True", "TableDiffers")
-    assert found["Stalled"][2].endswith("left unchanged: column more is not in the table")
+    assert "column more cannot be added: stored rows need a value" in found["Stalled"][2]
     assert found["Ready"][0] == "True"
+
+
+MORE = {"name": "more", "type": "int8", "nullable": True}
+
+
+def test_new_columns_renamed_ones_and_dropped_ones() -> None:
+    world = made()
+    spec = world.objects["TabletGroup", "events"]["spec"]
+    spec["columns"] = [COLUMNS[0], MORE, {**COLUMNS[1], "name": "said", "renamedFrom": "text"}]
+    plan = make_plan(world.observe())
+    (alter,) = plan.actions
+    assert isinstance(alter, AlterTable) and alter.event == "TableAltered"
+    assert alter.steps == (RenameColumn("text", "said"), AddColumn("more", "int8", True))
+    assert conditions(world, "events")["Reconciling"][:2] == ("True", "Altering")
+    assert conditions(world, "events")["Ready"][0] == "True", "it is written on meanwhile"
+    world.run()
+    assert [c.name for c in world.tables[0].columns] == ["id", "said", "more"]
+    assert not make_plan(world.observe()).actions, "renamedFrom may stay"
+    assert conditions(world, "events")["Stalled"][0] == "False"
+    del spec["columns"][1]
+    assert not make_plan(world.observe()).actions
+    found = conditions(world, "events")["Stalled"]
+    assert (
+        found[1] == "TableDiffers"
+        and "column more that the TabletGroup lacks; set allowColumnDrop" in found[2]
+    )
+    spec["allowColumnDrop"] = True
+    (drop,) = make_plan(world.observe()).actions
+    assert isinstance(drop, AlterTable) and drop.steps == (DropColumn("more"),)
+    world.run()
+    assert [c.name for c in world.tables[0].columns] == ["id", "said"]
+
+
+def test_all_of_a_change_or_nothing() -> None:
+    """Also while its tablets take an earlier one over, and where the masters refuse it."""
+    world = made()
+    spec = world.objects["TabletGroup", "events"]["spec"]
+    spec["columns"] = [COLUMNS[0], {**COLUMNS[1], "type": "binary"}, MORE]
+    assert not make_plan(world.observe()).actions
+    assert "that cannot change" in conditions(world, "events")["Stalled"][2]
+    spec["columns"] = [*COLUMNS, MORE]
+    world.tables = [replace(t, state="ALTERING") for t in world.tables]
+    assert not make_plan(world.observe()).actions
+    world.tables = [replace(t, state="RUNNING") for t in world.tables]
+    told = replace(world.observe(), refused={("TabletGroup", "events"): "too many columns"})
+    (stalled,) = [f for f in make_plan(told).findings if f.kind is Kind.STALLED]
+    assert stalled.reason == "Refused" and "too many columns" in stalled.message
+
+
+def test_a_table_that_was_there_before_is_not_altered() -> None:
+    world = made()
+    world.tables = [replace(t, table_id="f" * 32) for t in world.tables]
+    world.tablets = [replace(t, table_id="f" * 32) for t in world.tablets]
+    world.objects["TabletGroup", "events"]["spec"]["columns"] = [*COLUMNS, MORE]
+    assert not make_plan(world.observe()).actions
+    assert conditions(world, "events")["Stalled"][1] == "TableDiffers"
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ([{**MORE, "renamedFrom": "text"}, *COLUMNS], "which columns also names"),
+        (
+            [COLUMNS[0], {**MORE, "renamedFrom": "x"}, {**MORE, "name": "n", "renamedFrom": "x"}],
+            "two columns are renamedFrom x",
+        ),
+    ],
+)
+def test_unclear_renames(columns: list[dict[str, Any]], why: str) -> None:
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["columns"] = columns
+    assert not make_plan(world.observe()).actions
+    assert conditions(world, "events")["Stalled"][1] == "InvalidSpec"
+    assert why in conditions(world, "events")["Stalled"][2]
 
 
 def test_a_table_is_made_once_under_the_uid_of_its_group() -> None:

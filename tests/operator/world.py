@@ -17,6 +17,7 @@ from stele.driver.nodes import node_steps
 from stele.driver.policy import StandingPolicy
 from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
+from stele.model.alter import AddColumn, DropColumn, RenameColumn
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
 from stele_local.scheduler import selected
@@ -25,6 +26,7 @@ from stele_operator.act import Outcome, refusals
 from stele_operator.plan import Observation, Plan, make_plan
 from stele_operator.plan.actions import (
     Action,
+    AlterTable,
     ConfirmFormation,
     CreateObject,
     CreateTable,
@@ -234,6 +236,8 @@ class World:
                 self._create_table(action)
             case SetReplicationFactor():
                 self._set_factor(action)
+            case AlterTable():
+                self._alter_table(action)
             case DeleteTable():
                 self.tables = [
                     replace(t, state="REMOVED") if t.table_id == action.table_id else t for t in self.tables
@@ -256,6 +260,20 @@ class World:
             raise Refused(
                 f"{claim['metadata']['name']}: its node is {node.state.name if node else 'unknown'}, not RETIRED"
             )
+
+    def _alter_table(self, action: AlterTable) -> None:
+        (table,) = [t for t in self.tables if t.table_id == action.table_id]
+        columns = list(table.columns)
+        for step in action.steps:
+            match step:
+                case AddColumn():
+                    columns.append(Column(step.name, step.type, step.nullable))
+                case DropColumn():
+                    columns = [c for c in columns if c.name != step.name]
+                case RenameColumn():
+                    columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
+        altered = replace(table, columns=tuple(columns))
+        self.tables = [altered if t is table else t for t in self.tables]
 
     def _create_table(self, action: CreateTable) -> None:
         if any(t.table_id == action.table_id for t in self.tables):

@@ -41,7 +41,7 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How `describe --json` prints them."""
 _API_VERSION = "stele.dev/v1alpha1"
 _RESOURCE_KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
-_NOT_OURS = ("clusterRef", "deletionPolicy")
+_NOT_OURS = ("clusterRef", "deletionPolicy", "allowColumnDrop")
 """Fields of a TabletGroup that only the operator reads."""
 DELETION_POLICIES = ("Retain", "Delete")
 """As in the CustomResourceDefinition."""
@@ -182,11 +182,16 @@ def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
             cluster["name"].text("the name of a TabletCluster")
     if "deletionPolicy" in given:
         given["deletionPolicy"].one_of(DELETION_POLICIES)
+    if "allowColumnDrop" in given:
+        given["allowColumnDrop"].flag()
     return tuple(key for key in _NOT_OURS if key in given)
 
 
 def _column(entry: Entry) -> tuple[Any, ...]:
-    given = entry.mapping(("name", "type", "nullable", "default", "id"), required=("name", "type"))
+    known = ("name", "type", "nullable", "default", "id", "renamedFrom")
+    given = entry.mapping(known, required=("name", "type"))
+    if "renamedFrom" in given:  # of a table that is there
+        given["renamedFrom"].text("the name that the column had")
     default = given["default"].scalar() if "default" in given else None
     type_ = given["type"].text("a type, like int64") if "type" in given else ""
     return (

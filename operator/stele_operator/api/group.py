@@ -32,9 +32,19 @@ class ColumnSpec(Model):
 
     name: ColumnName = Field(description="Name of the column, unique in the table.")
     type: Annotated[str, Field(max_length=32, pattern=COLUMN_TYPE)] = Field(
-        description="bool, int8, int16, int32, int64, float, double, decimal(p,s), string, binary, date or timestamp."
+        description="bool, int8, int16, int32, int64, float, double, decimal(p,s), string, binary, date or timestamp. "
+        "Cannot change.",
+        json_schema_extra=with_rules(rule("self == oldSelf", "the type of a column cannot change")),
     )
-    nullable: bool = Field(default=False, description="Whether a row may leave it out.")
+    nullable: bool = Field(
+        default=False,
+        description="Whether a row may leave it out. Cannot change.",
+        json_schema_extra=with_rules(rule("self == oldSelf", "nullable cannot change")),
+    )
+    renamedFrom: ColumnName | None = Field(
+        default=None,
+        description="The name that the column had. A column of the table with that name gets this one.",
+    )
 
 
 class HashSpec(Model):
@@ -103,12 +113,13 @@ class TabletGroupSpec(Model):
         json_schema_extra={"enum": [1, 3, 5, 7]},
     )
     columns: Annotated[list[ColumnSpec], Field(min_length=1, max_length=256)] = Field(
-        description="The columns. Cannot change.",
-        json_schema_extra={
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
-            **with_rules(rule("self == oldSelf", "columns cannot change: tables cannot be altered yet")),
-        },
+        description="The columns. New ones are added to the table and must be nullable. See allowColumnDrop and "
+        "renamedFrom for others.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    allowColumnDrop: bool = Field(
+        default=False,
+        description="Whether columns of the table that are not in columns are dropped, with all their values.",
     )
     primaryKey: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="The columns that identify a row. Rows are sorted by them in this order. Cannot change.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from stele.driver.policy import StandingPolicy
+from stele.model.alter import Step
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
 from stele_operator.plan.observation import Role
@@ -177,6 +178,17 @@ class SetReplicationFactor(Base):
 
 
 @dataclass(frozen=True, slots=True)
+class AlterTable(Base):
+    """Give the table of a TabletGroup the columns that it asks for."""
+
+    event = "TableAltered"
+    group: str
+    table_id: str
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteTable(Base):
     """Delete the table of a TabletGroup."""
 
@@ -211,6 +223,7 @@ Action = (
     | ConfirmFormation
     | CreateTable
     | SetReplicationFactor
+    | AlterTable
     | DeleteTable
     | SetFinalizers
     | SetDriverPolicy

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stele_operator.plan.actions import (
     Action,
+    AlterTable,
     ConfirmFormation,
     CreateClaim,
     CreateObject,
@@ -70,7 +71,7 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_ended(action.name),)
         case CreateTable():
             return _MASTERS, _held_by_finalizer(action.group)
-        case RegisterNode() | DeleteTable() | SetReplicationFactor() | SetDriverPolicy():
+        case RegisterNode() | AlterTable() | DeleteTable() | SetReplicationFactor() | SetDriverPolicy():
             return (_MASTERS,)
         case _:
             return ()
@@ -88,6 +89,8 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.group, action.spec.model_dump_json()
         case SetReplicationFactor():
             return kind, action.group, str(action.factor)
+        case AlterTable():
+            return kind, action.group, repr(action.steps)
         case DeleteTable() | SetFinalizers():
             return kind, action.group
         case SetDriverPolicy():

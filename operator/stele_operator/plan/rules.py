@@ -6,6 +6,7 @@ all faults are found, not only the first.
 
 from __future__ import annotations
 
+from stele.model.alter import AddColumn, DropColumn, RenameColumn, Step
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
@@ -60,6 +61,14 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
         faults.append(f"columns names {name} twice")
     for name in sorted({k for k in spec.primaryKey if spec.primaryKey.count(k) > 1}):
         faults.append(f"primaryKey names {name} twice")
+    for column in spec.columns:
+        if column.renamedFrom is not None and column.renamedFrom in columns:
+            faults.append(
+                f"column {column.name} is renamedFrom {column.renamedFrom}, which columns also names"
+            )
+    for name in sorted({c.renamedFrom for c in spec.columns if c.renamedFrom is not None}):
+        if sum(c.renamedFrom == name for c in spec.columns) > 1:
+            faults.append(f"two columns are renamedFrom {name}")
     for key in spec.primaryKey:
         if key not in columns:
             faults.append(f"primaryKey names a column that columns does not have: {key}")
@@ -79,8 +88,8 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
 
 
 def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
-    """How an existing table differs from its TabletGroup in what cannot change; empty if it does not."""
-    differences = []
+    """How an existing table differs from its TabletGroup in columns, key and partitions; empty if it does not."""
+    differences: list[str] = []
     wanted = {c.name: (c.type.replace(" ", ""), c.nullable) for c in spec.columns}
     there = {c.name: (c.type.replace(" ", ""), c.nullable) for c in table.columns}
     for name in [*wanted, *(n for n in there if n not in wanted)]:
@@ -92,6 +101,49 @@ def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
             differences.append(
                 f"column {name} is {_typed(there[name])} in the table, but {_typed(wanted[name])} in the TabletGroup"
             )
+    return (*differences, *other_differences(spec, table))
+
+
+def table_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+    """The changes that give a table the columns of its TabletGroup, and why others cannot be made."""
+    wanted = {c.name: c for c in spec.columns}
+    there = {c.name: c for c in table.columns}
+    steps: list[Step] = []
+    faults: list[str] = []
+    for name, column in wanted.items():
+        before = column.renamedFrom
+        if before is not None and name not in there and before in there and before not in table.primary_key:
+            steps.append(RenameColumn(before, name))
+            there[name] = there.pop(before)
+    for name, column in wanted.items():
+        found, asked = there.get(name), (column.type.replace(" ", ""), column.nullable)
+        if found is None and column.nullable:
+            steps.append(AddColumn(name, column.type, nullable=True))
+        elif found is None:
+            faults.append(
+                f"column {name} cannot be added: stored rows need a value; make it nullable, or add it with a default by "
+                "`stele table alter`"
+            )
+        elif (found.type.replace(" ", ""), found.nullable) != asked:
+            is_now = (found.type.replace(" ", ""), found.nullable)
+            faults.append(
+                f"column {name} is {_typed(is_now)} in the table, but {_typed(asked)} in the TabletGroup; that cannot change"
+            )
+    left = [name for name in there if name not in wanted and name not in table.primary_key]
+    if spec.allowColumnDrop:
+        steps[:0] = [DropColumn(name) for name in left]
+    else:
+        faults += [
+            f"the table has a column {name} that the TabletGroup lacks; set allowColumnDrop to drop it with all values, "
+            "or renamedFrom where it has another name now"
+            for name in left
+        ]
+    return tuple(steps), tuple(faults)
+
+
+def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
+    """How a table differs from its TabletGroup in what cannot change."""
+    differences = []
     if tuple(spec.primaryKey) != table.primary_key:
         differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")
     if tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash) != table.hash or table.ranged:

@@ -1,16 +1,20 @@
-"""Creates and drops the tables of TabletGroups. Called by cluster_plan; pure.
+"""Creates, alters and drops the tables of TabletGroups. Called by cluster_plan; pure.
 
-Invariants: a table is dropped only for its own TabletGroup, while that is being deleted and its spec says
+Invariants: a table is altered only for the TabletGroup under whose uid it was created. A table is dropped only for its own TabletGroup, while that is being deleted and its spec says
 `deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that
 matter, no table is created.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from stele.model.alter import Step
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.actions import (
     Action,
+    AlterTable,
     CreateTable,
     DeleteTable,
     SetFinalizers,
@@ -21,7 +25,7 @@ from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlook
 from stele_operator.plan.health import Health
 from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
-from stele_operator.plan.rules import group_faults, table_differences
+from stele_operator.plan.rules import group_faults, other_differences, table_differences, table_steps
 
 _RETAINED = "deletionPolicy is Retain: its table stays"
 
@@ -228,13 +232,21 @@ def _staying(
     table = table_of(o, group)
     if table is not None:
         differences = _differences(o, group, spec, table)
+        steps: tuple[Step, ...] = ()
+        if table.table_id == group.own_table_id:
+            steps, faults = table_steps(spec, table)
+            differences = (*faults, *other_differences(spec, table))
         actions: list[Action] = []
-        if differences:
+        if table.state == "ALTERING":
+            found(Kind.RECONCILING, "Altering", f"table {table.name}: its tablets take over new columns")
+        elif differences:
             found(
                 Kind.STALLED,
                 "TableDiffers",
                 f"table {table.name} exists with another definition and is left unchanged: {'; '.join(differences)}",
             )
+        elif steps:
+            actions = _alter(o, group, table, steps, found)
         elif spec.replicationFactor != table.replication_factor:
             actions = _factor(o, group, spec, table, findings)
         counts = health.of(table.table_id).counts
@@ -318,6 +330,28 @@ def _factor(
         findings.append(Finding(Kind.RECONCILING, "ReplicationFactor", message, group.name))
     reason = f"TabletGroup {group.name} asks for replicationFactor {wanted} of table {table.name}; it was {table.replication_factor}"
     return [SetReplicationFactor(reason, group.name, table.table_id, wanted)]
+
+
+def _alter(
+    o: Observation,
+    group: GroupObject,
+    table: Table,
+    steps: tuple[Step, ...],
+    found: Callable[[Kind, str, str], list[Action]],
+) -> list[Action]:
+    """Give the table the columns that its TabletGroup asks for; all of them, or nothing."""
+    if group.unknown:
+        message = (
+            f"the table is not altered yet, because fields may matter for it: {overlooked(group.unknown)}"
+        )
+        return found(Kind.NOT_READY, OPERATOR_OLDER, message)
+    refused = o.refused.get(("TabletGroup", group.name))
+    if refused is not None:
+        found(Kind.STALLED, "Refused", f"{refused}; the table is left unchanged: correct the columns")
+    else:
+        found(Kind.RECONCILING, "Altering", f"table {table.name} gets the columns of the TabletGroup")
+    reason = f"TabletGroup {group.name} asks for other columns"
+    return [AlterTable(reason, group.name, table.table_id, table.name, steps)]
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:
