@@ -135,8 +135,8 @@ class Table:
     def refresh(self) -> None:
         """Ask the masters for the table's present columns, which another program may have changed.
 
-        An open table learns of changes by itself when it must: when its tablets move, when a node refuses a
-        write, and when a row has a column that it does not know.
+        An open table learns of changes by itself when it must: when a node refuses a write or a scan, and when
+        a row has a column that it does not know.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted.

@@ -176,6 +176,8 @@ class Locations:
     """The schemas that the masters have told, by version."""
     newest_schema: Schema | None = None
     """The schema that the table has, or is being altered to."""
+    outdated: bool = False
+    """Whether a node has refused a block because its columns were dropped: take the newest schema."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
     _refreshed_at: float = 0.0

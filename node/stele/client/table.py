@@ -77,7 +77,6 @@ class AsyncTable:
             raise Rejected(
                 f"{info.name} is a key space, not a table", advice=Advice.OPEN_KEYSPACE, name=info.name
             )
-        self._info = info
         self._schema: Schema = info.schema
         self.partition_schema: PartitionSchema = info.partition_schema
         self.locations = locations
@@ -100,25 +99,27 @@ class AsyncTable:
 
     @property
     def schema(self) -> Schema:
-        """The table's columns and key, as the masters last told them. See `refresh`."""
-        self._take_news()
+        """The columns and key that this table knows. See `refresh`."""
+        if self.locations.outdated:
+            self._take_news()
         return self._schema
 
     def _take_news(self) -> None:
-        """Adopt a newer schema, if the masters have told one since."""
-        info = self.locations.info
-        if info is self._info:
-            return
-        self._info = info
-        if info.schema is not None and info.schema.version > self._schema.version:
-            self._schema = info.schema
-            self._batcher.adopt(info.schema)
+        """Adopt a newer schema, if the masters have told one since.
+
+        Not whenever they tell one: a program that uses a column's old name goes on until it must learn."""
+        locations, told = self.locations, self.locations.info.schema
+        if told is not None and told.version > self._schema.version:
+            self._schema = told
+            self._batcher.adopt(told)
+        if told is locations.newest_schema:  # else the table is ALTERING, and its next columns are told later
+            locations.outdated = False
 
     async def refresh(self) -> None:
         """Ask the masters for the table's present columns and tablets.
 
-        An open table learns of changes by itself when it must: when its tablets move, when a node refuses a
-        write, and when a row has a column that it does not know.
+        An open table learns of changes by itself when it must: when a node refuses a write or a scan, and when
+        a row has a column that it does not know.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted.
@@ -426,7 +427,7 @@ class AsyncTable:
     def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
         self._streams.ensure_open()
         check_row(row)
-        if self.locations.info is not self._info:
+        if self.locations.outdated:
             self._take_news()
         if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
             return asyncio.get_running_loop().create_task(self._write_unknown(op, row))

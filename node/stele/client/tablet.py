@@ -131,6 +131,7 @@ class TabletClient:
                         f"{exc.args[0]}; nothing was done",
                         code=Code.NO_QUORUM,
                     ) from exc
+        locations.outdated = True
         made_with = locations.schemas.get(version_told(block))
         if made_with is None or locations.newest_schema is None:
             raise Rejected("the schema has changed; open the table again", code=Code.SCHEMA_MISMATCH)
