@@ -93,6 +93,13 @@ def test_the_same_nodes_leave_from_pass_to_pass_and_set_back_they_stay() -> None
     found = reasons(world.step())
     assert "is retired once no tablet names it (nodes.replicas is 4)" in found["NodeDraining"]
     assert "NodeLost" not in found
+    world._move(members(world)["flights-node-0"].node_id)  # it holds nothing: chosen now, it would go first
+    for _ in range(3):
+        world.step()
+        assert [n for n, s in states(world).items() if s is State.DRAINING] == [
+            "flights-node-4",
+            "flights-node-5",
+        ]
     change(world, replicas=5)
     world.step()
     assert states(world)["flights-node-4"] is State.READY
