@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from stele_operator.heals import News
 from stele_operator.movings import Movings
+from stele_operator.plan import make_plan
 from tests.driver.model import POLICY, Cluster, ModelNode, node_name
 from tests.operator.test_heals import NAMES, Driver
+from tests.operator.worlds import made
 
 
 def test_a_new_node_that_fills_is_two_events() -> None:
@@ -23,3 +25,12 @@ def test_a_new_node_that_fills_is_two_events() -> None:
     assert "balance" in told[0].message and "has 0 replicas" in told[0].message
     assert told[1].message.startswith("6 replicas moved in ")
     assert not driver.told, "a move is no heal"
+
+
+def test_the_spec_switches_balance_off() -> None:
+    world = made()
+    policy = make_plan(world.observe()).policy
+    assert policy is not None and policy.rebalance
+    world.objects["TabletCluster", "flights"]["spec"]["balance"] = {"replicas": False}
+    policy = make_plan(world.observe()).policy
+    assert policy is not None and not policy.rebalance and policy.balance_leaders
