@@ -54,7 +54,7 @@ async def test_factor_moves_and_balance(cluster: LocalCluster, monkeypatch: pyte
         code, _, err = await run("table", "set-rf", "u", "3")
         assert code == 2 and "no table u" in err
         async with driving(cluster):
-            code, out, _ = await run("table", "set-rf", "t", "3", "--wait")
+            code, out, _ = await run("table", "set-rf", "t", "3", "--wait", "--wait-for", "120")
             assert code == 0 and out.splitlines()[0] == "t has replication factor 3 already"
             assert out.splitlines()[-1] == "2 of 2 tablets have the wanted replicas"
             view = await cluster_view(client.masters)
@@ -87,15 +87,17 @@ async def test_factor_moves_and_balance(cluster: LocalCluster, monkeypatch: pyte
             assert "it is done" in out.splitlines()[-1]
             _, out, _ = await run("tablet", "describe", named)
             assert f"placed by hand: on {free[:8]}, not on {members[0][:8]}" in out and "(why)" in out
-            code, out, _ = await run("tablet", "add-replica", named, "--wait")
+            code, out, _ = await run("tablet", "add-replica", named, "--wait", "--wait-for", "120")
             assert code == 0 and members[0][:8] in out.splitlines()[-1]  # no other node is left
             code, _, err = await run("tablet", "add-replica", named)
             assert code == 2 and "only 4 machines" in err
-            code, out, _ = await run("tablet", "remove-replica", named, "--from", members[1], "--wait")
+            code, out, _ = await run(
+                "tablet", "remove-replica", named, "--from", members[1], "--wait", "--wait-for", "120"
+            )
             assert code == 0 and members[1][:8] not in out.splitlines()[-1]
             code, _, err = await run("tablet", "remove-replica", named, "--from", members[2])
             assert code == 2 and "lower the factor" in err
-            code, out, _ = await run("tablet", "release", named, "--wait")
+            code, out, _ = await run("tablet", "release", named, "--wait", "--wait-for", "120")
             assert code == 0 and "is no longer placed by hand" in out
             _, out, _ = await run("tablet", "describe", named)
             assert "placed by hand" not in out
@@ -127,7 +129,18 @@ async def test_rebalance_drives_where_nobody_does(
                 if held != nodes[0]:
                     code, _, err = await run("tablet", "move", named, "--from", held, "--to", nodes[0])
                     assert code == 0, err
-                    await run("tablet", "move", named, "--from", held, "--to", nodes[0], "--wait")
+                    await run(
+                        "tablet",
+                        "move",
+                        named,
+                        "--from",
+                        held,
+                        "--to",
+                        nodes[0],
+                        "--wait",
+                        "--wait-for",
+                        "120",
+                    )
                 code, _, err = await run("tablet", "release", named)
                 assert code == 0, err
         _, out, _ = await run("rebalance", "--dry-run", "--json")

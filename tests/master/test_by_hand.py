@@ -13,7 +13,17 @@ from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import MASTERS, OPTIONS, World, one_tablet, ready, ready_again, refused, world
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    World,
+    in_force,
+    one_tablet,
+    ready,
+    ready_again,
+    refused,
+    world,
+)
 
 QUICK = replace(OPTIONS, alive_ms=500)
 """Silence is seen soon."""
@@ -77,6 +87,22 @@ async def test_replicas_are_added_and_removed_and_the_view_wants_as_many(tmp_pat
             )
         )
         assert error.code is Code.INVALID_ARGUMENT and "lower the factor" in str(error)
+
+
+async def test_one_more_replica_may_be_where_none_was_wanted_if_no_other_place_is_left(
+    tmp_path: Path,
+) -> None:
+    """Its place was not to be used, so nothing was ever as asked for, and `--wait` never ended."""
+    async with world(tmp_path) as w:
+        await ready(w, 4)
+        row = await one_tablet(w)
+        source, target = row.config.peers[1].node_id, free_node(w, row)
+        await w.leader.PlaceTablet(request(row, pb.MOVE_REPLICA, from_node=source, to_node=target), None)
+        peers = tuple(replace(p, node_id=target) if p.node_id == source else p for p in row.config.peers)
+        moved = replace(row.config, opid_index=9, peers=peers)
+        await in_force(w, row.tablet_id, moved, says=row.config.peers[0].node_id)
+        await w.leader.PlaceTablet(request(row, pb.ADD_REPLICA, replicas=4), None)
+        assert now(w, row).by_hand.avoided == () and now(w, row).by_hand.pinned == (target,)
 
 
 async def test_a_request_that_counts_from_an_older_state_is_refused(tmp_path: Path) -> None:

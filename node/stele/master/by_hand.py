@@ -113,7 +113,7 @@ class _Asked:
             raise self._changed(replicas)
         self._check_machines(replicas)
         if not target:
-            return replace(hand, extra=extra)
+            return replace(hand, extra=extra, avoided=hand.avoided if self._has_other_place() else ())
         self._check_target(target)
         return replace(
             hand,
@@ -142,6 +142,15 @@ class _Asked:
             extra=extra,
             pinned=_without(hand.pinned, source),
             avoided=(*_without(hand.avoided, source), source),
+        )
+
+    def _has_other_place(self) -> bool:
+        """Whether one more replica finds a machine without using a node that is to have none."""
+        nodes = self._lead.catalog.nodes
+        taken = {_machine(n) for m in self._members if (n := nodes.get(m)) is not None}
+        avoided = self._row.by_hand.avoided
+        return any(
+            c.machine not in taken and c.node_id not in avoided for c in self._lead.candidates() if not c.full
         )
 
     def _changed(self, replicas: int) -> Rejected:
