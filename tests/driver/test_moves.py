@@ -153,6 +153,14 @@ def test_one_more_replica_is_added_where_it_was_asked_for_and_removed_where_it_w
     assert first not in places(t) and len(places(t)) == 3
 
 
+def test_a_node_that_is_pinned_and_avoided_keeps_its_replica() -> None:
+    """The replica went back and forth for ever (seed 465 of moves_world). The masters never record this."""
+    cluster, t = asked()
+    t.by_hand = ByHand(pinned=(node_name(5),), avoided=(node_name(5),))
+    story(cluster)
+    assert node_name(5) in places(t) and not plan(cluster.view(), POLICY)
+
+
 def test_no_move_begins_while_a_voter_does_not_answer_its_leader() -> None:
     """Its node is heard, and it is no fault yet; but the tablet could lose no other voter."""
     cluster, t = asked()

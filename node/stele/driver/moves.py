@@ -114,7 +114,8 @@ def _choice(s: Situation, view: ClusterView, policy: Policy, load: Load) -> tupl
     """The replica to move and its new node. None if all is as asked, or if it is not possible now."""
     hand = s.tablet.by_hand
     missing = [n for n in hand.pinned if s.tablet.config.peer_on(n) is None]
-    unwanted = [m for m in s.members if m.peer.node_id in hand.avoided]
+    # A node that is pinned as well is not avoided: otherwise the replica would go back and forth.
+    unwanted = [m for m in s.members if m.peer.node_id in set(hand.avoided) - set(hand.pinned)]
     free = [m for m in s.members if m.peer.node_id not in hand.pinned and m not in unwanted]
     target = choose_target(s, view, policy, load, among=missing) if missing else None
     if target is None and unwanted:
