@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
+from stele_operator.plan import Plan
+from stele_operator.plan.actions import Action, SetDriverPolicy
 from tests.operator.world import World
 
 
 def names(world: World, kind: str) -> list[str]:
     """Names of all objects of a kind."""
     return [o["metadata"]["name"] for o in world.of(kind)]
+
+
+def touching(plan: Plan) -> list[Action]:
+    """What a plan does to the cluster. What it tells the masters of its own policy is not among it."""
+    return [a for a in plan.actions if not isinstance(a, SetDriverPolicy)]
 
 
 def made() -> World:
