@@ -151,6 +151,14 @@ def test_nodes_that_drain_or_have_no_room_get_nothing() -> None:
     assert not [s for s in plan(cluster.view(), replace(BALANCED, retire=False))]
 
 
+def test_without_any_node_that_takes_replicas_nothing_moves() -> None:
+    """The plan ended with a KeyError (seed 1210 of moves_world), and with it all healing."""
+    cluster = Cluster(4, 1, 4, 1)
+    view = cluster.view()
+    unformed = tuple(replace(n, formed=False) for n in view.nodes)
+    assert plan(replace(view, nodes=unformed), BALANCED) == ()
+
+
 def test_two_nodes_of_one_machine_never_hold_the_same_tablet() -> None:
     cluster = Cluster(3, 1, 12, 3)
     cluster.nodes[node_name(4)] = ModelNode(node_name(4), "m3", "z0")

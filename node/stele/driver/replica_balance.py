@@ -194,7 +194,8 @@ class ReplicaBalance:
                 on_targets[table] += 1
                 least[table] = min(least.get(table, count), count)
         return max(
-            (n - (least[t] if on_targets[t] == len(targets) else 0) for t, n in most.items()), default=0
+            (n - (least.get(t, 0) if on_targets[t] == len(targets) else 0) for t, n in most.items()),
+            default=0,
         )
 
     def _units(self, node: str) -> float:
