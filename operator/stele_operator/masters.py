@@ -40,6 +40,8 @@ class MasterLink:
             self._pool, (), first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
         )
         self._holder = holder
+        self.at_work = False
+        """Whether the operator may heal this cluster. If it may not, the masters do, after a time."""
         self.driver = Executor(self._pool, (), holder=holder)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
@@ -89,7 +91,7 @@ class MasterLink:
             SteleError: no master leads, or none answers.
         """
         # With its name the operator tells the masters that it is at work, so that they leave healing to it.
-        request = master_pb2.GetClusterViewRequest(holder=self._holder)
+        request = master_pb2.GetClusterViewRequest(holder=self._holder if self.at_work else "")
         answer = await self._masters.call("GetClusterView", request, rounds=1)
         return await asyncio.to_thread(_catalog, answer)
 

@@ -172,6 +172,8 @@ class ClusterTask:
         # Thousands of tablets take seconds to judge. Such steps are pure and run in a thread, because this
         # loop serves the Lease, probes and watches.
         plan = await asyncio.to_thread(make_plan, o)
+        if self._link is not None:
+            self._link.at_work = plan.policy is not None
         outcomes = await self._act(o, plan.actions)
         self._backoff.end_pass()
         self._growth.learn(outcomes, o.now_s)

@@ -262,3 +262,20 @@ def test_a_node_of_the_view_is_named() -> None:
     view = piled().view()
     known: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     assert all(NodeId(m.target_node) in known for m in moves(view))
+
+
+def test_a_drain_that_cannot_go_on_holds_no_leaders_up() -> None:
+    """Three machines and three replicas: the drained node keeps what it has, and the leaders are spread over the others."""
+    cluster = piled()
+    leaving = cluster.nodes[C]
+    leaving.state, leaving.wanted, leaving.wanted_by = NodeState.DRAINING, Wanted.DRAINED, "administrator"
+    steps = plan(cluster.view(), SPREAD)
+    assert {s.code for s in steps if isinstance(s, Blocked)} == {"NoTarget"}
+    assert {s.target_node for s in steps if isinstance(s, MoveLeader)} == {B}
+
+
+def test_leaders_leave_a_parked_node_some_at_a_time() -> None:
+    """One pass may not last for minutes, since its claim is not renewed meanwhile."""
+    cluster = piled(tablets=60, machines=3)
+    cluster.nodes[A].wanted, cluster.nodes[A].wanted_by = Wanted.PARKED, "administrator"
+    assert len(moves(cluster.view())) == SPREAD.leader_moves_at_once

@@ -10,7 +10,17 @@ import pytest
 from stele.model.errors import Code
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
-from tests.master.harness import MASTERS, OPTIONS, create_request, made, ready, ready_again, refused, world
+from tests.master.harness import (
+    MASTERS,
+    OPTIONS,
+    create_request,
+    made,
+    one_tablet,
+    ready,
+    ready_again,
+    refused,
+    world,
+)
 
 
 def asked(factor: int, name: str = "t") -> pb.SetReplicationFactorRequest:
@@ -56,6 +66,21 @@ async def test_too_few_machines_room_or_answers_are_told(tmp_path: Path) -> None
         error = await refused(w.leader.SetReplicationFactor(asked(5), None))
         assert error.code is Code.INVALID_ARGUMENT and "only 3 machines have a node with room" in str(error)
         assert (await refused(w.leader.SetReplicationFactor(asked(3, "u"), None))).code is Code.NOT_FOUND
+
+
+async def test_replicas_beyond_the_factor_are_not_added_to_a_larger_one(tmp_path: Path) -> None:
+    """Five nodes: a tablet with one more by hand would have wanted six replicas, and waited for ever."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        more = pb.PlaceTabletRequest(tablet_id=id_to_pb(row.tablet_id), what=pb.ADD_REPLICA, replicas=4)
+        await w.leader.PlaceTablet(more, None)
+        error = await refused(w.leader.SetReplicationFactor(asked(5), None))
+        assert error.code is Code.INVALID_ARGUMENT and "`stele tablet release` it first" in str(error)
+        released = pb.PlaceTabletRequest(tablet_id=id_to_pb(row.tablet_id), what=pb.RELEASE_PLACEMENT)
+        await w.leader.PlaceTablet(released, None)
+        answer = await w.leader.SetReplicationFactor(asked(5), None)
+        assert answer.table.replication_factor == 5
 
 
 async def test_a_smaller_one_needs_no_machines(tmp_path: Path) -> None:

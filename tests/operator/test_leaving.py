@@ -308,3 +308,19 @@ def test_a_view_of_masters_that_do_not_tell_what_is_wanted() -> None:
     assert draining.asked is Wanted.RETIRED
     assert replace(draining, given_up=True).asked is Wanted.IN_SERVICE
     assert replace(draining, state=NodeState.ACTIVE).asked is Wanted.IN_SERVICE
+
+
+def test_a_node_that_holds_nothing_stays_too_if_the_spec_is_set_back() -> None:
+    """The drain was ordered, and before the next pass somebody wanted the node again: it was retired all the same."""
+    world = World({"nodes": {"replicas": 5}}, machines=6)
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 1}]})
+    world.run()
+    before = states(world)
+    change(world, replicas=4)
+    plan = make_plan(world.observe())
+    assert plan.policy is not None and plan.policy.retiring is not None
+    ((leaving, reason),) = plan.policy.retiring.items()
+    world.nodes[NodeId(leaving)] = wanted(world.nodes[NodeId(leaving)], Wanted.RETIRED, "driver", reason)
+    change(world, replicas=5)
+    world.run()
+    assert states(world) == before

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stele.driver.policy import StandingPolicy
+from stele_operator.masters import MasterLink
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import SetDriverPolicy
+from tests.operator.desk import Kept
 from tests.operator.world import World
 from tests.operator.worlds import made
 
@@ -57,3 +59,18 @@ def test_times_without_end_are_cut_to_what_masters_take() -> None:
     world.cluster["spec"]["healing"] = {"mastersDriveAfter": "99999999d"}
     world.run()
     assert world.standing is not None and not world.standing.faults
+
+
+async def test_an_operator_that_may_not_heal_leaves_it_to_the_masters() -> None:
+    """It said at each pass that it was at work, though the spec broke a rule: then nobody healed."""
+    world = made()
+    task = Kept(world)
+    task._link = MasterLink("f" * 32, "test")
+    try:
+        await task.run_pass()
+        assert task._link.at_work
+        world.cluster["spec"]["masters"] = {"replicas": 2}
+        await task.run_pass()
+        assert not task._link.at_work
+    finally:
+        await task._hang_up()

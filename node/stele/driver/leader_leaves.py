@@ -30,11 +30,12 @@ class LeaderLeaves:
         self._policy = policy
         self._trials = trials.leaders
         self._leads = Counter(t.leader_node for t in view.tablets)
+        self._left = policy.leader_moves_at_once
 
     def instead(self, s: Situation, step: Step | None) -> Step | None:
         """The step of a tablet, or the move of its leader if there is nothing to do but to wait."""
         leader, tablet_id = s.leader(), s.tablet.tablet_id
-        if leader is None or tablet_id in self._trials.moved:
+        if leader is None or tablet_id in self._trials.moved or not self._left:
             return step
         # A replica that a move replaces leads on until its successor votes.
         if in_service(leader.node, self._policy) and not leader.parked:
@@ -60,6 +61,7 @@ class LeaderLeaves:
         if heir is None:
             return step
         self._leads[heir.peer.node_id] += 1
+        self._left -= 1
         state = "is parked" if leader.parked else "is to be drained"
         reason = f"node {leader.peer.node_id[:8]} {state}; leaders leave it first"
         return MoveLeader(*at(s, reason), heir.peer.node_id, False)

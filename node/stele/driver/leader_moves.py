@@ -35,7 +35,10 @@ def leader_steps(
     steps: Sequence[Step],
 ) -> list[Step]:
     """The moves of leaders after a plan of `steps`; none while anything else is under way."""
-    if not policy.balance_leaders or _under_way(view, steps) or any(map(_changes, situations)):
+    if not policy.balance_leaders or _under_way(view, steps):
+        return []
+    stuck = {step.tablet_id for step in steps if isinstance(step, Blocked)}
+    if any(_changes(s, s.tablet.tablet_id in stuck) for s in situations):
         return []
     groups = []
     for s in situations:
@@ -50,11 +53,14 @@ def _under_way(view: ClusterView, steps: Sequence[Step]) -> bool:
     return bool(view.intents) or any(not (isinstance(s, Blocked) and s.code in LASTING) for s in steps)
 
 
-def _changes(s: Situation) -> bool:
-    """Whether a member drains, starts, or was silent for a short time only. Soon it may lead, or be replaced."""
+def _changes(s: Situation, stuck: bool) -> bool:
+    """Whether a member drains, starts, or was silent for a short time only. Soon it may lead, or be replaced.
+
+    `stuck`: the tablet is Blocked, so its draining member stays for now.
+    """
     return s.tablet.node_role == "node" and any(
         m.node is None
-        or (m.node.state is NodeState.DRAINING and not m.node.given_up)
+        or (m.node.state is NodeState.DRAINING and not m.node.given_up and not stuck)
         or m.node.heartbeat_age_ms > HEARD_MS
         or m.report is None
         or (m.report.waits and not m.report.leaderless)

@@ -36,7 +36,7 @@ def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
 
 def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
     at = (TabletId(""), -1)
-    if wish := _wish(node, named, policy):
+    if wish := _wish(node, policy):
         return wish
     match node.state:
         case NodeState.ACTIVE if node.node_id in policy.lost and is_dead(node, policy):
@@ -58,7 +58,7 @@ def _retires(node: NodeView, policy: Policy) -> bool:
     return node.asked is not Wanted.DRAINED or lost
 
 
-def _wish(node: NodeView, named: bool, policy: Policy) -> Step | None:
+def _wish(node: NodeView, policy: Policy) -> Step | None:
     """The step to what the policy wants of the node, or back to service if it wants nothing any more."""
     if policy.retiring is None or node.state is NodeState.RETIRED or node.wanted_by == ADMINISTRATOR:
         return None
@@ -69,7 +69,7 @@ def _wish(node: NodeView, named: bool, policy: Policy) -> Step | None:
     if (reason := policy.parked.get(node.node_id)) is not None and node.node_id not in policy.lost:
         asked = node.asked is Wanted.PARKED and node.wanted_left_ms > policy.park_ms // 2
         return None if asked else ParkNode(*at, reason, node.node_id, policy.park_ms)
-    if node.wanted_by == DRIVER and (named or node.state is NodeState.ACTIVE):
+    if node.wanted_by == DRIVER and node.node_id not in policy.unneeded | policy.lost:
         return EndWish(*at, "nobody wants it away any more", node.node_id)
     return None
 

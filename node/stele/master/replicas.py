@@ -52,6 +52,12 @@ async def set_replication_factor(
 
 def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) -> None:
     """Refuse a factor for which there are too few machines, or no room for the additional replicas."""
+    more_by_hand = [t for t in lead.catalog.current_tablets(table.table_id) if t.by_hand.extra]
+    if more_by_hand:
+        raise Rejected(
+            f"replication factor {changed.replication_factor} of {table.name!r}: tablet {more_by_hand[0].tablet_id[:8]} has "
+            "replicas beyond the factor by hand, which would come on top; `stele tablet release` it first"
+        )
     lead.check_settled()
     candidates = lead.candidates()
     check_replication_factor(
