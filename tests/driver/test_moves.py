@@ -9,10 +9,10 @@ import pytest
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.steps import BeginIntent, Blocked, CancelCopy, DemotePeer, RemovePeer
-from stele.driver.view import MOVE_BY_HAND, NodeState
+from stele.driver.view import MOVE, MOVE_BY_HAND, NodeState
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelTablet, node_name
+from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
 from tests.driver.stories import node_of, one, story
 from tests.driver.test_planner_draining import least_spare
 
@@ -248,3 +248,26 @@ def test_a_smaller_factor_keeps_the_spread_and_the_leader() -> None:
 
 def test_policy_of_one_copy_still_moves() -> None:
     assert Policy(max_copies=1).max_moves == 1
+
+
+def test_a_move_makes_way_for_a_heal_that_waits_for_its_turn() -> None:
+    """With one copy at once, a move to a slow node held the only slot, and a voter that FAILED was not replaced."""
+    policy = replace(POLICY, rebalance=True, max_copies=1)
+    cluster = Cluster(7, 1, 7, 5)
+    cluster.nodes[node_name(8)] = ModelNode(node_name(8), "m8", "z0", hangs=True)
+
+    def drive(rounds: int) -> None:
+        for _ in range(rounds):
+            for step in plan(cluster.view(), policy):
+                cluster.apply(step)
+            cluster.advance()
+
+    drive(3)
+    (moving,) = cluster.intents.values()
+    assert moving.kind == MOVE
+    hurt = next(t for t in cluster.tablets.values() if t.tablet_id != moving.tablet_id)
+    failed = next(p for p in hurt.config.peers if p.node_id != hurt.leader)
+    hurt.replicas[failed.replica_id].failed = True
+    cluster.advance()
+    drive(5)
+    assert {i.tablet_id: i.kind for i in cluster.intents.values()} == {hurt.tablet_id: "replace"}

@@ -40,6 +40,7 @@ from stele.driver.steps import (
 from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
+    MOVE,
     ClusterView,
     DataState,
     Intent,
@@ -106,7 +107,16 @@ class _Planner:
 
     def tablets(self) -> list[Step]:
         """The steps of all tablets, at most one each."""
-        return [step for s in self.situations if (step := self.tablet(s)) is not None]
+        found = [(s, step) for s in self.situations if (step := self.tablet(s)) is not None]
+        if any(_heal_waits(s, step) for s, step in found):
+            return [self._making_way(s, step) for s, step in found]
+        return [step for _, step in found]
+
+    def _making_way(self, s: Situation, step: Step) -> Step:
+        """The step, or the end of a move for balance whose slot a heal needs. One that has its copy goes on."""
+        if s.intent is None or s.intent.kind != MOVE or s.joining is not None:
+            return step
+        return replace(_cancel(s, s.intent, "a heal needs its turn to copy"), cause=step.cause)
 
     def tablet(self, s: Situation) -> Step | None:
         """The one step for this tablet, or None."""
@@ -463,6 +473,12 @@ def _serves(s: Situation) -> bool:
     """Whether the tablet has a live majority. Without one its copies stand still, so they take no slot
     from others."""
     return s.spare >= 0 and bool(s.data_voters)
+
+
+def _heal_waits(s: Situation, step: Step) -> bool:
+    """Whether the heal of a tablet waits until fewer copies run."""
+    heals = any(not m.live or m.peer.member_type is MemberType.WITNESS for m in s.members)
+    return heals and isinstance(step, Blocked) and step.code == "CopyLimit"
 
 
 def _is_voter(m: Member | None) -> bool:
