@@ -250,7 +250,7 @@ def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytes
     def masters(*more: str) -> tuple[str, ...]:
         values = dict(master_run.make_context("run", [*given, *more]).params)
         first = parse_first_masters(values.pop("first_masters"))
-        del values["log_format"], values["log_level"]
+        del values["log_format"], values["log_level"], values["drive_after"]
         return node_options(values, "master", first_masters=first).masters
 
     assert masters() == ("h1:1", "h2:2")

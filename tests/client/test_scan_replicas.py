@@ -226,8 +226,10 @@ async def test_a_refusal_is_not_tried_elsewhere(tmp_path: Path) -> None:
             scans = sum(node.scans for node in cluster.nodes)
             for node in cluster.nodes:
                 node.flight_fault.clear()
-                node.flight_fault.extend([lambda n, code=code: error_for(code, "gone")] * 4)
+                node.flight_fault.extend([lambda n, code=code: error_for(code, "gone")] * 8)
             with pytest.raises(SteleError) as caught:
                 await table.scan().to_table()
             assert caught.value.code is code
-            assert sum(node.scans for node in cluster.nodes) <= scans + 4
+            # The schema may have changed, so such a scan is planned again once.
+            plans = 2 if code is Code.SCHEMA_MISMATCH else 1
+            assert sum(node.scans for node in cluster.nodes) <= scans + 4 * plans

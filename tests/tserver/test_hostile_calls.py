@@ -154,6 +154,17 @@ def templates(
         "GetTable": master_pb2.GetTableRequest(name="prey"),
         "GetTableLocations": master_pb2.GetTableLocationsRequest(name="prey"),
         "GetTabletLocations": master_pb2.GetTabletLocationsRequest(tablet_ids=[tablet]),
+        "SetReplicationFactor": master_pb2.SetReplicationFactorRequest(name="nothing", replication_factor=3),
+        "PlaceTablet": master_pb2.PlaceTabletRequest(
+            tablet_id=nobody, what=master_pb2.ADD_REPLICA, to_node=nobody, replicas=2
+        ),
+        "WantNode": master_pb2.WantNodeRequest(
+            node_id=nobody, wanted=master_pb2.WANTED_PARKED, for_ms=60_000
+        ),
+        "KeepLeader": master_pb2.KeepLeaderRequest(tablet_id=tablet, for_ms=1),
+        "SetDriverPolicy": master_pb2.SetDriverPolicyRequest(
+            policy={"dead_after_ms": 30_000, "max_lost_nodes": 1, "max_copies": 1, "owner": "me"}
+        ),
         "ClaimDriver": master_pb2.ClaimDriverRequest(holder="me", ttl_ms=1),
         "BeginIntent": master_pb2.BeginIntentRequest(epoch=epoch, intent=intent),
         "EndIntent": master_pb2.EndIntentRequest(

@@ -32,7 +32,7 @@ async def play(steps: list[tuple[str, TabletId, int]], host: TestNode) -> None:
         key = StreamKey(tablet_id, ReplicaId(number))
         there = here.by_key(key)
         if what == "drop":
-            here.drop(key)
+            here.gone(key, None)
         elif what == "fail" and there is not None:
             there.fail("damage")
         elif there is None:
