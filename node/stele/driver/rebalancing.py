@@ -1,4 +1,7 @@
-"""All moves that balance would make, for `stele rebalance` and tests. Pure; begins none."""
+"""The next round of moves for balance, for `stele rebalance` and tests. Pure; begins none.
+
+Each tablet moves once in a round. After it there may be another, smaller one.
+"""
 
 from __future__ import annotations
 
