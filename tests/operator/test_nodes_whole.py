@@ -94,6 +94,11 @@ async def test_nodes_are_scaled_out_and_in_under_writes_and_the_operator_is_kill
                 return all(name in told[-1] for name in named)
 
             await made.until("the victims are named", victims_are_named)
+
+            async def told_as_event() -> bool:  # the kill may lose an event; the status is what lasts
+                return "Draining" in {e["reason"] for e in await made.events("TabletCluster")}
+
+            await made.until("an event says that they are drained", told_as_event)
             await made.end(signal.SIGKILL)
             await made.start()
             await made.until("three nodes serve", lambda: whole(made, 3), 240)
