@@ -112,7 +112,10 @@ def test_two_of_three_voters_are_away_and_one_of_them_is_parked() -> None:
     cluster.advance()
     (step,) = plan(cluster.view(), POLICY)
     assert isinstance(step, Blocked) and step.code == "LostMajority"
-    assert "its node is parked, and away" in step.reason and "its node is silent" in step.reason
+    assert (
+        "its node is parked or fenced, and does not answer" in step.reason
+        and "its node is silent" in step.reason
+    )
 
 
 def test_a_drain_waits_for_a_parked_node_that_is_away() -> None:

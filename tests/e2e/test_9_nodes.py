@@ -85,10 +85,11 @@ def test_a_parked_machine_is_away_past_the_time_of_healing_and_back(bench: Bench
     bench.have(fresh=True)
     bench.patch("TabletCluster", {"healing": PATIENT})
     loaded = bench.program("load")
+    masters = {p.spec.node_name for p in bench.pods("master")}
+    machine = bench.place.victim(sorted({p.spec.node_name for p in bench.pods("node")} - masters))
+    name = bench.member_on(machine, "node")
     stream = bench.place.begin("stream")
     time.sleep(5)
-    pod = bench.pods("node")[0]
-    name, machine = pod.metadata.name, pod.spec.node_name
     identities = {n: m["nodeUUID"] for n, m in nodes(bench).items()}
     bench.patch("TabletCluster", {"nodes": {"park": [name]}})
     bench.until(

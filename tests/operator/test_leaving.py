@@ -234,6 +234,23 @@ def test_a_parked_node_is_kept_while_it_is_away() -> None:
     assert "NodeLost" in reasons(plan) and plan.policy is not None and plan.policy.lost
 
 
+def test_a_fenced_node_is_told_as_such_and_kept() -> None:
+    """It sends heartbeats, and its pod is never ready."""
+    world = made(5)
+    world.cluster["spec"]["healing"] = HEALING
+    node_id = NodeId(members(world)["flights-node-1"].node_id)
+    fenced = {"wanted": Wanted.FENCED, "wanted_by": "administrator", "wanted_left_ms": 3_600_000}
+    world.nodes[node_id] = replace(world.nodes[node_id], **fenced, wanted_reason="odd rows")
+    for _ in range(40):
+        plan = world.step()
+        check(world)
+    assert states(world)["flights-node-1"] is State.PARKED
+    assert (
+        "runs and serves nobody" in reasons(plan)["NodeParked"] and "odd rows" in reasons(plan)["NodeParked"]
+    )
+    assert not {"NodeLost", "NodePending"} & set(reasons(plan))
+
+
 def test_the_time_of_a_parked_node_is_renewed_while_the_spec_names_it() -> None:
     world = made(5)
     change(world, park=["flights-node-1"])

@@ -356,10 +356,11 @@ class World:
         name, node_id = metadata["name"], NodeId(metadata["annotations"]["stele.dev/node-id"])
         role = metadata["labels"]["stele.dev/role"]
         up = machine.ready and name not in self.silent
+        fenced = node_id in self.nodes and self.nodes[node_id].asked is Wanted.FENCED
         raw["status"] = {
             "phase": "Running",
             "podIP": f"10.0.0.{int(metadata['uid'][:8], 16) % 250}",
-            "conditions": [{"type": "Ready", "status": "True" if up else "False"}],
+            "conditions": [{"type": "Ready", "status": "True" if up and not fenced else "False"}],
             "containerStatuses": [
                 {"name": "stele", "state": {"running": {}} if machine.ready else {}, "restartCount": 0}
             ],

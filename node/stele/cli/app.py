@@ -32,13 +32,15 @@ from stele.model.errors import SteleError
 
 _GROUPS = {
     "node": (
-        "Run, list, drain, park and retire nodes.",
+        "Run, list, drain, park, fence and retire nodes.",
         {
             "run": ("stele.cli.processes:node_run", "Run a node until it is told to stop."),
             "list": ("stele.cli.nodes:list_nodes", "List nodes, with what is seen and wanted of each."),
             "drain": ("stele.cli.wanted:drain", "Have a node give its replicas and leaders away."),
             "undrain": ("stele.cli.wanted:undrain", "Take a drain back."),
             "park": ("stele.cli.wanted:park", "Let a node be away for a while; its replicas wait for it."),
+            "fence": ("stele.cli.wanted:fence", "Have a node run and serve nobody for a while."),
+            "unfence": ("stele.cli.wanted:unfence", "End the time of a fenced node."),
             "unpark": ("stele.cli.wanted:unpark", "End the time of a parked node."),
             "retire": ("stele.cli.wanted:retire", "Drain a node, then retire it for good."),
             "forget": ("stele.cli.nodes:forget", "Forget a node or master that is gone for good."),

@@ -70,6 +70,8 @@ def in_words(n: NodeStatus) -> str:
             return "retired" if n.seen == "retired" else "retiring"
         case Wanted.PARKED:
             return "parked"
+        case Wanted.FENCED:
+            return "fenced"
         case _:
             return "in service"
 

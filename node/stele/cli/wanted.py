@@ -1,4 +1,4 @@
-"""`stele node drain`, `undrain`, `park`, `unpark`, `retire`: what an administrator wants of a node.
+"""`stele node drain`, `undrain`, `park`, `unpark`, `fence`, `unfence`, `retire`: what an administrator wants of a node.
 
 The masters record the wish, and a driver carries it out: the operator, or `stele driver run`. Invariant: a
 command that waits may be interrupted; the wish stays.
@@ -176,6 +176,46 @@ def unpark(node: str, override: bool, masters: str) -> None:
 
     async def work(client: AsyncClient) -> None:
         _tell(await unpark_node(client.masters, node, override=override))
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@click.option("--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d.")
+@_reason_option
+@_override_option
+@masters_option
+def fence(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
+    """Have a node run and serve nobody: neither clients nor other nodes, also after a restart.
+
+    For a node that you do not trust, or that you want to look at. It gives its leaders away first. Its replicas
+    wait, and none is copied elsewhere. Meanwhile its tablets can lose no other voter, if they have three. After
+    the time, or `unfence`, it is as any node. Refused if tablets would stop without it.
+
+    Example: stele node fence flights-node-2 --for 2h --reason "wrong checksums"
+    """
+    from stele.client.admin import fence_node
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await fence_node(client.masters, node, for_s=for_s, reason=reason, override=override))
+
+    with_client(masters, work)
+
+
+@click.command()
+@_node_argument
+@_override_option
+@masters_option
+def unfence(node: str, override: bool, masters: str) -> None:
+    """End the time of a fenced node: within seconds it serves as any node.
+
+    Example: stele node unfence flights-node-2
+    """
+    from stele.client.admin import unfence_node
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await unfence_node(client.masters, node, override=override))
 
     with_client(masters, work)
 

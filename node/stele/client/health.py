@@ -19,6 +19,7 @@ from stele.rpc.proto import common_pb2, master_pb2
 _WANTED = {
     master_pb2.WANTED_DRAINED: "drained",
     master_pb2.WANTED_PARKED: "parked",
+    master_pb2.WANTED_FENCED: "fenced",
     master_pb2.WANTED_RETIRED: "retired",
 }
 SILENT_MS = 5_000
@@ -83,7 +84,7 @@ class NodeHealth:
     """One node or master: "alive", "silent", "retired", or "new": on record but never heard, so no tablet
     counts on it.
 
-    `wanted`: "" if it is wanted in service, else "drained", "parked" or "retired". `name`: its pod's; ""
+    `wanted`: "" if it is wanted in service, else "drained", "parked", "fenced" or "retired". `name`: its pod's; ""
     without an operator. `disk_free_bytes`: None if it did not report it. `disk_low`: it
     refuses writes for lack of space. `clock_ahead_ms`: how far its wall clock is ahead of most clocks of the
     cluster, by its last report; None if unknown."""

@@ -31,6 +31,7 @@ _WANTED = {
     Wanted.IN_SERVICE: master_pb2.WANTED_IN_SERVICE,
     Wanted.DRAINED: master_pb2.WANTED_DRAINED,
     Wanted.PARKED: master_pb2.WANTED_PARKED,
+    Wanted.FENCED: master_pb2.WANTED_FENCED,
     Wanted.RETIRED: master_pb2.WANTED_RETIRED,
 }
 
@@ -166,9 +167,9 @@ async def undrain_node(
     """Take a drain back: the node is in service again, and copies that were begun for it end.
 
     Raises:
-        Rejected: as for `drain_node`; also if the node is parked.
+        Rejected: as for `drain_node`; also if the node is parked or fenced.
     """
-    return await _take_back(masters, given, False, override, timeout_s)
+    return await _take_back(masters, given, (Wanted.DRAINED, Wanted.RETIRED), override, timeout_s)
 
 
 async def park_node(
@@ -187,12 +188,47 @@ async def park_node(
     Raises:
         Rejected: as for `drain_node`; UNSAFE_CHANGE: tablets would stop while it is away.
     """
+    return await _keep(masters, given, Wanted.PARKED, for_s, reason, override, timeout_s)
+
+
+async def fence_node(
+    masters: Masters,
+    given: str,
+    *,
+    for_s: float,
+    reason: str = "",
+    override: bool = False,
+    timeout_s: float = 15.0,
+) -> Answer:
+    """Ask that a node serve nobody for this long, although it runs: neither clients nor other replicas.
+
+    It gives its leaders away first. Its replicas wait, and none is copied elsewhere. It stays fenced through
+    its own restarts. After the time it is as any node.
+
+    Raises:
+        Rejected: as for `park_node`; also if it is a master.
+    """
+    return await _keep(masters, given, Wanted.FENCED, for_s, reason, override, timeout_s)
+
+
+async def _keep(
+    masters: Masters,
+    given: str,
+    wanted: Wanted,
+    for_s: float,
+    reason: str,
+    override: bool,
+    timeout_s: float,
+) -> Answer:
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node, view = node_called(given, list(pb.nodes)), view_from_pb(pb)
     away = absence(view, Policy(), {id_from_pb(node.node_id)})
+    if wanted is Wanted.FENCED and _status_in(pb, node).role == "master":
+        raise Rejected(f"fence {_label(node)}: it is a master; only nodes can be fenced")
     if away.faults:
-        raise Rejected(f"park {_label(node)}: {'; '.join(away.faults)}", code=Code.UNSAFE_CHANGE)
-    await _want(masters, node, Wanted.PARKED, reason, for_s, override, timeout_s)
+        verb = "park" if wanted is Wanted.PARKED else "fence"
+        raise Rejected(f"{verb} {_label(node)}: {'; '.join(away.faults)}", code=Code.UNSAFE_CHANGE)
+    await _want(masters, node, wanted, reason, for_s, override, timeout_s)
     return Answer(await _again(masters, node, timeout_s), notes=away.notes)
 
 
@@ -202,9 +238,20 @@ async def unpark_node(
     """End the time of a parked node: it is as any node again.
 
     Raises:
-        Rejected: as for `drain_node`; also if the node drains.
+        Rejected: as for `drain_node`; also if the node drains or is fenced.
     """
-    return await _take_back(masters, given, True, override, timeout_s)
+    return await _take_back(masters, given, (Wanted.PARKED,), override, timeout_s)
+
+
+async def unfence_node(
+    masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
+) -> Answer:
+    """End the time of a fenced node: within seconds it serves as any node.
+
+    Raises:
+        Rejected: as for `drain_node`; also if the node drains or is parked.
+    """
+    return await _take_back(masters, given, (Wanted.FENCED,), override, timeout_s)
 
 
 async def _leave(
@@ -233,8 +280,18 @@ def _leaving(view: ClusterView, node: master_pb2.NodeViewPB) -> set[str]:
     return {id_from_pb(node.node_id), *draining}
 
 
-async def _take_back(masters: Masters, given: str, parked: bool, override: bool, timeout_s: float) -> Answer:
-    """`parked`: whether it is a park that is taken back, or a drain."""
+_ENDED_BY = {
+    Wanted.DRAINED: "it is being drained; use undrain",
+    Wanted.RETIRED: "it is being drained; use undrain",
+    Wanted.PARKED: "it is parked; use unpark",
+    Wanted.FENCED: "it is fenced; use unfence",
+}
+
+
+async def _take_back(
+    masters: Masters, given: str, wanted: Sequence[Wanted], override: bool, timeout_s: float
+) -> Answer:
+    """`wanted`: the wishes that may be taken back here."""
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node = node_called(given, list(pb.nodes))
     status = _status_in(pb, node)
@@ -242,9 +299,8 @@ async def _take_back(masters: Masters, given: str, parked: bool, override: bool,
         raise Rejected(f"{status.label} is retired, which is final; a new node needs a new volume")
     if status.wanted is Wanted.IN_SERVICE:
         return Answer(status, changed=False)
-    if parked is not (status.wanted is Wanted.PARKED):
-        use = "it is being drained; use undrain" if parked else "it is parked; use unpark"
-        raise Rejected(f"{status.label}: {use}")
+    if status.wanted not in wanted:
+        raise Rejected(f"{status.label}: {_ENDED_BY[status.wanted]}")
     await _want(masters, node, Wanted.IN_SERVICE, "taken back", None, override, timeout_s)
     return Answer(await _again(masters, node, timeout_s))
 

@@ -178,7 +178,7 @@ class Member:
             if self.node.state is NodeState.RETIRED:
                 return "its node is RETIRED"
             if self.parked:
-                return "its node is parked, and away"
+                return "its node is parked or fenced, and does not answer"
             return "its node is silent"  # without the duration, so that the reason is the same in each pass
         if self.failed:
             error = self.report.error if self.report is not None else ""

@@ -36,6 +36,8 @@ class Wanted(IntEnum):
     """It may be away for a while, keeps its replicas, and gets no new ones."""
     RETIRED = 4
     """It drains, and is then gone for good."""
+    FENCED = 5
+    """It runs and serves nobody. For everybody else it is as one that is parked and away."""
 
 
 class ReplicaState(IntEnum):
@@ -102,8 +104,8 @@ class NodeView:
 
     @property
     def parked(self) -> bool:
-        """Whether it may be away now, so that its replicas wait for it."""
-        return self.state is NodeState.ACTIVE and self.asked is Wanted.PARKED
+        """Whether it may be away now, or is fenced, so that its replicas wait for it."""
+        return self.state is NodeState.ACTIVE and self.asked in (Wanted.PARKED, Wanted.FENCED)
 
     @property
     def takes_replicas(self) -> bool:

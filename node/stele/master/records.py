@@ -36,6 +36,8 @@ GIVEN_UP_BEFORE = "declared lost, and silent"
 a node drains."""
 
 ADMINISTRATOR, DRIVER = "administrator", "driver"
+KEPT = ("PARKED", "FENCED")
+"""Wishes for a node that keeps its replicas while it does not serve. They have an end."""
 """Who asked for what is wanted of a node: an order without a driver's epoch, or one with it."""
 
 TABLE_PREFIX = b"table/"
@@ -148,10 +150,10 @@ class NodeRecord(Row):
     `incarnation`, `start`, `log_synced`: from its last registration. They identify a start on an older copy
     of its volume (liveness.refuse_older).
 
-    `wanted`: DRAINED, PARKED, RETIRED or "". It counts only beside the state that it was written with
+    `wanted`: DRAINED, PARKED, FENCED, RETIRED or "". It counts only beside the state that it was written with
     (`asked`), because an older program changes `state` alone. `owner`: who asked for it. `reason`: why.
     `left_ms`: how long it is still to last, as of when the row was written; 0: without end. An older program
-    takes a PARKED node for one in service, and a DRAINED one for one that retires, which masters refuse.
+    takes a PARKED or FENCED node for one in service, and a DRAINED one for one that retires, which masters refuse.
     """
 
     node_id: NodeId
@@ -183,9 +185,10 @@ class NodeRecord(Row):
     @property
     def asked(self) -> str:
         """What somebody wants of it: IN_SERVICE, DRAINED (it keeps its place), PARKED (it may be away, and
-        keeps its replicas) or RETIRED (it drains, and then is gone for good)."""
+        keeps its replicas), FENCED (likewise, and it serves nobody) or RETIRED (it drains, and then is gone for
+        good)."""
         if self.state == "ACTIVE":
-            return "PARKED" if self.wanted == "PARKED" and self.left_ms else "IN_SERVICE"
+            return self.wanted if self.wanted in KEPT and self.left_ms else "IN_SERVICE"
         if self.state == "DRAINING":
             if self.returns:
                 return "IN_SERVICE"
@@ -195,7 +198,7 @@ class NodeRecord(Row):
     @property
     def takes_replicas(self) -> bool:
         """Whether new replicas may be placed on it, once it is formed and alive."""
-        return self.state == "ACTIVE" and self.asked != "PARKED"
+        return self.state == "ACTIVE" and self.asked not in KEPT
 
     @property
     def asked_by(self) -> str:

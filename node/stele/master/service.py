@@ -108,6 +108,7 @@ class MasterService(MasterServiceServicer):
         if lead is None or not self._leads():
             return answer
         answer.is_leader = True
+        answer.fenced = node is not None and node.asked == "FENCED"
         for tablet_id in master.liveness.merge(request, master.now_ms()):
             lead.look_at(tablet_id)
         answer.needs_full_report = not life.full

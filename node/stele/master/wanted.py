@@ -19,7 +19,7 @@ import structlog
 from stele.master.driving import check_epoch, commit_order
 from stele.master.leadership import Leadership
 from stele.master.port import swap
-from stele.master.records import ADMINISTRATOR, DRIVER, NodeRecord
+from stele.master.records import ADMINISTRATOR, DRIVER, KEPT, NodeRecord
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId
 from stele.model.kvop import KeyOperation
@@ -36,6 +36,7 @@ _WANTED = {
     master_pb2.WANTED_IN_SERVICE: "IN_SERVICE",
     master_pb2.WANTED_DRAINED: "DRAINED",
     master_pb2.WANTED_PARKED: "PARKED",
+    master_pb2.WANTED_FENCED: "FENCED",
     master_pb2.WANTED_RETIRED: "RETIRED",
 }
 
@@ -51,10 +52,12 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
     wanted = _WANTED.get(request.wanted, "")
     if not wanted:
         raise Rejected(f"node {node_id}: the request does not say what is wanted")
-    if wanted == "PARKED" and not request.for_ms:
-        raise Rejected(f"park node {node_id}: the request does not say for how long")
-    if request.for_ms and wanted not in ("PARKED", "DRAINED"):
-        raise Rejected(f"node {node_id}: only parking and draining may have an end; it is to be {wanted}")
+    if wanted in KEPT and not request.for_ms:
+        raise Rejected(f"node {node_id} is to be {wanted}: the request does not say for how long")
+    if request.for_ms and wanted not in (*KEPT, "DRAINED"):
+        raise Rejected(
+            f"node {node_id}: only parking, fencing and draining may have an end; it is to be {wanted}"
+        )
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
         if request.epoch:
             check_epoch(lead, request.epoch)
@@ -92,7 +95,7 @@ def _changed(node: NodeRecord, wanted: str, owner: str, reason: str, for_ms: int
         if node.asked == "IN_SERVICE":
             return node
         return replace(node, state="ACTIVE", wanted="", owner="", reason=reason, left_ms=0)
-    state = "ACTIVE" if wanted == "PARKED" else "DRAINING"
+    state = "ACTIVE" if wanted in KEPT else "DRAINING"
     return replace(
         node, state=state, given_up=False, wanted=wanted, owner=owner, reason=reason, left_ms=for_ms
     )
@@ -123,7 +126,7 @@ async def _write_time(lead: Leadership, node_ids: Sequence[NodeId]) -> None:
             changed = replace(node, left_ms=left_ms)
             if not left_ms:
                 changed = replace(changed, wanted="", owner="")
-            if not left_ms and node.asked in ("PARKED", "DRAINED"):
+            if not left_ms and node.asked in (*KEPT, "DRAINED"):
                 changed = replace(changed, state="ACTIVE", reason=f"the time of {node.asked} is over")
             batch.append(swap(node, changed))
             written.append(changed)

@@ -53,6 +53,8 @@ class NodeHealth:
         """Serving and caught up."""
         if ending := self._ending():
             return ending
+        if self._replicas.fenced:
+            return "the node is fenced, so it serves nobody; `stele node unfence` ends that"
         if not self._replicas.opened:
             return "replicas are being opened"
         if not self._description.formed:

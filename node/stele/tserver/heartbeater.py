@@ -27,6 +27,7 @@ from stele.rpc.identity import PeerBook
 from stele.rpc.proto import master_pb2 as pb
 from stele.tserver.admission import Admission
 from stele.tserver.fences import Fences
+from stele.tserver.fencing import Fencing
 from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.master_loop import MasterLoop
 from stele.tserver.wall_clock import WallClock
@@ -42,6 +43,7 @@ class Heartbeater:
         source: HeartbeatSource,
         admission: Admission,
         fences: Fences,
+        fencing: Fencing,
         pool: ChannelPool,
         book: PeerBook,
         wall_clock: WallClock,
@@ -53,6 +55,7 @@ class Heartbeater:
         self._source = source
         self._admission = admission
         self._fences = fences
+        self._fencing = fencing
         self._pool = pool
         self._book = book
         self._wall_clock = wall_clock
@@ -121,6 +124,7 @@ class Heartbeater:
         """A master that leads has answered: learn what it tells."""
         self._leader_heard = True
         self._fences.learned(response.term, response.driver_epoch)
+        self._fencing.told(response.fenced)
         self._learn_masters(response.masters)
         self._learn_addresses(response)
 

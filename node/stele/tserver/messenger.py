@@ -70,7 +70,9 @@ class Messenger:
     def send(
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
-        """As `Host.send`."""
+        """As `Host.send`. A fenced node sends nothing, and takes nothing."""
+        if self._replicas.fenced:
+            return
         superblock = replica.superblock
         head = encode_head(replica.raw_tablet_id, superblock.replica_id, to, superblock.tablet_incarnation)
         if message is not self._encoded[0]:
@@ -104,6 +106,8 @@ class Messenger:
         await self._transport.close()
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
+        if self._replicas.fenced:
+            return
         self._transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
 
     def _address_of(self, node_id: NodeId) -> str:
@@ -117,6 +121,8 @@ class Messenger:
         return ""
 
     def _on_message(self, from_node: NodeId, envelope: consensus_pb2.ConsensusMessage) -> None:
+        if self._replicas.fenced:
+            return
         replica = self._replicas.route((envelope.tablet_id, envelope.to_replica))
         if replica is None:
             if envelope.HasField("resting"):

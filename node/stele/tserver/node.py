@@ -30,6 +30,7 @@ from stele.tserver.copy_service import CopyFiles
 from stele.tserver.description import NodeDescription
 from stele.tserver.extension import Extension, ExtensionPorts, MakeExtension, NoExtension
 from stele.tserver.fences import Fences
+from stele.tserver.fencing import Fencing
 from stele.tserver.formation import Formation
 from stele.tserver.gauges import set_gauges
 from stele.tserver.health import NodeHealth
@@ -86,6 +87,7 @@ class Node:
     copy_sources: CopySources
     messenger: Messenger
     fences: Fences
+    fencing: Fencing
     admission: Admission
     heartbeat_source: HeartbeatSource
     heartbeater: Heartbeater
@@ -155,6 +157,9 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     flight_connections = FlightConnections(FLIGHT_OPTIONS)
     copy_sources = CopySources(pool, flight_connections)
     fences = Fences(volume, threads.in_thread)
+    fencing = Fencing(
+        replicas, fenced=record.fenced, remember=volume.remember_fenced, in_thread=threads.in_thread
+    )
     monitor = NodeMonitor(
         volume,
         node_log,
@@ -173,6 +178,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         heartbeat_source,
         admission,
         fences,
+        fencing,
         pool,
         book,
         wall_clock,
@@ -295,6 +301,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         copy_sources=copy_sources,
         messenger=messenger,
         fences=fences,
+        fencing=fencing,
         admission=admission,
         heartbeat_source=heartbeat_source,
         heartbeater=heartbeater,
@@ -345,6 +352,7 @@ async def _begin(node: Node) -> None:
     node.extension.start()
     await node.servers.start()
     life.push_async_callback(node.startup.close)
+    life.push_async_callback(node.fencing.close)
     life.push_async_callback(node.heartbeater.close)
     node.heartbeater.start(() if volume.adopted else volume.record.masters)
     life.push_async_callback(give_leaders)

@@ -64,6 +64,8 @@ class NodeRecord:
     """When, and after which refusal, administrators had the volume used all the same; see `take_back`."""
     accepting: bool = False
     """Ask the masters to accept that the log ends too early. Until they have noted what the newest such start tells."""
+    fenced: bool = False
+    """The node serves nobody, until a leader master says otherwise."""
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
@@ -150,6 +152,7 @@ def _read_file(path: Path) -> NodeRecord:
             adopted=bool(raw.get("adopted", False)),
             taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
             accepting=bool(raw.get("accepting", False)),
+            fenced=bool(raw.get("fenced", False)),
             version=version,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:

@@ -50,6 +50,7 @@ class Replicas:
         self.copies: Mapping[StreamKey, TabletCopy] = MappingProxyType(self._copies)
         self.held: Mapping[StreamKey, Superblock] = MappingProxyType(self._held)
         self._opened = False
+        self._fenced = False
         self._heirs: dict[StreamKey, NodeId] = {}  # of tablets that are being handed over
 
     def __iter__(self) -> Iterator[Replica]:
@@ -62,6 +63,11 @@ class Replicas:
     def opened(self) -> bool:
         """Whether it is known what is on the volume."""
         return self._opened
+
+    @property
+    def fenced(self) -> bool:
+        """Whether no replica here may answer anybody, or say anything."""
+        return self._fenced
 
     # --- finding
 
@@ -83,8 +89,9 @@ class Replicas:
 
         Raises:
             Rejected: NOT_FOUND, or TABLET_DELETED where only a tombstone is left.
-            Retryable: NOT_READY while replicas are still being opened.
+            Retryable: NOT_READY while replicas are still being opened, or while the node is fenced.
         """
+        self._refuse_if_fenced()
         replica = self.current(tablet_id)
         if replica is not None:
             return replica
@@ -98,7 +105,12 @@ class Replicas:
 
     def of_request(self, tablet: bytes) -> Replica:
         """As `get`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
+        self._refuse_if_fenced()
         return self._alone.get(tablet) or self.get(id_from_pb(tablet))
+
+    def _refuse_if_fenced(self) -> None:
+        if self._fenced:
+            raise Retryable("this node is fenced; ask another one", code=Code.NOT_READY)
 
     def refuse_unless_open(self) -> None:
         """Return if it is known what is on the volume.
@@ -135,6 +147,10 @@ class Replicas:
         """Tell the replicas whether this node's clock is right: if not, they do not stand for election."""
         for replica in self._by_key.values():
             replica.fit_to_lead(fit)
+
+    def fence(self, fenced: bool) -> None:
+        """Have no replica answer anybody or say anything from now on, or have them serve again."""
+        self._fenced = fenced
 
     async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
         """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced voter does not take

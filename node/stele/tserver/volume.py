@@ -100,6 +100,10 @@ class Volume:
             lambda record: replace(record, masters=masters, given=given or record.given, adopted=self.adopted)
         )
 
+    def remember_fenced(self, fenced: bool) -> None:
+        """Keep whether the node is fenced, for its next start. Blocks; any thread."""
+        self.update(lambda record: replace(record, fenced=fenced))
+
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""
         stat = os.statvfs(self.directory)

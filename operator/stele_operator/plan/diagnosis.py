@@ -70,7 +70,8 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
         case State.DRAINING if asked is not Wanted.IN_SERVICE and member.fate is Fate.NONE:
             return [_leaving(member, title, asked)]
         case State.PARKED:
-            message = f"{member.name} is away, and its replicas wait for it ({member.why})"
+            how = "runs and serves nobody" if asked is Wanted.FENCED else "is away"
+            message = f"{member.name} {how}, and its replicas wait for it ({member.why})"
             return [Finding(Kind.REMARK, f"{title}Parked", message, member=member.name)]
         case State.LOST | State.DRAINING:
             doing = "lost" if member.state is State.LOST else "being drained"

@@ -267,8 +267,10 @@ def _state(
         if pod is None or not pod.machine:
             return State.PENDING
         return State.READY if pod.ready and (node is None or heard) else State.STARTING
-    if heard:
-        return State.READY if pod is None or pod.ready else State.STARTING
+    if heard and (pod is None or pod.ready):
+        return State.READY
+    if heard:  # one that is fenced is never ready
+        return State.PARKED if node.parked else State.STARTING
     if node.parked and fate not in _NO_VOLUME:
         return State.PARKED
     gone = fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY, Fate.MACHINE_DELETED)

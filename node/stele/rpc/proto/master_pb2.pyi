@@ -53,6 +53,8 @@ class _WantedPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WantedPB.Val
     """it may be away for a while, and keeps its replicas; it gets no new ones"""
     WANTED_RETIRED: _WantedPB.ValueType  # 4
     """drained, then gone for good"""
+    WANTED_FENCED: _WantedPB.ValueType  # 5
+    """it runs and serves nobody; like a parked node, it keeps its replicas"""
 
 class WantedPB(_WantedPB, metaclass=_WantedPBEnumTypeWrapper):
     """What somebody wants of a node, apart from what the masters see of it."""
@@ -65,6 +67,8 @@ WANTED_PARKED: WantedPB.ValueType  # 3
 """it may be away for a while, and keeps its replicas; it gets no new ones"""
 WANTED_RETIRED: WantedPB.ValueType  # 4
 """drained, then gone for good"""
+WANTED_FENCED: WantedPB.ValueType  # 5
+"""it runs and serves nobody; like a parked node, it keeps its replicas"""
 Global___WantedPB: _TypeAlias = WantedPB  # noqa: Y015
 
 class _PlacingPB:
@@ -294,6 +298,7 @@ class TSHeartbeatResponse(_message.Message):
     CLOCK_US_FIELD_NUMBER: _builtins.int
     WALL_US_FIELD_NUMBER: _builtins.int
     WALL_AGREED_US_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
@@ -311,6 +316,8 @@ class TSHeartbeatResponse(_message.Message):
     """this master's wall clock at that moment"""
     wall_agreed_us: _builtins.int
     """what most clocks that it hears say, its own among them"""
+    fenced: _builtins.bool
+    """the caller is to serve nobody; only a leader's answer counts"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
     @_builtins.property
@@ -334,10 +341,11 @@ class TSHeartbeatResponse(_message.Message):
         clock_us: _builtins.int = ...,
         wall_us: _builtins.int = ...,
         wall_agreed_us: _builtins.int | None = ...,
+        fenced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "wall_agreed_us", b"wall_agreed_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "fenced", b"fenced", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_agreed_us: _TypeAlias = _typing.Literal["wall_agreed_us"]  # noqa: Y015
     _WhichOneofArgType__wall_agreed_us: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us"]  # noqa: Y015
