@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.consensus.copy_source import CopySessions
+from stele.consensus.incarnations import same_incarnation
 from stele.consensus.ports import HostedReplica, ReplicaOptions
 from stele.consensus.quiet import follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
@@ -73,14 +74,22 @@ class Network:
         self.random = random.Random(7)
 
     def send(
-        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message, quiet: bool
+        self,
+        sender: TestNode,
+        to: NodeId,
+        tablet: bytes,
+        from_: int,
+        to_: int,
+        message: Message,
+        quiet: bool,
+        incarnation: int,
     ) -> None:
         if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
             return
         target = self.nodes.get(to)
         if target is not None and not target.stopped:
             asyncio.get_running_loop().call_soon(
-                target.receive, sender.node_id, tablet, ReplicaId(from_), to_, message, quiet
+                target.receive, sender.node_id, tablet, ReplicaId(from_), to_, message, quiet, incarnation
             )
 
     def ping(self, sender: TestNode, to: NodeId, *told: Any) -> None:
@@ -240,15 +249,33 @@ class TestNode:
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
         block = replica.superblock
-        self.network.send(self, node_id, replica.raw_tablet_id, block.replica_id, to, message, quiet)
+        self.network.send(
+            self,
+            node_id,
+            replica.raw_tablet_id,
+            block.replica_id,
+            to,
+            message,
+            quiet,
+            block.tablet_incarnation,
+        )
 
     def receive(
-        self, from_node: NodeId, tablet: bytes, sender: ReplicaId, to: int, message: Message, quiet: bool
+        self,
+        from_node: NodeId,
+        tablet: bytes,
+        sender: ReplicaId,
+        to: int,
+        message: Message,
+        quiet: bool,
+        incarnation: int,
     ) -> None:
         if self.quiet is not None:
             self.quiet.heard(from_node)
         replica = self.replicas.route((tablet, to))
-        if replica is not None and not (quiet and self._rests(replica, sender, message)):
+        if replica is None or not same_incarnation(replica, from_node, sender, incarnation):
+            return
+        if not (quiet and self._rests(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 
     def _rests(self, replica: Replica, sender: ReplicaId, message: Message) -> bool:

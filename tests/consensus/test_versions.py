@@ -296,7 +296,7 @@ FORMATS: list[tuple[object, str, Callable[[], bytes], Callable[[bytes], object]]
         lambda data: wal_format.decode_segment_header(data, "wal-1"),
     ),
     (metadata, "_VERSION", log_metadata, lambda data: metadata.decode_metadata(data, "metadata")),
-    (config, "_CODEC_VERSION", configuration, config.decode_configuration),
+    (config, "_FIRST", configuration, config.decode_configuration),
 ]
 
 
@@ -311,7 +311,7 @@ def test_bytes_of_a_later_version_are_refused_by_name(
     if module is not None:
         decode(encode())
         with monkeypatch.context() as later:
-            later.setattr(module, version, 2)
+            later.setattr(module, version, 9)
             data = encode()
     else:
         data = encode()

@@ -27,7 +27,13 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 
 TELLING = (
     *(f"plan/{name}.py" for name in ("budgets", "findings", "formation", "health", "cluster_plan", "status")),
-    *("plan/tables.py", "plan/diagnosis.py", "plan/member_objects.py", "plan/leaving.py"),
+    *(
+        "plan/tables.py",
+        "plan/diagnosis.py",
+        "plan/member_objects.py",
+        "plan/leaving.py",
+        "plan/majorities.py",
+    ),
     *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py"),
 )
 """The modules that say why, in one word."""

@@ -176,6 +176,8 @@ class Node:
         self.versions: dict[TabletId, int] = {}
         """Of the schema of its replicas, if it is not the first."""
         self.version = ""
+        self.incarnations: dict[TabletId, int] = {}
+        """Of its replicas, if their tablets were recovered."""
 
     def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
         """A full report with registration."""
@@ -210,6 +212,7 @@ class Node:
             schema_version=self.versions.get(tablet_id, 1),
             committed_config=self.configs.get(tablet_id, common_pb2.ConfigurationPB(opid_index=-1)),
             pending_config=self.pending.get(tablet_id),
+            tablet_incarnation=self.incarnations.get(tablet_id, 0),
         )
 
 

@@ -281,7 +281,18 @@ async def test_what_names_a_lower_incarnation_of_a_tablet_is_not_heard(alone: Al
         node.messenger._on_message(other.node_id, message)
     await wait_until(lambda: core.status().term >= 9)
     assert core.status().term == 9
+    named = {"tablet_id": id_to_pb(tablet_id), "tablet_incarnation": 2}
+    for request in (
+        tserver_pb2.ClientRequest(write=tserver_pb2.WriteRequest(**named)),
+        tserver_pb2.ClientRequest(read=tserver_pb2.ReadRequest(**named)),
+        tserver_pb2.ClientRequest(kv=tserver_pb2.KvRequest(op=tserver_pb2.KV_READ, **named)),
+    ):
+        with pytest.raises(Rejected) as refused:
+            await alone.send(request)
+        assert refused.value.code is Code.STALE_INCARNATION
+    change = consensus_pb2.BulkChangeConfigRequest(
+        type=consensus_pb2.ADD_PEER, peer=peer_to_pb(other), cas_config_opid_index=-1, **named
+    )
     with pytest.raises(Rejected) as refused:
-        write = tserver_pb2.WriteRequest(tablet_id=id_to_pb(tablet_id), tablet_incarnation=2)
-        await alone.send(tserver_pb2.ClientRequest(write=write))
+        await alone.ask(ConsensusServiceStub, "BulkChangeConfig", change)
     assert refused.value.code is Code.STALE_INCARNATION

@@ -158,6 +158,14 @@ def templates(
         "PlaceTablet": master_pb2.PlaceTabletRequest(
             tablet_id=nobody, what=master_pb2.ADD_REPLICA, to_node=nobody, replicas=2
         ),
+        "RecoverTablet": master_pb2.RecoverTabletRequest(
+            tablet_id=nobody,
+            survivor_node=nobody,
+            survivor_replica=1,
+            last_logged=opid,
+            owner="me",
+            told="x",
+        ),
         "WantNode": master_pb2.WantNodeRequest(
             node_id=nobody, wanted=master_pb2.WANTED_PARKED, for_ms=60_000
         ),
@@ -182,6 +190,9 @@ def templates(
             tablet_id=tablet, type=consensus_pb2.MODIFY_PEER, peer=config.peers[0], cas_config_opid_index=-1
         ),
         "LeaderStepDown": consensus_pb2.LeaderStepDownRequest(tablet_id=tablet, target_node=nobody),
+        "UnsafeChangeConfig": consensus_pb2.UnsafeChangeConfigRequest(
+            tablet_id=nobody, replica_id=1, tablet_incarnation=1, at_least=opid
+        ),
         "GetConsensusState": consensus_pb2.GetConsensusStateRequest(tablet_ids=[tablet]),
         "StartTabletCopy": consensus_pb2.StartTabletCopyRequest(
             tablet_id=tablet,

@@ -81,6 +81,7 @@ _GROUPS = {
             "add-replica": ("stele.cli.placing:add_replica", "Add a replica beyond the table's factor."),
             "remove-replica": ("stele.cli.placing:remove_replica", "Remove a replica that was added."),
             "release": ("stele.cli.placing:release", "Take back what was asked for by hand."),
+            "recover": ("stele.cli.recover:recover", "Go on with one survivor after a lost majority."),
         },
     ),
     "kv": (
@@ -101,7 +102,13 @@ _GROUPS = {
     ),
     "local": (
         "Work on the volume of a stopped node.",
-        {"take-back": ("stele.cli.local:take_back", "Use a volume again that was refused as an older copy.")},
+        {
+            "take-back": (
+                "stele.cli.local:take_back",
+                "Use a volume again that was refused as an older copy.",
+            ),
+            "cmeta": ("stele.cli.cmeta:cmeta", "Recover the catalog, or a tablet, from one volume."),
+        },
     ),
 }
 _OTHER_PROGRAMS = {

@@ -47,7 +47,7 @@ def move(tablet: str, source: str, target: str, reason: str, wait: bool, wait_s:
     from stele.client.placing import move_replica
 
     async def ask(client: AsyncClient) -> Placed:
-        return await move_replica(client.masters, tablet, source, target, owner=_owner(), reason=reason)
+        return await move_replica(client.masters, tablet, source, target, owner=owner(), reason=reason)
 
     _run(masters, ask, f"moves from {source} to {target}", wait, wait_s)
 
@@ -68,7 +68,7 @@ def add_replica(tablet: str, target: str, reason: str, wait: bool, wait_s: float
     from stele.client.placing import add_replica as add
 
     async def ask(client: AsyncClient) -> Placed:
-        return await add(client.masters, tablet, target, owner=_owner(), reason=reason)
+        return await add(client.masters, tablet, target, owner=owner(), reason=reason)
 
     _run(masters, ask, f"gets one more replica{f' on {target}' if target else ''}", wait, wait_s)
 
@@ -89,7 +89,7 @@ def remove_replica(tablet: str, source: str, reason: str, wait: bool, wait_s: fl
     from stele.client.placing import remove_replica as remove
 
     async def ask(client: AsyncClient) -> Placed:
-        return await remove(client.masters, tablet, source, owner=_owner(), reason=reason)
+        return await remove(client.masters, tablet, source, owner=owner(), reason=reason)
 
     _run(masters, ask, f"loses its replica on {source}", wait, wait_s)
 
@@ -150,7 +150,7 @@ def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool,
     return False, f"replicas on {where}; under way: {with_names(intent.reason, short_names)}{copied}"
 
 
-def _owner() -> str:
+def owner() -> str:
     """Who asks, for whoever looks at the tablet later."""
     try:
         user = getpass.getuser()

@@ -109,6 +109,10 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
     if view.HasField("by_hand"):
         names = names_of_nodes(health)
         say(f"placed by hand: {by_hand_in_words(view, names)}; `stele tablet release` takes it back")
+    if view.HasField("recovery"):
+        from stele.cli.recover import recovered_in_words
+
+        say(recovered_in_words(view.recovery))
     faults = member_faults(view, known)
     reports = {(r.node_id, r.status.replica_id): r for r in now.replicas}
     members = {(peer.node_id, peer.replica_id): peer for peer in view.committed_config.peers}

@@ -222,10 +222,12 @@ class Way:
         elif kind == "read":
             request.read.tablet_id = tablet_id
             request.read.deadline_ms = deadline_ms
+            request.read.tablet_incarnation = self._place.incarnation
         else:
             request.kv.tablet_id = tablet_id
             request.kv.deadline_ms = deadline_ms
             request.kv.lowest_unfinished = lowest_unfinished
+            request.kv.tablet_incarnation = self._place.incarnation
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
         """Decide whom to ask next. True: ask at once, because a leader was named."""

@@ -262,6 +262,7 @@ class TabletScan:
             plan.schema.version,
             spec.to_json(plan.schema),
             fork_id=plan.fork_id,
+            incarnation=self._tablet.incarnation,
         )
         self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
         try:

@@ -16,6 +16,7 @@ from stele.consensus.ports import Host
 from stele.consensus.timestamps import decode_ceiling
 from stele.model.bounds import (
     ADDRESS_CHARS_MAX,
+    INCARNATION_MAX,
     INDEX_MAX,
     PEERS_MAX,
     REPLICA_ID_MAX,
@@ -107,6 +108,8 @@ def configuration_fault(config: Configuration) -> str:
         return f"a configuration of {len(config.peers)} peers; at most {PEERS_MAX}"
     if not -1 <= config.opid_index <= INDEX_MAX:
         return f"a configuration of index {config.opid_index}; at most {INDEX_MAX}"
+    if not 0 <= config.incarnation <= INCARNATION_MAX:
+        return f"a configuration of incarnation {config.incarnation}; at most {INCARNATION_MAX}"
     if len({peer.replica_id for peer in config.peers}) < len(config.peers):
         return "a configuration that names a replica twice"
     for peer in config.peers:

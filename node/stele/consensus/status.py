@@ -51,6 +51,8 @@ def replica_status(standing: Standing, started: StartedReplica | None) -> common
     machine = started.storage.machine
     pb.last_applied.CopyFrom(opid_to_pb(machine.applied if machine is not None else OPID_NONE))
     pb.has_data = machine is not None
+    applied = machine.last_timestamp if machine is not None else 0
+    pb.last_timestamp = max(applied, started.core.log.newest_timestamp)
     if machine is not None:
         schema = getattr(machine, "schema", None)
         pb.schema_version = schema.version if schema is not None else 0

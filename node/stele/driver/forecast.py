@@ -16,7 +16,7 @@ from stele.driver.situation import Situation, judge, majority
 from stele.driver.steps import BeginIntent, Blocked, Step
 from stele.driver.targets import tablet_bytes
 from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, Intent, NodeView, ReplicaView, TabletView
-from stele.model.config import Configuration, MemberType, Peer
+from stele.model.config import MemberType, Peer
 from stele.model.ids import NodeId, ReplicaId, TabletId
 
 _SILENT_MS = 1 << 50
@@ -146,7 +146,7 @@ def _settled(tablet: TabletView, intent: Intent | None) -> TabletView:
     ]
     if intent is not None and not any(p.replica_id == intent.replica_id for p in peers):
         peers.append(Peer(intent.target_node, intent.replica_id, "", MemberType.VOTER))
-    config = Configuration(tablet.config.opid_index, tuple(peers))
+    config = replace(tablet.config, peers=tuple(peers))
     joined = [
         ReplicaView(p.node_id, p.replica_id, bytes_on_disk=tablet_bytes(tablet))
         for p in peers
@@ -208,7 +208,7 @@ def _with_new(tablet: TabletView, step: BeginIntent) -> TabletView:
     peers = [p for p in tablet.config.peers if p.replica_id != step.replaces_replica]
     peers.append(Peer(step.target_node, new_id, "", MemberType.VOTER))
     report = ReplicaView(step.target_node, new_id, bytes_on_disk=tablet_bytes(tablet))
-    config = Configuration(tablet.config.opid_index + 1, tuple(peers))
+    config = replace(tablet.config, opid_index=tablet.config.opid_index + 1, peers=tuple(peers))
     return replace(tablet, config=config, replicas=(*tablet.replicas, report))
 
 

@@ -223,6 +223,7 @@ class Orders:
             cas_config_opid_index=step.cas,
             driver_epoch=self._epoch,
             reason=cut(step.because),
+            tablet_incarnation=tablet.config.incarnation,
         )
         answer = await self._to_node(_node(tablet.leader_node, view), "BulkChangeConfig", request)
         return config_from_pb(answer.committed)

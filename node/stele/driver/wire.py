@@ -217,6 +217,6 @@ def _freshened(tablet: TabletView, news: list[tuple[str, common_pb2.ReplicaStatu
         if status.role == common_pb2.LEADER and status.term >= term:
             term, leader = status.term, node_id
             told = config_from_pb(status.committed_config)
-            if told.opid_index >= config.opid_index and told.peers:
+            if told.version >= config.version and told.peers:
                 config = told
     return replace(tablet, config=config, term=term, leader_node=leader, replicas=tuple(reports.values()))

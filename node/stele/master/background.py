@@ -24,6 +24,7 @@ from stele.master.port import insert, swap, unchanged
 from stele.master.records import TABLET_STATES, TabletRecord, deleted_row
 from stele.master.replica_ids import raised
 from stele.master.wanted import keep_time
+from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
@@ -172,18 +173,21 @@ class Background:
         config, term = row.config, row.term
         if row.tablet_id == CATALOG_TABLET_ID:
             own = lead.log.committed_config
-            if own.peers and own.opid_index > config.opid_index:
+            if own.peers and own.version > config.version:
                 config, term = own, max(term, lead.term)
             next_id = raised(row, config)
             if config == row.config and next_id == row.next_replica_id:
                 return row
-            return replace(row, config=config, term=term, next_replica_id=next_id)
+            incarnation = max(row.incarnation, config.incarnation)  # `stele local cmeta rewrite` raised it
+            return replace(row, config=config, term=term, next_replica_id=next_id, incarnation=incarnation)
         created: set[int] = set()
         for report in lead.liveness.reports_of(row.tablet_id):
             status = report.status
             created.add(status.replica_id)
-            if status.committed_config.opid_index > config.opid_index and status.committed_config.peers:
-                config, term = config_from_pb(status.committed_config), max(term, status.term)
+            told = config_from_pb(status.committed_config)
+            small = told.incarnation <= row.incarnation + TABLET_INCARNATION_JUMP_MAX
+            if told.version > config.version and told.peers and small:
+                config, term = told, max(term, status.term)
         leader_term, leader = lead.liveness.leader_of(row.tablet_id)
         led = bool(leader) and config.peer_on(leader) is not None
         members = {p.replica_id for p in config.peers}
@@ -206,6 +210,7 @@ class Background:
             leader=leader if led else row.leader,
             next_replica_id=next_id,
             uncreated=uncreated,
+            incarnation=max(row.incarnation, config.incarnation),  # as above
         )
 
     def _leader_runs(self, row: TabletRecord) -> bool:

@@ -17,6 +17,7 @@ from stele.master.records import (
     INTENT_PREFIX,
     NODE_PREFIX,
     POLICY_KEY,
+    RECOVERY_PREFIX,
     TABLE_PREFIX,
     TABLET_PREFIX,
     ClaimRecord,
@@ -24,6 +25,7 @@ from stele.master.records import (
     IntentRecord,
     NodeRecord,
     PolicyRecord,
+    RecoveryRecord,
     TableRecord,
     TabletRecord,
     decode,
@@ -59,6 +61,8 @@ class Catalog:
         """The number of tablets in each state."""
         self.nodes: dict[str, NodeRecord] = {}
         self.intents: dict[str, IntentRecord] = {}
+        self.recoveries: dict[str, RecoveryRecord] = {}
+        """The last recovery of each tablet that was ever recovered."""
         self.opid = opid
         self._listeners: list[Callable[[bytes], None]] = []
         for key, value in rows:
@@ -85,6 +89,11 @@ class Catalog:
             self._put(self.nodes, NodeRecord, key[len(NODE_PREFIX) :], new)
         elif key.startswith(INTENT_PREFIX):
             self._put(self.intents, IntentRecord, key[len(INTENT_PREFIX) :], new)
+        elif key.startswith(RECOVERY_PREFIX) and new is not None:
+            done = decode(RecoveryRecord, new)
+            last = self.recoveries.get(done.tablet_id)
+            if last is None or last.incarnation <= done.incarnation:
+                self.recoveries[done.tablet_id] = done
         elif key == CLAIM_KEY and new is not None:
             self.claim = decode(ClaimRecord, new)
         elif key == POLICY_KEY and new is not None:
@@ -159,6 +168,11 @@ class Catalog:
         if found is None:
             raise Rejected(f"there is no tablet with the id {tablet_id}", code=Code.NOT_FOUND)
         return found
+
+    def incarnation_of(self, tablet_id: str) -> int:
+        """The incarnation of a tablet; 0 if it was never recovered, or is not known."""
+        found = self.tablets.get(tablet_id)
+        return found.incarnation if found is not None else 0
 
     def tablets_of_table(self, table_id: str) -> list[TabletRecord]:
         """All tablets of a table, deleted and replaced ones too, by ordinal."""

@@ -20,6 +20,7 @@ from stele.master.records import (
     IntentRecord,
     NodeRecord,
     PolicyRecord,
+    RecoveryRecord,
     TableRecord,
     TabletRecord,
 )
@@ -216,6 +217,21 @@ def by_hand_to_pb(by_hand: ByHand) -> master_pb2.ByHandPB:
     )
 
 
+def recovery_to_pb(done: RecoveryRecord) -> master_pb2.RecoveryPB:
+    """A recovery from a lost majority as a message."""
+    return master_pb2.RecoveryPB(
+        tablet_incarnation=done.incarnation,
+        since_us=min(done.since_us, WALL_US_MAX),
+        owner=cut(done.owner, HOLDER_CHARS_MAX),
+        reason=cut(done.reason, TEXT_OF_HAND_CHARS_MAX),
+        told=cut(done.told),
+        survivor_node=id_to_pb(done.node_id),
+        survivor_replica=done.replica_id,
+        last_logged=opid_to_pb(done.last_logged),
+        config_before=config_to_pb(done.config_before),
+    )
+
+
 def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB:
     node = scene.liveness.located(row)
     life = scene.liveness.nodes.get(node.node_id)
@@ -272,6 +288,7 @@ def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         next_replica_id=row.next_replica_id,
         leader_kept_until_us=min(row.leader_kept_until_us, WALL_US_MAX),
         by_hand=by_hand_to_pb(row.by_hand) if row.by_hand else None,
+        recovery=recovery_to_pb(done) if (done := scene.catalog.recoveries.get(row.tablet_id)) else None,
     )
 
 

@@ -144,7 +144,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         if tablet.state != "RUNNING":
             raise Rejected(f"tablet {tablet_id} is {tablet.state}; an intent needs a RUNNING tablet")
         target = _target(lead, asked, tablet_id)
-        replica_id = free_id(tablet, newest, lead.liveness.reports_of(tablet_id))
+        replica_id = free_id(tablet, newest, lead.liveness.all_reports_of(tablet_id))
         intent = IntentRecord(
             tablet_id,
             ReplicaId(replica_id),
@@ -209,7 +209,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
             return
         tablet = lead.catalog.tablet(tablet_id)
         told, known = config_from_pb(request.committed_config), _newest_config(lead, tablet_id)
-        config, term = (told, request.term) if told.opid_index > known.opid_index else (known, tablet.term)
+        config, term = (told, request.term) if told.version > known.version else (known, tablet.term)
         decided = (
             config.names(intent.replica_id, intent.target_node)
             or config.opid_index > intent.config_index

@@ -75,7 +75,7 @@ class Forgetting:
             row is not None
             and row.state in ("DELETED", "REPLACED")
             and lead.wall_us() - row.since_us >= lead.options.forget_after_ms * 1000
-            and not lead.liveness.reports_of(tablet_id)
+            and not lead.liveness.all_reports_of(tablet_id)
             and tablet_id not in lead.catalog.intents
             and tablet_id not in ordered
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from stele.model.bounds import (
     ADDRESS_CHARS_MAX,
+    INCARNATION_MAX,
     INDEX_MAX,
     PLACE_CHARS_MAX,
     REPLICA_ID_MAX,
@@ -86,7 +87,7 @@ def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
 
 
 def _sound(config: common_pb2.ConfigurationPB) -> bool:
-    if not -1 <= config.opid_index <= INDEX_MAX:
+    if not -1 <= config.opid_index <= INDEX_MAX or config.incarnation > INCARNATION_MAX:
         return False
     for peer in config.peers:
         if peer.member_type not in _MEMBER_TYPES or len(peer.node_id) != _ID:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -144,6 +144,11 @@ def _place(place: int) -> str:
     return f"segment {place >> 40}, byte {place & ((1 << 40) - 1)}"
 
 
+def is_given_up(status: common_pb2.ReplicaStatusPB, incarnation: int) -> bool:
+    """Whether a recovery gave this replica up. A copy that is not here yet does not know its incarnation."""
+    return status.tablet_incarnation < incarnation and status.data_state != common_pb2.COPYING
+
+
 class Liveness:
     """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower.
     `adopted`: its volume is a copy, so the addresses in its catalog may be those of the original cluster's
@@ -157,6 +162,7 @@ class Liveness:
         self._awake_ms = now_ms
         self.nodes: dict[str, NodeLife] = {}
         self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
+        self._incarnation_of: Callable[[str], int] = lambda tablet_id: 0
 
     def awake(self, now_ms: int) -> None:
         """Note that this process runs; called at least once a second.
@@ -173,9 +179,10 @@ class Liveness:
         for life in self.nodes.values():
             life.heard = False
 
-    def begin_leading(self, now_ms: int) -> None:
+    def begin_leading(self, now_ms: int, incarnation_of: Callable[[str], int] = lambda tablet_id: 0) -> None:
         """Forget all reports, because nodes may have cleared changes that another leader acknowledged.
-        Silence counts from now."""
+        Silence counts from now. `incarnation_of`: of a tablet, as the catalog has it."""
+        self._incarnation_of = incarnation_of
         self._begin(now_ms)
         self._awake_ms = now_ms
         self._by_tablet.clear()
@@ -305,7 +312,13 @@ class Liveness:
         return agreed(list(bases.values())) if len(bases) > 1 else None
 
     def reports_of(self, tablet_id: str) -> list[Report]:
-        """The newest reports of a tablet's replicas, by node and replica_id."""
+        """The newest reports of a tablet's replicas, by node and replica_id, without those of a lower incarnation: they
+        speak of a log that was given up."""
+        lowest = self._incarnation_of(tablet_id)
+        return [r for r in self.all_reports_of(tablet_id) if not is_given_up(r.status, lowest)]
+
+    def all_reports_of(self, tablet_id: str) -> list[Report]:
+        """As `reports_of`, with those of lower incarnations."""
         found = self._by_tablet.get(tablet_id, {})
         return [found[key] for key in sorted(found)]
 

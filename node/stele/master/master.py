@@ -140,7 +140,7 @@ class Master:
         term = self.log.term
         await self.log.read_barrier()
         catalog = self.catalog
-        self.liveness.begin_leading(self.now_ms())
+        self.liveness.begin_leading(self.now_ms(), catalog.incarnation_of)
         lead = Leadership(term, self.log, catalog, self.liveness, self.options, self.now_ms, self.wall_us)
 
         def look(key: bytes) -> None:

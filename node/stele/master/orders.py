@@ -1,10 +1,10 @@
-"""Orders to nodes: create a replica, alter a tablet, tombstone a replica, delete it. Repeated until a report
-shows that the order was done.
+"""Orders to nodes: create a replica, alter a tablet, make a survivor its only voter, tombstone a replica,
+delete it. Repeated until a report shows that the order was done.
 
 Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node
 has its own queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet
-is deleted, or if a newer committed configuration omits it and no intent names it. Replicas of unknown tablets
-are kept.
+is deleted, or if a newer committed configuration omits it and no intent names it, or if it is of a lower
+incarnation than one whose survivor leads. Replicas of unknown tablets are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from stele import metrics
 from stele.master.altering import leader_to_alter
 from stele.master.leadership import Leadership
-from stele.master.liveness import Report
+from stele.master.liveness import Report, is_given_up
 from stele.master.records import TabletRecord
 from stele.model.errors import Code, SteleError
 from stele.model.partition import PartitionSchema
@@ -27,7 +27,8 @@ from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_from_pb, id_to_pb, opid_to_pb
 from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema_to_pb
-from stele.rpc.proto import common_pb2, tserver_pb2
+from stele.rpc.proto import common_pb2, consensus_pb2, tserver_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
 
 log = structlog.get_logger("stele.master")
@@ -40,11 +41,17 @@ ORDER_TIMEOUT_S = 10.0
 WHICHEVER_REPLICA = 0
 """The replica_id in an order that means any replica of the tablet on the node."""
 
+Request = (
+    tserver_pb2.CreateTabletRequest
+    | tserver_pb2.AlterTabletRequest
+    | tserver_pb2.DeleteTabletRequest
+    | consensus_pb2.UnsafeChangeConfigRequest
+)
 Fate = Literal["keep", "tombstone", "delete"]
 
 
 class Order(NamedTuple):
-    """`what`: create, alter, tombstone or delete."""
+    """`what`: create, alter, recover, tombstone or delete."""
 
     what: str
     node_id: str
@@ -70,12 +77,24 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
         return "keep"
     if _being_added(lead, row, report):
         return "keep"
+    if is_given_up(status, row.incarnation):
+        # While the survivor is not known to lead alone, the others are what else is left of the rows.
+        return "keep" if survivor_waits(lead, row) else "tombstone"
     # Its pending configuration does not matter. The row's configuration is committed and omits it, and ids
     # are never used again. A replica that is being added has an intent until a committed configuration names
     # it or fences it off.
-    if status.replica_id >= row.next_replica_id or status.committed_config.opid_index > row.config.opid_index:
+    told = status.committed_config
+    if status.replica_id >= row.next_replica_id or (told.incarnation, told.opid_index) > row.config.version:
         return "keep"  # it knows a newer configuration than the catalog
     return "tombstone"
+
+
+def survivor_waits(lead: Leadership, row: TabletRecord) -> bool:
+    """Whether the survivor of a recovery has not yet reported that it is the tablet's only voter."""
+    done = lead.catalog.recoveries.get(row.tablet_id)
+    if done is None or done.incarnation != row.incarnation:
+        return False
+    return row.config.version <= (done.incarnation, done.last_logged.index)
 
 
 def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
@@ -129,10 +148,13 @@ class Orders:
                     yield Order("create", peer.node_id, peer.replica_id)
         if (stale := leader_to_alter(self._lead, row)) is not None:
             yield Order("alter", stale.node_id, stale.status.replica_id)
+        if row.state == "RUNNING" and survivor_waits(self._lead, row):
+            (peer,) = row.config.peers
+            yield Order("recover", peer.node_id, peer.replica_id)
         left = self._lead.removals.nodes_left(row.tablet_id)
         for node_id in sorted(left):
             yield Order("delete", node_id, WHICHEVER_REPLICA)
-        for report in self._lead.liveness.reports_of(row.tablet_id):
+        for report in self._lead.liveness.all_reports_of(row.tablet_id):
             fate = fate_of(self._lead, row, report)
             if fate != "keep" and report.node_id not in left:
                 yield Order(fate, report.node_id, report.status.replica_id)
@@ -172,10 +194,12 @@ class Orders:
             self._sent_ms[key] = self._lead.now_ms()
 
     async def _call(self, row: TabletRecord, order: Order, address: str) -> None:
-        request: (
-            tserver_pb2.CreateTabletRequest | tserver_pb2.AlterTabletRequest | tserver_pb2.DeleteTabletRequest
-        )
+        request: Request
+        stub: type = TabletServerAdminServiceStub
         match order.what:
+            case "recover":
+                method, request = "UnsafeChangeConfig", self._recover_request(row, order)
+                stub = ConsensusServiceStub
             case "create":
                 method, request = "CreateTablet", self._create_request(row)
             case "alter":
@@ -185,7 +209,7 @@ class Orders:
         try:
             await self._pool.unary(
                 address,
-                TabletServerAdminServiceStub,
+                stub,
                 method,
                 request,
                 timeout_s=ORDER_TIMEOUT_S,
@@ -239,6 +263,18 @@ class Orders:
             tablet_incarnation=row.incarnation,
         )
 
+    def _recover_request(self, row: TabletRecord, order: Order) -> consensus_pb2.UnsafeChangeConfigRequest:
+        done = self._lead.catalog.recoveries[row.tablet_id]
+        return consensus_pb2.UnsafeChangeConfigRequest(
+            tablet_id=id_to_pb(row.tablet_id),
+            replica_id=order.replica_id,
+            tablet_incarnation=done.incarnation,
+            term=done.term,
+            at_least=opid_to_pb(done.last_logged),
+            catalog_opid=opid_to_pb(self._lead.order_opid),
+            reason=f"recovery by {done.owner or 'an administrator'}: {done.reason or 'no reason was given'}",
+        )
+
     def _delete_request(self, row: TabletRecord, order: Order) -> tserver_pb2.DeleteTabletRequest:
         gone = order.what == "delete"
         reason = f"tablet is {row.state}" if gone else f"configuration {row.config.opid_index} omits it"
@@ -249,6 +285,7 @@ class Orders:
             cas_config_opid_index_less_or_equal=row.config.opid_index,
             catalog_opid=opid_to_pb(self._lead.order_opid),
             reason=reason,
+            tablet_incarnation=row.incarnation,
         )
 
     async def close(self) -> None:

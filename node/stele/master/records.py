@@ -44,6 +44,7 @@ TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
 NODE_PREFIX = b"node/"
 INTENT_PREFIX = b"intent/"
+RECOVERY_PREFIX = b"recovery/"
 CLAIM_KEY = b"claim"
 POLICY_KEY = b"policy"
 CLUSTER_KEY = b"cluster"
@@ -127,7 +128,7 @@ def deleted_row(row: TabletRecord, state: str, now_us: int) -> TabletRecord:
 
     There may be many of them for long, so it drops the configuration and the key range, two thirds of a row.
     """
-    nobody = Configuration(row.config.opid_index, ())
+    nobody = dataclasses.replace(row.config, peers=())
     return dataclasses.replace(
         row,
         state=state,
@@ -254,8 +255,38 @@ class PolicyRecord(Row):
     rebalance: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class RecoveryRecord(Row):
+    """A lost majority that an administrator gave up. It stays for ever, also when the tablet is gone.
+
+    `incarnation`: the tablet's from then on. `node_id`, `replica_id`: the survivor, whose log ended at
+    `last_logged` or later. `term`: above all that any replica told. `config_before`: the configuration whose
+    majority was lost. `told`: what the administrator was told of the loss.
+    """
+
+    tablet_id: TabletId
+    incarnation: int
+    since_us: int
+    owner: str
+    reason: str
+    told: str
+    node_id: NodeId
+    replica_id: ReplicaId
+    last_logged: OpId
+    term: int
+    config_before: Configuration
+
+
 R = TypeVar(
-    "R", ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord, PolicyRecord
+    "R",
+    ClusterRecord,
+    TableRecord,
+    TabletRecord,
+    NodeRecord,
+    IntentRecord,
+    ClaimRecord,
+    PolicyRecord,
+    RecoveryRecord,
 )
 
 
@@ -287,7 +318,9 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "config": lambda raw: decode_configuration(bytes.fromhex(raw)),
     "partition": lambda raw: _partition(*raw),
+    "config_before": lambda raw: decode_configuration(bytes.fromhex(raw)),
     "witness_start": lambda raw: OpId(*map(int, raw)),
+    "last_logged": lambda raw: OpId(*map(int, raw)),
     "uncreated": lambda raw: tuple(int(r) for r in raw),
     "by_hand": _by_hand,
     "holders": lambda raw: tuple(str(node_id) for node_id in raw),
@@ -299,7 +332,7 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
     )
     for kind in (
         *(ClusterRecord, TableRecord, TabletRecord, NodeRecord, IntentRecord, ClaimRecord),
-        PolicyRecord,
+        *(PolicyRecord, RecoveryRecord),
     )
 }
 """Decoders from JSON, by the name of the field."""
@@ -322,6 +355,8 @@ def key_of(record: Any) -> bytes:
             return NODE_PREFIX + record.node_id.encode()
         case IntentRecord():
             return INTENT_PREFIX + record.tablet_id.encode()
+        case RecoveryRecord():
+            return RECOVERY_PREFIX + f"{record.tablet_id}/{record.incarnation:06}".encode()
         case _:
             raise TypeError(f"{type(record).__name__} is not a catalog record")
 

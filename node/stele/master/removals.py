@@ -101,5 +101,5 @@ def _holders(catalog: Catalog, liveness: Liveness, row: TabletRecord) -> set[str
     if intent is not None:
         nodes.add(intent.target_node)
     gone = (common_pb2.TOMBSTONED, common_pb2.DELETED)
-    nodes.update(r.node_id for r in liveness.reports_of(row.tablet_id) if r.status.data_state not in gone)
+    nodes.update(r.node_id for r in liveness.all_reports_of(row.tablet_id) if r.status.data_state not in gone)
     return nodes

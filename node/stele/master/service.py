@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from stele import metrics
-from stele.master import altering, departed, driving, replicas, standing_in, tables, wanted
+from stele.master import altering, departed, driving, recovering, replicas, standing_in, tables, wanted
 from stele.master import by_hand as by_hands
 from stele.master.cluster_view import (
     Scene,
@@ -22,6 +22,7 @@ from stele.master.cluster_view import (
     cluster_view,
     intent_to_pb,
     masters_of,
+    recovery_to_pb,
     table_info,
     tablet_locations,
 )
@@ -227,6 +228,12 @@ class MasterService(MasterServiceServicer):
         lead = await self._master.confirmed_lead()
         table = await lead.do(replicas.set_replication_factor(lead, request))
         return pb.SetReplicationFactorResponse(table=table_info(self._master.scene(), table))
+
+    async def RecoverTablet(self, request: pb.RecoverTabletRequest, context: Any) -> pb.RecoverTabletResponse:
+        """Give up what a tablet's lost majority had, and let one survivor go on alone."""
+        lead = await self._master.confirmed_lead()
+        done = await lead.do(recovering.recover_tablet(lead, request))
+        return pb.RecoverTabletResponse(recovery=recovery_to_pb(done))
 
     async def PlaceTablet(self, request: pb.PlaceTabletRequest, context: Any) -> pb.PlaceTabletResponse:
         """Record what an administrator asks of a tablet's replicas."""

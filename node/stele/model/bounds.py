@@ -33,6 +33,9 @@ HEARD_ADDRESS_MS = 30_000
 within a heartbeat."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet. Each start, or recovery, adds one."""
+TABLET_INCARNATION_JUMP_MAX = 64
+"""How far the incarnation in a message may exceed that of the replica that gets it. Each recovery of a tablet adds
+one, and its administrator asks for each."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000
 """By how many ms an incarnation may exceed the wall clock. Incarnations count starts from the ms of the
 format, so that a node that is formatted again begins with the present time. Clocks differ by a day at

@@ -46,10 +46,20 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The set of peers of a tablet; `opid_index` is the log index that wrote it, -1 for the first."""
+    """The set of peers of a tablet; `opid_index` is the log index that wrote it, -1 for the first.
+
+    `incarnation`: of the tablet. Only a recovery after a lost majority raises it, and its log indexes may
+    then repeat those of the replicas that were lost. So compare configurations by `version`.
+    """
 
     opid_index: int
     peers: tuple[Peer, ...]
+    incarnation: int = 0
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """(incarnation, opid_index): of two committed configurations of a tablet, the newer has the higher one."""
+        return self.incarnation, self.opid_index
 
     def peer(self, replica_id: int) -> Peer | None:
         """The peer with this replica_id, or None."""
@@ -93,7 +103,9 @@ def member_type_of(number: int, whose: str) -> MemberType:
         raise unknown_here(f"{whose}: member type", number) from None
 
 
-_CODEC_VERSION = 1
+_FIRST, _RECOVERED = 1, 2
+"""Versions of the bytes. A configuration of a tablet that was never recovered is written in the first, which
+every release reads; the other has the incarnation behind the peers."""
 
 
 def encode_configuration(config: Configuration) -> bytes:
@@ -113,8 +125,11 @@ def encode_configuration(config: Configuration) -> bytes:
         ]
         for p in config.peers
     ]
-    body = json.dumps([config.opid_index, peers], separators=(",", ":"), ensure_ascii=True)
-    return bytes([_CODEC_VERSION]) + body.encode()
+    values: list[object] = [config.opid_index, peers]
+    if config.incarnation:
+        values.append(config.incarnation)
+    body = json.dumps(values, separators=(",", ":"), ensure_ascii=True)
+    return bytes([_RECOVERED if config.incarnation else _FIRST]) + body.encode()
 
 
 def decode_configuration(data: bytes) -> Configuration:
@@ -126,13 +141,14 @@ def decode_configuration(data: bytes) -> Configuration:
     """
     if not data:
         raise Corrupt("configuration: it is empty; expected a version byte and a body")
-    if data[0] != _CODEC_VERSION:
+    if data[0] not in (_FIRST, _RECOVERED):
         raise Rejected(
-            f"configuration: version {data[0]} is unknown; this program reads {_CODEC_VERSION}; upgrade it",
+            f"configuration: version {data[0]} is unknown; this program reads {_FIRST} and {_RECOVERED}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:
-        opid_index, raw = parse_json(data[1:])
+        opid_index, raw, *rest = parse_json(data[1:])
+        (incarnation,) = rest if data[0] == _RECOVERED else (0, *rest)
         peers = tuple(
             Peer(
                 NodeId(node_id),
@@ -144,6 +160,6 @@ def decode_configuration(data: bytes) -> Configuration:
             )
             for node_id, replica_id, address, member_type, promote, start_term, start_index in raw
         )
-        return Configuration(int(opid_index), peers)
+        return Configuration(int(opid_index), peers, int(incarnation))
     except (ValueError, TypeError) as exc:
         raise Corrupt(f"configuration: {exc}; the bytes are damaged") from exc

@@ -99,7 +99,7 @@ class Changes:
         state = self.state
         index = state.log.last_index + 1
         state.pending.change = PendingChange(context, OpId(state.term, index), cause)
-        payload = encode_configuration(Configuration(index, peers))
+        payload = encode_configuration(Configuration(index, peers, state.config.incarnation))
         state.log.append(Entry(state.term, index, EntryKind.CONFIG, 0, payload))
         state.judge_witness()
         state.outbox.others.append(ConfigChanged(state.config, False, f"{cause}: {why}"))

@@ -149,6 +149,11 @@ class LogView:
             batch.append(entry)
         return tuple(batch)
 
+    @property
+    def newest_timestamp(self) -> int:
+        """The hybrid time of the newest entry in memory that has one; 0 if there is none."""
+        return next((e.timestamp for e in reversed(self._tail) if e.timestamp), 0)
+
     def tail(self) -> tuple[Entry, ...]:
         """All entries in memory, for checks."""
         return tuple(self._tail)

@@ -83,13 +83,15 @@ def peer_from_pb(pb: common_pb2.PeerPB) -> Peer:
 def config_to_pb(config: Configuration) -> common_pb2.ConfigurationPB:
     """A configuration as a message."""
     return common_pb2.ConfigurationPB(
-        opid_index=config.opid_index, peers=[peer_to_pb(peer) for peer in config.peers]
+        opid_index=config.opid_index,
+        peers=[peer_to_pb(peer) for peer in config.peers],
+        incarnation=config.incarnation,
     )
 
 
 def config_from_pb(pb: common_pb2.ConfigurationPB) -> Configuration:
     """A configuration. Raises `Rejected`; see `peer_from_pb`."""
-    return Configuration(pb.opid_index, tuple(peer_from_pb(peer) for peer in pb.peers))
+    return Configuration(pb.opid_index, tuple(peer_from_pb(peer) for peer in pb.peers), pb.incarnation)
 
 
 def entry_from_pb(pb: consensus_pb2.EntryPB) -> Entry:

@@ -39,7 +39,7 @@ LENGTHS: dict[str, int] = {
     "from_address": bounds.ADDRESS_CHARS_MAX,
     "source_address": bounds.ADDRESS_CHARS_MAX,
     **dict.fromkeys(("holder", "owner"), bounds.HOLDER_CHARS_MAX),
-    "reason": bounds.TEXT_CHARS_MAX,
+    **dict.fromkeys(("reason", "told"), bounds.TEXT_CHARS_MAX),
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
         ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id", "cause"),
@@ -63,8 +63,12 @@ NUMBERS: dict[str, int] = {
     **dict.fromkeys(("index", "opid_index", "config_index", "cas_config_opid_index"), bounds.INDEX_MAX),
     "cas_config_opid_index_less_or_equal": bounds.INDEX_MAX,
     **dict.fromkeys(("epoch", "driver_epoch"), bounds.EPOCH_MAX),
-    **dict.fromkeys(("replica_id", "replaces_replica", "requestor_replica"), bounds.REPLICA_ID_MAX),
-    **dict.fromkeys(("tablet_incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX),
+    **dict.fromkeys(
+        ("replica_id", "replaces_replica", "requestor_replica", "survivor_replica"), bounds.REPLICA_ID_MAX
+    ),
+    **dict.fromkeys(
+        ("tablet_incarnation", "incarnation", "from_incarnation", "to_incarnation"), bounds.INCARNATION_MAX
+    ),
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
     "for_ms": bounds.WANTED_FOR_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,

@@ -30,7 +30,7 @@ class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
-    that the ticket is for; None: not said.
+    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any.
     """
 
     cluster_id: str
@@ -40,6 +40,7 @@ class Ticket:
     scan: str
     wait_ms: int = 5_000
     fork_id: str | None = None
+    incarnation: int = 0
 
     def encode(self) -> bytes:
         """The ticket as bytes; `decode_ticket` is the inverse."""
@@ -52,6 +53,7 @@ class Ticket:
                 "scan": json.loads(self.scan),
                 "wait_ms": self.wait_ms,
                 **_fork(self.fork_id),
+                **({"incarnation": self.incarnation} if self.incarnation else {}),
             }
         )
 
@@ -67,6 +69,7 @@ class Ticket:
             scan=json.dumps(fields["scan"]),
             wait_ms=min(whole_number(fields.get("wait_ms", 5_000), _U64_MAX), SCAN_WAIT_MAX_MS),
             fork_id=_fork_of(fields),
+            incarnation=whole_number(fields.get("incarnation", 0), INCARNATION_MAX),
         )
 
     def spec(self, schema: Schema) -> ScanSpec:

@@ -71,6 +71,7 @@ class AdminService(TabletServerAdminServiceServicer):
                 target,
                 request.cas_config_opid_index_less_or_equal,
                 request.reason,
+                incarnation=request.tablet_incarnation,
                 erases=order.erases,
             ):
                 await order.carried_out()

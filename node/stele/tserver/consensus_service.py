@@ -10,6 +10,7 @@ from typing import Any
 
 from stele.consensus.copy_order import CopyOrder
 from stele.consensus.fetch import CopySource
+from stele.consensus.recovering import SoleVoter
 from stele.model.bounds import cut
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import NodeId, ReplicaId, StreamKey, TabletId
@@ -22,6 +23,7 @@ from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceServicer
 from stele.tserver.fences import Fences
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
+from stele.tserver.reads import check_incarnation
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports, copy_progress, report_one
 
@@ -62,6 +64,7 @@ class ConsensusService(ConsensusServiceServicer):
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
             raise Rejected("a change names its type and its peer")
         replica = self._replicas.get(id_from_pb(request.tablet_id))
+        check_incarnation(replica, request.tablet_incarnation)
         change, peer = ChangeType(request.type), peer_from_pb(request.peer)
         with order:
             config = await replica.members.change_config(
@@ -99,6 +102,22 @@ class ConsensusService(ConsensusServiceServicer):
             await self._replicas.transfer(replica, target, cause=cut(cause), at_once=True)
             await order.carried_out()
         return pb.LeaderStepDownResponse()
+
+    async def UnsafeChangeConfig(self, request: pb.UnsafeChangeConfigRequest, context: Any) -> Any:
+        """Make the replica here the only voter of its tablet, after a lost majority. Only the catalog's leader asks."""
+        tablet_id = TabletId(id_from_pb(request.tablet_id))
+        with self._fences.of_catalog(tablet_id, opid_from_pb(request.catalog_opid)) as fenced:
+            order = SoleVoter(
+                StreamKey(tablet_id, ReplicaId(request.replica_id)),
+                request.tablet_incarnation,
+                request.term,
+                opid_from_pb(request.at_least),
+                cut(request.reason),
+            )
+            config, changed = await self._manager.make_sole_voter(order)
+            if changed:
+                await fenced.carried_out()
+        return pb.UnsafeChangeConfigResponse(config=config_to_pb(config))
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
         """What the replicas here know of their tablets; all replicas if no tablet is named."""

@@ -21,6 +21,7 @@ from stele.consensus.copy_order import CopyOrder, refuse_over_live
 from stele.consensus.copy_target import TabletCopy
 from stele.consensus.fetch import CopySource
 from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.recovering import SoleVoter, check_order, is_done, with_incarnation
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.shielded import ShieldedTasks
 from stele.consensus.superblock import DataState, Superblock
@@ -192,10 +193,12 @@ class TabletManager:
         cas_config_index: int,
         reason: str,
         *,
+        incarnation: int = 0,
         erases: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """Tombstone or remove a replica (0: whichever is here); whether there was one: it may be gone already. `erases` is
-        awaited before anything is removed for good.
+        """Tombstone or remove a replica (0: whichever is here); whether there was one: it may be gone already.
+        `cas_config_index`, `incarnation`: of the newest configuration that the order knows. `erases` is awaited before
+        anything is removed for good.
 
         Raises:
             Rejected: CAS_FAILED, it knows a newer committed configuration than the order; INVALID_ARGUMENT.
@@ -204,7 +207,7 @@ class TabletManager:
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
         return await self._orders.run(
-            self._delete(tablet_id, replica_id, target, cas_config_index, reason, erases)
+            self._delete(tablet_id, replica_id, target, (incarnation, cas_config_index), reason, erases)
         )
 
     async def _delete(
@@ -212,7 +215,7 @@ class TabletManager:
         tablet_id: TabletId,
         replica_id: int,
         target: DataState,
-        cas_config_index: int,
+        cas: tuple[int, int],
         reason: str,
         erases: Callable[[], Awaitable[None]] | None,
     ) -> bool:
@@ -228,17 +231,17 @@ class TabletManager:
             if wanted and target is DataState.DELETED and erases is not None:
                 await erases()
             for key in wanted:
-                await self._delete_one(key, target, cas_config_index, reason)
+                await self._delete_one(key, target, cas, reason)
             return bool(wanted)
 
-    async def _delete_one(self, key: StreamKey, target: DataState, cas: int, reason: str) -> None:
+    async def _delete_one(self, key: StreamKey, target: DataState, cas: tuple[int, int], reason: str) -> None:
         replica = self._here.by_key(key)
         if target is DataState.TOMBSTONED and replica is not None:
-            index = replica.committed_config.opid_index
-            if index > cas:
+            config = replica.committed_config
+            if config.version > cas:
                 raise Rejected(
-                    f"replica {key} has committed configuration {index}, but this order was made at {cas}; "
-                    "read the configuration again",
+                    f"replica {key} has committed configuration {config.opid_index} of incarnation {config.incarnation}, but "
+                    f"this order was made at {cas[1]} of incarnation {cas[0]}; read the configuration again",
                     code=Code.CAS_FAILED,
                 )
         log.info("deleting replica", replica=str(key), target=target.name, reason=reason)
@@ -259,6 +262,39 @@ class TabletManager:
             await self._files.erase(key)
         self._here.gone(key, tombstone)
         self._changed(key)
+
+    async def make_sole_voter(self, order: SoleVoter) -> tuple[Configuration, bool]:
+        """Make the replica here the only voter of its tablet, after a lost majority. Returns the last configuration of its
+        log, and whether there was anything to do.
+
+        Raises:
+            Rejected: NOT_FOUND, there is no such replica; as `check_order`; INVALID_ARGUMENT, it has FAILED or bootstraps.
+            Retryable: NOT_READY, DISK_FULL.
+        """
+        return await self._orders.run(self._make_sole_voter(order))
+
+    async def _make_sole_voter(self, order: SoleVoter) -> tuple[Configuration, bool]:
+        key = order.key
+        async with self._lock(key.tablet_id):
+            self._here.refuse_unless_open()
+            replica = self._here.by_key(key)
+            if replica is None:
+                raise Rejected(f"replica {key} is not here", code=Code.NOT_FOUND)
+            core = replica.core
+            if core is None or not replica.running:
+                raise Rejected(f"replica {key} is {replica.state.name}: {replica.error or 'it does not run'}")
+            check_order(replica.superblock, core.status().last_logged, order)
+            if is_done(replica.config, order):
+                return replica.config, False
+            log.warning("a lost majority is given up", replica=str(key), order=order, reason=order.reason)
+            mine = replica.config.peer(key.replica_id)
+            await replica.stop()
+            await self._files.make_sole_voter(
+                replica.superblock, mine.address if mine is not None else "", order
+            )
+            await self._starter.start(with_incarnation(replica.superblock, order))
+            self._changed(key)
+            return self._here.get(key.tablet_id).config, True
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         """Begin a copy, or give the one that runs or is done; None: the replica is here and complete. One that still

@@ -2,8 +2,7 @@
 
 Owns the transport, both directions, and the last encoded message. Decides nothing about tablets.
 
-Invariant: a message reaches only the replica that it names, and only if its tablet's incarnation is not older than the
-replica's. `send` never waits; what cannot be sent is lost, which Raft tolerates.
+Invariant: a message reaches only the replica that it names, and only if both are of the same incarnation of the tablet. `send` never waits; what cannot be sent is lost, which Raft tolerates.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import random
 import structlog
 
 from stele import metrics
+from stele.consensus.incarnations import same_incarnation
 from stele.consensus.ports import HostedReplica
 from stele.model.errors import SteleError
 from stele.model.ids import NodeId, ReplicaId
@@ -128,14 +128,14 @@ class Messenger:
             if envelope.HasField("resting"):
                 self.quiet.told(from_node, envelope.resting)
             return
-        if envelope.tablet_incarnation < replica.standing.superblock.tablet_incarnation:
+        sender = ReplicaId(envelope.from_replica)
+        if not same_incarnation(replica, from_node, sender, envelope.tablet_incarnation):
             return
         try:
             message = message_from_pb(envelope)
         except SteleError as exc:
             self.dropped(from_node, "kind", str(exc))
             return
-        sender = ReplicaId(envelope.from_replica)
         if not (envelope.quiet and self.quiet.take(replica, sender, message)):
             replica.on_message(from_node, sender, message)
 

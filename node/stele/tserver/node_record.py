@@ -66,6 +66,8 @@ class NodeRecord:
     """Ask the masters to accept that the log ends too early. Until they have noted what the newest such start tells."""
     fenced: bool = False
     """The node serves nobody, until a leader master says otherwise."""
+    rewritten: tuple[str, ...] = ()
+    """When, and for which tablet, administrators made the replica here the only voter; see stele.tserver.offline."""
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
@@ -149,6 +151,7 @@ def _read_file(path: Path) -> NodeRecord:
             refused=str(raw.get("refused", "")),
             fork_id=str(raw.get("fork_id", "")),
             given=tuple(str(m) for m in raw.get("given", ())),
+            rewritten=tuple(str(m) for m in raw.get("rewritten", ())),
             adopted=bool(raw.get("adopted", False)),
             taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
             accepting=bool(raw.get("accepting", False)),

@@ -113,19 +113,28 @@ def store_of(replica: Replica) -> TabletStore:
     return machine
 
 
-def check_tablet(replica: Replica, kind: str, incarnation: int = 0) -> None:
+def check_incarnation(replica: Replica, incarnation: int) -> None:
+    """Refuse a request for another incarnation of a tablet (0: any).
+
+    Raises:
+        Rejected: STALE_INCARNATION.
+    """
+    own = replica.standing.superblock.tablet_incarnation
+    if incarnation and incarnation != own:
+        raise Rejected(
+            f"tablet {replica.tablet_id} is at incarnation {own}, the request names {incarnation}; ask the masters again",
+            code=Code.STALE_INCARNATION,
+        )
+
+
+def check_tablet(replica: Replica, kind: str, incarnation: int) -> None:
     """Refuse a request for another kind of tablet, or for another incarnation of it (0: any).
 
     Raises:
         Rejected: STALE_INCARNATION; INVALID_ARGUMENT for the kind.
     """
+    check_incarnation(replica, incarnation)
     superblock = replica.standing.superblock
-    if incarnation and incarnation != superblock.tablet_incarnation:
-        raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {superblock.tablet_incarnation}, the request "
-            f"names {incarnation}; ask the masters again",
-            code=Code.STALE_INCARNATION,
-        )
     if superblock.kind != kind:
         raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, the request is for a {kind}")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from stele.consensus.bootstrap import create_machine
 from stele.consensus.files import make_directory, remove_if_empty, remove_tree
 from stele.consensus.ports import Host
+from stele.consensus.recovering import SoleVoter, make_sole_voter, with_incarnation
 from stele.consensus.superblock import SUPERBLOCK, DataState, Superblock, read_superblock, write_superblock
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected, SteleError, of_later_program
@@ -115,6 +116,18 @@ class ReplicaFiles:
     async def create_stream(self, key: StreamKey, start: OpId, config: Configuration) -> None:
         """Make a replica's stream in the log; on return it survives power loss."""
         await self._log_done(lambda done: self._log.create_stream(key, start, config, done))
+
+    async def make_sole_voter(self, superblock: Superblock, address: str, order: SoleVoter) -> None:
+        """Make a replica that has stopped the only voter of its tablet; on return it survives power loss.
+
+        Raises:
+            as the log's appends, and Corrupt: IO_ERROR, the log has failed.
+        """
+        block = with_incarnation(superblock, order)
+        await self._host.in_thread(write_superblock, self.replica_directory(order.key), block)
+        stream = self._log.stream(order.key)
+        node_id = self._host.node_id
+        await self._log_done(lambda done: make_sole_voter(stream, node_id, address, order, done))
 
     async def tombstone(self, superblock: Superblock) -> None:
         """Leave nothing of a replica but its superblock, which is this tombstone, and its vote."""

@@ -22,7 +22,7 @@ from stele.tablet.store import TabletStore
 from stele.tablet.view import View
 from stele.tserver.description import NodeDescription
 from stele.tserver.memory import ScanMemory
-from stele.tserver.reads import refuse_newer
+from stele.tserver.reads import check_incarnation, refuse_newer
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
 
@@ -42,7 +42,7 @@ class Scans:
         """Plan the scan of one tablet on this node. Masters plan whole tables."""
         if not command.tablet_id:
             raise Rejected("a node plans scans of single tablets; ask a master for a table")
-        schema, snapshot = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
+        schema, snapshot, incarnation = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
         by_name = {c.name: c for c in schema.columns}
         unknown = [name for name in command.columns if name not in by_name]
         if unknown:
@@ -56,6 +56,7 @@ class Scans:
             schema_version=schema.version,
             scan=ScanSpec(column_ids=column_ids).to_json(schema),
             fork_id=self._description.identity.fork_id,
+            incarnation=incarnation,
         )
         return schema.to_arrow(column_ids), [Endpoint(ticket, (self._description.flight_address,))]
 
@@ -78,14 +79,15 @@ class Scans:
             self._loop.call_soon_threadsafe(replica.fail, str(exc))
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
-    async def _describe(self, command: ScanCommand) -> tuple[Schema, int]:
+    async def _describe(self, command: ScanCommand) -> tuple[Schema, int, int]:
         replica = self._replicas.get(command.tablet_id)
         machine = _table(replica)
         snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
-        return machine.schema, snapshot
+        return machine.schema, snapshot, replica.superblock.tablet_incarnation
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.get(ticket.tablet_id)
+        check_incarnation(replica, ticket.incarnation)
         machine = _table(replica)
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):

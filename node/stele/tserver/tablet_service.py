@@ -111,7 +111,7 @@ class TabletService(TabletServerServiceServicer):
     async def _read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         """Rows by whole key, at a snapshot or at the latest one."""
         replica = self._replicas.of_request(request.tablet_id)
-        check_tablet(replica, "table")
+        check_tablet(replica, "table", request.tablet_incarnation)
         refuse_newer(store_of(replica), request.schema_version)
         until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
         if request.snapshot:
@@ -132,7 +132,7 @@ class TabletService(TabletServerServiceServicer):
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""
         replica = self._replicas.of_request(request.tablet_id)
-        check_tablet(replica, "keyspace")
+        check_tablet(replica, "keyspace", request.tablet_incarnation)
         if request.op in (pb.KV_READ, pb.KV_LIST):
             await replica.reads.linearizable_read(request.deadline_ms)
             machine = key_space_of(replica)

@@ -188,6 +188,8 @@ def open_volume(
         record = replace(record, fork_id=fork_id, adopted=True, masters=(), given=())
     if record.taken_back:
         log.warning("this volume was refused, and taken back by an administrator", when=record.taken_back[-1])
+    if record.rewritten:
+        log.warning("an administrator made a replica here its only voter", when=record.rewritten[-1])
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(

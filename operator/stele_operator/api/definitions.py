@@ -91,7 +91,8 @@ _CLUSTER_STATUS = _object(
     conditions={
         **_CONDITIONS,
         "description": "Ready, Reconciling, Degraded, Stalled, with the meaning that kstatus gives them. DrainBlocked: true while the "
-        "disruption budgets allow no eviction of a master or a node; its message says why, and what to do.",
+        "disruption budgets allow no eviction of a master or a node; its message says why, and what to do. MajorityLost: true while "
+        "tablets lost a majority of their voters for good; its message has the command that tells what may be lost.",
     },
     tablets=_TABLETS,
     members=_list(

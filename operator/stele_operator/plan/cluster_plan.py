@@ -26,6 +26,7 @@ from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
 from stele_operator.plan.leaving import plan_leaving
+from stele_operator.plan.majorities import find_lost_majorities
 from stele_operator.plan.observation import Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
@@ -113,7 +114,7 @@ def make_plan(o: Observation) -> Plan:
         leaving = plan_leaving(o, spec, everyone, policy, hold=bool(too_many))
         policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
         findings += leaving.findings
-    findings[:0] = too_many
+    findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
     actions += _standing(o, policy)
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
@@ -138,7 +139,12 @@ def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: He
 
     Faults are reported all the same; only progress is left out.
     """
-    found = [why, *_too_many(o, everyone), *diagnosis.find_members(o, everyone)]
+    found = [
+        why,
+        *find_lost_majorities(o, everyone),
+        *_too_many(o, everyone),
+        *diagnosis.find_members(o, everyone),
+    ]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
     message = f"TabletCluster {o.cluster.name}: {why.message}"

@@ -24,6 +24,7 @@ from stele_operator.plan.health import (
     live_voters,
     patience_s,
 )
+from stele_operator.plan.majorities import MAJORITY_LOST
 from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.tables import may_record, table_of
@@ -149,6 +150,7 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
         _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
         _drains(o, plan),
+        _majority(o, found),
     ]
 
 
@@ -167,6 +169,21 @@ def _drains(o: Observation, plan: Plan) -> Condition:
     if not plan.budgets:
         return _condition(DRAIN_BLOCKED, False, ("Unknown", "the disruption budgets are not created yet"))
     return _condition(DRAIN_BLOCKED, False, ("Drainable", "one node and one master may be evicted at a time"))
+
+
+def _majority(o: Observation, found: Sequence[Finding]) -> Condition:
+    """Whether tablets lost their majority for good. While no master leads, it stays as it was."""
+    before = next((c for c in o.cluster.conditions if c.type == MAJORITY_LOST), None)
+    lost = next((f for f in found if f.reason == MAJORITY_LOST), None)
+    if lost is not None:
+        return _condition(MAJORITY_LOST, True, ("RecoverOrRestore", lost.message))
+    if o.catalog is not None:
+        return _condition(
+            MAJORITY_LOST, False, ("NoneLost", "every tablet has a majority, or may get it back")
+        )
+    return before or _condition(
+        MAJORITY_LOST, False, ("Unknown", "the state of the tablets is not known yet")
+    )
 
 
 def _well(known: bool) -> Why:

@@ -24,51 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstele/rpc/proto/common.proto\x12\x08stele.v1\"%\n\x06OpIdPB\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\"\xa5\x01\n\x06PeerPB\x12\x0f\n\x07node_id\x18\x01 \x01(\x0c\x12\x12\n\nreplica_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x0bmember_type\x18\x04 \x01(\x0e\x32\x16.stele.v1.MemberTypePB\x12\x0f\n\x07promote\x18\x05 \x01(\x08\x12\'\n\rwitness_start\x18\x06 \x01(\x0b\x32\x10.stele.v1.OpIdPB\"F\n\x0f\x43onfigurationPB\x12\x12\n\nopid_index\x18\x01 \x01(\x03\x12\x1f\n\x05peers\x18\x02 \x03(\x0b\x32\x10.stele.v1.PeerPB\"U\n\x07\x45rrorPB\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x13\n\x0bleader_hint\x18\x03 \x01(\x0c\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xd4\x01\n\x05Hello\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x11\n\tfrom_node\x18\x03 \x01(\x0c\x12\x0f\n\x07to_node\x18\x04 \x01(\x0c\x12\x18\n\x10\x66rom_incarnation\x18\x05 \x01(\x04\x12\x16\n\x0eto_incarnation\x18\x06 \x01(\x04\x12\x14\n\x0c\x66rom_address\x18\x07 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x08 \x01(\t\x12\x14\n\x07\x66ork_id\x18\t \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_fork_id\"3\n\x11OpenStreamRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.stele.v1.Hello\"O\n\x12OpenStreamResponse\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.stele.v1.Hello\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"q\n\x08\x43olumnPB\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x10\n\x08nullable\x18\x04 \x01(\x08\x12\x15\n\rdefault_value\x18\x05 \x01(\x0c\x12\x14\n\x0cread_default\x18\x06 \x01(\x0c\"p\n\x08SchemaPB\x12\x0f\n\x07version\x18\x01 \x01(\r\x12#\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x12.stele.v1.ColumnPB\x12\x16\n\x0ekey_column_ids\x18\x03 \x03(\r\x12\x16\n\x0enext_column_id\x18\x04 \x01(\r\"D\n\x0fHashPartitionPB\x12\x12\n\ncolumn_ids\x18\x01 \x03(\r\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\r\":\n\x10RangePartitionPB\x12\x12\n\ncolumn_ids\x18\x01 \x03(\r\x12\x12\n\nsplit_keys\x18\x02 \x03(\x0c\"d\n\x0ePartitioningPB\x12\'\n\x04hash\x18\x01 \x03(\x0b\x32\x19.stele.v1.HashPartitionPB\x12)\n\x05range\x18\x02 \x01(\x0b\x32\x1a.stele.v1.RangePartitionPB\"K\n\x0bPartitionPB\x12\x14\n\x0chash_buckets\x18\x01 \x03(\r\x12\x13\n\x0brange_start\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\"\x94\x05\n\x0fReplicaStatusPB\x12\x11\n\ttablet_id\x18\x01 \x01(\x0c\x12\x12\n\nreplica_id\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.stele.v1.ReplicaStatePB\x12)\n\ndata_state\x18\x04 \x01(\x0e\x32\x15.stele.v1.DataStatePB\x12\x1e\n\x04role\x18\x05 \x01(\x0e\x32\x10.stele.v1.RolePB\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x13\n\x0bleader_node\x18\x07 \x01(\x0c\x12\x33\n\x10\x63ommitted_config\x18\x08 \x01(\x0b\x32\x19.stele.v1.ConfigurationPB\x12\x31\n\x0epending_config\x18\t \x01(\x0b\x32\x19.stele.v1.ConfigurationPB\x12%\n\x0blast_logged\x18\n \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12(\n\x0elast_committed\x18\x0b \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12&\n\x0clast_applied\x18\x0c \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12\x16\n\x0eschema_version\x18\r \x01(\r\x12\x15\n\rbytes_on_disk\x18\x0e \x01(\x04\x12\x15\n\rrows_estimate\x18\x0f \x01(\x04\x12\r\n\x05\x65rror\x18\x10 \x01(\t\x12\x10\n\x08table_id\x18\x11 \x01(\x0c\x12\x10\n\x08has_data\x18\x12 \x01(\x08\x12&\n\x04\x63opy\x18\x13 \x01(\x0b\x32\x18.stele.v1.CopyProgressPB\x12%\n\x05peers\x18\x14 \x03(\x0b\x32\x16.stele.v1.PeerHealthPB\x12\x1a\n\x12tablet_incarnation\x18\x15 \x01(\x04\"\xb4\x01\n\x0e\x43opyProgressPB\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x13\n\x0bsource_node\x18\x02 \x01(\x0c\x12\x12\n\nbytes_done\x18\x03 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x1d\n\x10\x62ytes_per_second\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_bytes_per_second\"\x85\x01\n\x0cPeerHealthPB\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x04\x12\x15\n\rlast_heard_ms\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x12\n\nneeds_copy\x18\x05 \x01(\x08\x12\x11\n\tunreached\x18\x06 \x01(\x08*R\n\x0cMemberTypePB\x12\x1b\n\x17MEMBER_TYPE_UNSPECIFIED\x10\x00\x12\t\n\x05VOTER\x10\x01\x12\r\n\tNON_VOTER\x10\x02\x12\x0b\n\x07WITNESS\x10\x03*y\n\x0eReplicaStatePB\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rBOOTSTRAPPING\x10\x01\x12\x0f\n\x0b\x43ONFIGURING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0b\n\x07STOPPED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05*^\n\x0b\x44\x61taStatePB\x12\x1a\n\x16\x44\x41TA_STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0b\n\x07\x43OPYING\x10\x02\x12\x0e\n\nTOMBSTONED\x10\x03\x12\x0b\n\x07\x44\x45LETED\x10\x04*i\n\x06RolePB\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\x0c\n\x08\x46OLLOWER\x10\x02\x12\r\n\tCANDIDATE\x10\x03\x12\x0b\n\x07LEARNER\x10\x04\x12\x13\n\x0fNON_PARTICIPANT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cstele/rpc/proto/common.proto\x12\x08stele.v1\"%\n\x06OpIdPB\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\r\n\x05index\x18\x02 \x01(\x04\"\xa5\x01\n\x06PeerPB\x12\x0f\n\x07node_id\x18\x01 \x01(\x0c\x12\x12\n\nreplica_id\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x0bmember_type\x18\x04 \x01(\x0e\x32\x16.stele.v1.MemberTypePB\x12\x0f\n\x07promote\x18\x05 \x01(\x08\x12\'\n\rwitness_start\x18\x06 \x01(\x0b\x32\x10.stele.v1.OpIdPB\"[\n\x0f\x43onfigurationPB\x12\x12\n\nopid_index\x18\x01 \x01(\x03\x12\x1f\n\x05peers\x18\x02 \x03(\x0b\x32\x10.stele.v1.PeerPB\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\"U\n\x07\x45rrorPB\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x13\n\x0bleader_hint\x18\x03 \x01(\x0c\x12\x16\n\x0eretry_after_ms\x18\x04 \x01(\r\"\xd4\x01\n\x05Hello\x12\x12\n\ncluster_id\x18\x01 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x11\n\tfrom_node\x18\x03 \x01(\x0c\x12\x0f\n\x07to_node\x18\x04 \x01(\x0c\x12\x18\n\x10\x66rom_incarnation\x18\x05 \x01(\x04\x12\x16\n\x0eto_incarnation\x18\x06 \x01(\x04\x12\x14\n\x0c\x66rom_address\x18\x07 \x01(\t\x12\x0f\n\x07\x63hannel\x18\x08 \x01(\t\x12\x14\n\x07\x66ork_id\x18\t \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_fork_id\"3\n\x11OpenStreamRequest\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.stele.v1.Hello\"O\n\x12OpenStreamResponse\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.stele.v1.Hello\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0b\n\x03key\x18\x03 \x01(\x0c\"q\n\x08\x43olumnPB\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x10\n\x08nullable\x18\x04 \x01(\x08\x12\x15\n\rdefault_value\x18\x05 \x01(\x0c\x12\x14\n\x0cread_default\x18\x06 \x01(\x0c\"p\n\x08SchemaPB\x12\x0f\n\x07version\x18\x01 \x01(\r\x12#\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x12.stele.v1.ColumnPB\x12\x16\n\x0ekey_column_ids\x18\x03 \x03(\r\x12\x16\n\x0enext_column_id\x18\x04 \x01(\r\"D\n\x0fHashPartitionPB\x12\x12\n\ncolumn_ids\x18\x01 \x03(\r\x12\x0f\n\x07\x62uckets\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\r\":\n\x10RangePartitionPB\x12\x12\n\ncolumn_ids\x18\x01 \x03(\r\x12\x12\n\nsplit_keys\x18\x02 \x03(\x0c\"d\n\x0ePartitioningPB\x12\'\n\x04hash\x18\x01 \x03(\x0b\x32\x19.stele.v1.HashPartitionPB\x12)\n\x05range\x18\x02 \x01(\x0b\x32\x1a.stele.v1.RangePartitionPB\"K\n\x0bPartitionPB\x12\x14\n\x0chash_buckets\x18\x01 \x03(\r\x12\x13\n\x0brange_start\x18\x02 \x01(\x0c\x12\x11\n\trange_end\x18\x03 \x01(\x0c\"\xac\x05\n\x0fReplicaStatusPB\x12\x11\n\ttablet_id\x18\x01 \x01(\x0c\x12\x12\n\nreplica_id\x18\x02 \x01(\x04\x12\'\n\x05state\x18\x03 \x01(\x0e\x32\x18.stele.v1.ReplicaStatePB\x12)\n\ndata_state\x18\x04 \x01(\x0e\x32\x15.stele.v1.DataStatePB\x12\x1e\n\x04role\x18\x05 \x01(\x0e\x32\x10.stele.v1.RolePB\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x13\n\x0bleader_node\x18\x07 \x01(\x0c\x12\x33\n\x10\x63ommitted_config\x18\x08 \x01(\x0b\x32\x19.stele.v1.ConfigurationPB\x12\x31\n\x0epending_config\x18\t \x01(\x0b\x32\x19.stele.v1.ConfigurationPB\x12%\n\x0blast_logged\x18\n \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12(\n\x0elast_committed\x18\x0b \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12&\n\x0clast_applied\x18\x0c \x01(\x0b\x32\x10.stele.v1.OpIdPB\x12\x16\n\x0eschema_version\x18\r \x01(\r\x12\x15\n\rbytes_on_disk\x18\x0e \x01(\x04\x12\x15\n\rrows_estimate\x18\x0f \x01(\x04\x12\r\n\x05\x65rror\x18\x10 \x01(\t\x12\x10\n\x08table_id\x18\x11 \x01(\x0c\x12\x10\n\x08has_data\x18\x12 \x01(\x08\x12&\n\x04\x63opy\x18\x13 \x01(\x0b\x32\x18.stele.v1.CopyProgressPB\x12%\n\x05peers\x18\x14 \x03(\x0b\x32\x16.stele.v1.PeerHealthPB\x12\x1a\n\x12tablet_incarnation\x18\x15 \x01(\x04\x12\x16\n\x0elast_timestamp\x18\x16 \x01(\x06\"\xb4\x01\n\x0e\x43opyProgressPB\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x13\n\x0bsource_node\x18\x02 \x01(\x0c\x12\x12\n\nbytes_done\x18\x03 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x04 \x01(\x04\x12\r\n\x05state\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x1d\n\x10\x62ytes_per_second\x18\x07 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_bytes_per_second\"\x85\x01\n\x0cPeerHealthPB\x12\x12\n\nreplica_id\x18\x01 \x01(\x04\x12\x13\n\x0bmatch_index\x18\x02 \x01(\x04\x12\x15\n\rlast_heard_ms\x18\x03 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x12\n\nneeds_copy\x18\x05 \x01(\x08\x12\x11\n\tunreached\x18\x06 \x01(\x08*R\n\x0cMemberTypePB\x12\x1b\n\x17MEMBER_TYPE_UNSPECIFIED\x10\x00\x12\t\n\x05VOTER\x10\x01\x12\r\n\tNON_VOTER\x10\x02\x12\x0b\n\x07WITNESS\x10\x03*y\n\x0eReplicaStatePB\x12\x1d\n\x19REPLICA_STATE_UNSPECIFIED\x10\x00\x12\x11\n\rBOOTSTRAPPING\x10\x01\x12\x0f\n\x0b\x43ONFIGURING\x10\x02\x12\x0b\n\x07RUNNING\x10\x03\x12\x0b\n\x07STOPPED\x10\x04\x12\n\n\x06\x46\x41ILED\x10\x05*^\n\x0b\x44\x61taStatePB\x12\x1a\n\x16\x44\x41TA_STATE_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\x0b\n\x07\x43OPYING\x10\x02\x12\x0e\n\nTOMBSTONED\x10\x03\x12\x0b\n\x07\x44\x45LETED\x10\x04*i\n\x06RolePB\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\n\n\x06LEADER\x10\x01\x12\x0c\n\x08\x46OLLOWER\x10\x02\x12\r\n\tCANDIDATE\x10\x03\x12\x0b\n\x07LEARNER\x10\x04\x12\x13\n\x0fNON_PARTICIPANT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stele.rpc.proto.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MEMBERTYPEPB']._serialized_start=2277
-  _globals['_MEMBERTYPEPB']._serialized_end=2359
-  _globals['_REPLICASTATEPB']._serialized_start=2361
-  _globals['_REPLICASTATEPB']._serialized_end=2482
-  _globals['_DATASTATEPB']._serialized_start=2484
-  _globals['_DATASTATEPB']._serialized_end=2578
-  _globals['_ROLEPB']._serialized_start=2580
-  _globals['_ROLEPB']._serialized_end=2685
+  _globals['_MEMBERTYPEPB']._serialized_start=2322
+  _globals['_MEMBERTYPEPB']._serialized_end=2404
+  _globals['_REPLICASTATEPB']._serialized_start=2406
+  _globals['_REPLICASTATEPB']._serialized_end=2527
+  _globals['_DATASTATEPB']._serialized_start=2529
+  _globals['_DATASTATEPB']._serialized_end=2623
+  _globals['_ROLEPB']._serialized_start=2625
+  _globals['_ROLEPB']._serialized_end=2730
   _globals['_OPIDPB']._serialized_start=42
   _globals['_OPIDPB']._serialized_end=79
   _globals['_PEERPB']._serialized_start=82
   _globals['_PEERPB']._serialized_end=247
   _globals['_CONFIGURATIONPB']._serialized_start=249
-  _globals['_CONFIGURATIONPB']._serialized_end=319
-  _globals['_ERRORPB']._serialized_start=321
-  _globals['_ERRORPB']._serialized_end=406
-  _globals['_HELLO']._serialized_start=409
-  _globals['_HELLO']._serialized_end=621
-  _globals['_OPENSTREAMREQUEST']._serialized_start=623
-  _globals['_OPENSTREAMREQUEST']._serialized_end=674
-  _globals['_OPENSTREAMRESPONSE']._serialized_start=676
-  _globals['_OPENSTREAMRESPONSE']._serialized_end=755
-  _globals['_COLUMNPB']._serialized_start=757
-  _globals['_COLUMNPB']._serialized_end=870
-  _globals['_SCHEMAPB']._serialized_start=872
-  _globals['_SCHEMAPB']._serialized_end=984
-  _globals['_HASHPARTITIONPB']._serialized_start=986
-  _globals['_HASHPARTITIONPB']._serialized_end=1054
-  _globals['_RANGEPARTITIONPB']._serialized_start=1056
-  _globals['_RANGEPARTITIONPB']._serialized_end=1114
-  _globals['_PARTITIONINGPB']._serialized_start=1116
-  _globals['_PARTITIONINGPB']._serialized_end=1216
-  _globals['_PARTITIONPB']._serialized_start=1218
-  _globals['_PARTITIONPB']._serialized_end=1293
-  _globals['_REPLICASTATUSPB']._serialized_start=1296
-  _globals['_REPLICASTATUSPB']._serialized_end=1956
-  _globals['_COPYPROGRESSPB']._serialized_start=1959
-  _globals['_COPYPROGRESSPB']._serialized_end=2139
-  _globals['_PEERHEALTHPB']._serialized_start=2142
-  _globals['_PEERHEALTHPB']._serialized_end=2275
+  _globals['_CONFIGURATIONPB']._serialized_end=340
+  _globals['_ERRORPB']._serialized_start=342
+  _globals['_ERRORPB']._serialized_end=427
+  _globals['_HELLO']._serialized_start=430
+  _globals['_HELLO']._serialized_end=642
+  _globals['_OPENSTREAMREQUEST']._serialized_start=644
+  _globals['_OPENSTREAMREQUEST']._serialized_end=695
+  _globals['_OPENSTREAMRESPONSE']._serialized_start=697
+  _globals['_OPENSTREAMRESPONSE']._serialized_end=776
+  _globals['_COLUMNPB']._serialized_start=778
+  _globals['_COLUMNPB']._serialized_end=891
+  _globals['_SCHEMAPB']._serialized_start=893
+  _globals['_SCHEMAPB']._serialized_end=1005
+  _globals['_HASHPARTITIONPB']._serialized_start=1007
+  _globals['_HASHPARTITIONPB']._serialized_end=1075
+  _globals['_RANGEPARTITIONPB']._serialized_start=1077
+  _globals['_RANGEPARTITIONPB']._serialized_end=1135
+  _globals['_PARTITIONINGPB']._serialized_start=1137
+  _globals['_PARTITIONINGPB']._serialized_end=1237
+  _globals['_PARTITIONPB']._serialized_start=1239
+  _globals['_PARTITIONPB']._serialized_end=1314
+  _globals['_REPLICASTATUSPB']._serialized_start=1317
+  _globals['_REPLICASTATUSPB']._serialized_end=2001
+  _globals['_COPYPROGRESSPB']._serialized_start=2004
+  _globals['_COPYPROGRESSPB']._serialized_end=2184
+  _globals['_PEERHEALTHPB']._serialized_start=2187
+  _globals['_PEERHEALTHPB']._serialized_end=2320
 # @@protoc_insertion_point(module_scope)

@@ -380,6 +380,7 @@ class BulkChangeConfigRequest(_message.Message):
     CAS_CONFIG_OPID_INDEX_FIELD_NUMBER: _builtins.int
     DRIVER_EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     type: Global___ChangeTypePB.ValueType
     cas_config_opid_index: _builtins.int
@@ -387,6 +388,8 @@ class BulkChangeConfigRequest(_message.Message):
     """0: an administrator, no claim held"""
     reason: _builtins.str
     """why; begins with the cause of a driver's heal; empty: not told"""
+    tablet_incarnation: _builtins.int
+    """of the configuration that cas_config_opid_index names"""
     @_builtins.property
     def peer(self) -> _common_pb2.PeerPB: ...
     def __init__(
@@ -398,10 +401,11 @@ class BulkChangeConfigRequest(_message.Message):
         cas_config_opid_index: _builtins.int = ...,
         driver_epoch: _builtins.int = ...,
         reason: _builtins.str = ...,
+        tablet_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cas_config_opid_index", b"cas_config_opid_index", "driver_epoch", b"driver_epoch", "peer", b"peer", "reason", b"reason", "tablet_id", b"tablet_id", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cas_config_opid_index", b"cas_config_opid_index", "driver_epoch", b"driver_epoch", "peer", b"peer", "reason", b"reason", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,6 +430,71 @@ class BulkChangeConfigResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BulkChangeConfigResponse: _TypeAlias = BulkChangeConfigResponse  # noqa: Y015
+
+@_typing.final
+class UnsafeChangeConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    CATALOG_OPID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    replica_id: _builtins.int
+    tablet_incarnation: _builtins.int
+    """from now on"""
+    term: _builtins.int
+    """above all that any replica told"""
+    reason: _builtins.str
+    @_builtins.property
+    def at_least(self) -> _common_pb2.OpIdPB:
+        """the end of its log that the administrator was told; it must not be shorter"""
+
+    @_builtins.property
+    def catalog_opid(self) -> _common_pb2.OpIdPB: ...
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        replica_id: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
+        term: _builtins.int = ...,
+        at_least: _common_pb2.OpIdPB | None = ...,
+        catalog_opid: _common_pb2.OpIdPB | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "catalog_opid", b"catalog_opid"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "catalog_opid", b"catalog_opid", "reason", b"reason", "replica_id", b"replica_id", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsafeChangeConfigRequest: _TypeAlias = UnsafeChangeConfigRequest  # noqa: Y015
+
+@_typing.final
+class UnsafeChangeConfigResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def config(self) -> _common_pb2.ConfigurationPB:
+        """in its log, synced"""
+
+    def __init__(
+        self,
+        *,
+        config: _common_pb2.ConfigurationPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsafeChangeConfigResponse: _TypeAlias = UnsafeChangeConfigResponse  # noqa: Y015
 
 @_typing.final
 class LeaderStepDownRequest(_message.Message):

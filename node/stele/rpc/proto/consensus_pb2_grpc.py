@@ -50,6 +50,11 @@ class ConsensusServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownResponse.FromString,
                 _registered_method=True)
+        self.UnsafeChangeConfig = channel.unary_unary(
+                '/stele.v1.ConsensusService/UnsafeChangeConfig',
+                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.FromString,
+                _registered_method=True)
         self.GetConsensusState = channel.unary_unary(
                 '/stele.v1.ConsensusService/GetConsensusState',
                 request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.GetConsensusStateRequest.SerializeToString,
@@ -84,6 +89,14 @@ class ConsensusServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UnsafeChangeConfig(self, request, context):
+        """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
+        voter, under a higher incarnation. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetConsensusState(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,6 +126,11 @@ def add_ConsensusServiceServicer_to_server(servicer, server):
                     servicer.LeaderStepDown,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownResponse.SerializeToString,
+            ),
+            'UnsafeChangeConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnsafeChangeConfig,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.SerializeToString,
             ),
             'GetConsensusState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConsensusState,
@@ -206,6 +224,33 @@ class ConsensusService:
             '/stele.v1.ConsensusService/LeaderStepDown',
             stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_consensus__pb2.LeaderStepDownResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnsafeChangeConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.ConsensusService/UnsafeChangeConfig',
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

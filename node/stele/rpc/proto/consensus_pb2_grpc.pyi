@@ -36,6 +36,10 @@ class ConsensusServiceStub:
     """Frames of PeerFrame follow; see OpenStreamResponse."""
     BulkChangeConfig: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]
     LeaderStepDown: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]
+    UnsafeChangeConfig: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.UnsafeChangeConfigRequest, _consensus_pb2.UnsafeChangeConfigResponse]
+    """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
+    voter, under a higher incarnation. Idempotent.
+    """
     GetConsensusState: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]
     StartTabletCopy: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.StartTabletCopyRequest, _consensus_pb2.StartTabletCopyResponse]
 
@@ -46,6 +50,10 @@ class ConsensusServiceAsyncStub(ConsensusServiceStub):
     """Frames of PeerFrame follow; see OpenStreamResponse."""
     BulkChangeConfig: _aio.UnaryUnaryMultiCallable[_consensus_pb2.BulkChangeConfigRequest, _consensus_pb2.BulkChangeConfigResponse]  # type: ignore[assignment]
     LeaderStepDown: _aio.UnaryUnaryMultiCallable[_consensus_pb2.LeaderStepDownRequest, _consensus_pb2.LeaderStepDownResponse]  # type: ignore[assignment]
+    UnsafeChangeConfig: _aio.UnaryUnaryMultiCallable[_consensus_pb2.UnsafeChangeConfigRequest, _consensus_pb2.UnsafeChangeConfigResponse]  # type: ignore[assignment]
+    """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
+    voter, under a higher incarnation. Idempotent.
+    """
     GetConsensusState: _aio.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]  # type: ignore[assignment]
     StartTabletCopy: _aio.UnaryUnaryMultiCallable[_consensus_pb2.StartTabletCopyRequest, _consensus_pb2.StartTabletCopyResponse]  # type: ignore[assignment]
 
@@ -71,6 +79,16 @@ class ConsensusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consensus_pb2.LeaderStepDownRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consensus_pb2.LeaderStepDownResponse, _abc.Awaitable[_consensus_pb2.LeaderStepDownResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def UnsafeChangeConfig(
+        self,
+        request: _consensus_pb2.UnsafeChangeConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consensus_pb2.UnsafeChangeConfigResponse, _abc.Awaitable[_consensus_pb2.UnsafeChangeConfigResponse]]:
+        """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
+        voter, under a higher incarnation. Idempotent.
+        """
 
     @_abc_1.abstractmethod
     def GetConsensusState(

@@ -575,6 +575,126 @@ class PlaceTabletResponse(_message.Message):
 Global___PlaceTabletResponse: _TypeAlias = PlaceTabletResponse  # noqa: Y015
 
 @_typing.final
+class RecoverTabletRequest(_message.Message):
+    """A tablet's majority is given up: one survivor becomes its only voter, under a higher incarnation. From an administrator
+    alone; refused while a majority is heard.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    SURVIVOR_NODE_FIELD_NUMBER: _builtins.int
+    SURVIVOR_REPLICA_FIELD_NUMBER: _builtins.int
+    LAST_LOGGED_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    survivor_node: _builtins.bytes
+    survivor_replica: _builtins.int
+    term: _builtins.int
+    """the highest that any replica told"""
+    tablet_incarnation: _builtins.int
+    """the one before; refused if it is another"""
+    owner: _builtins.str
+    reason: _builtins.str
+    told: _builtins.str
+    """what the administrator was told of the loss"""
+    @_builtins.property
+    def last_logged(self) -> _common_pb2.OpIdPB:
+        """where the survivor's log ended when it was asked; it must not be shorter"""
+
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        survivor_node: _builtins.bytes = ...,
+        survivor_replica: _builtins.int = ...,
+        last_logged: _common_pb2.OpIdPB | None = ...,
+        term: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        told: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_logged", b"last_logged"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_logged", b"last_logged", "owner", b"owner", "reason", b"reason", "survivor_node", b"survivor_node", "survivor_replica", b"survivor_replica", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "term", b"term", "told", b"told"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverTabletRequest: _TypeAlias = RecoverTabletRequest  # noqa: Y015
+
+@_typing.final
+class RecoverTabletResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECOVERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def recovery(self) -> Global___RecoveryPB: ...
+    def __init__(
+        self,
+        *,
+        recovery: Global___RecoveryPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["recovery", b"recovery"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recovery", b"recovery"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverTabletResponse: _TypeAlias = RecoverTabletResponse  # noqa: Y015
+
+@_typing.final
+class RecoveryPB(_message.Message):
+    """A recovery that stands on record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
+    SURVIVOR_NODE_FIELD_NUMBER: _builtins.int
+    SURVIVOR_REPLICA_FIELD_NUMBER: _builtins.int
+    LAST_LOGGED_FIELD_NUMBER: _builtins.int
+    CONFIG_BEFORE_FIELD_NUMBER: _builtins.int
+    tablet_incarnation: _builtins.int
+    since_us: _builtins.int
+    owner: _builtins.str
+    reason: _builtins.str
+    told: _builtins.str
+    survivor_node: _builtins.bytes
+    survivor_replica: _builtins.int
+    @_builtins.property
+    def last_logged(self) -> _common_pb2.OpIdPB: ...
+    @_builtins.property
+    def config_before(self) -> _common_pb2.ConfigurationPB: ...
+    def __init__(
+        self,
+        *,
+        tablet_incarnation: _builtins.int = ...,
+        since_us: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        told: _builtins.str = ...,
+        survivor_node: _builtins.bytes = ...,
+        survivor_replica: _builtins.int = ...,
+        last_logged: _common_pb2.OpIdPB | None = ...,
+        config_before: _common_pb2.ConfigurationPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["config_before", b"config_before", "last_logged", b"last_logged"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_before", b"config_before", "last_logged", b"last_logged", "owner", b"owner", "reason", b"reason", "since_us", b"since_us", "survivor_node", b"survivor_node", "survivor_replica", b"survivor_replica", "tablet_incarnation", b"tablet_incarnation", "told", b"told"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoveryPB: _TypeAlias = RecoveryPB  # noqa: Y015
+
+@_typing.final
 class ByHandPB(_message.Message):
     """What was asked for by hand and stands."""
 
@@ -1203,6 +1323,7 @@ class TabletViewPB(_message.Message):
     NEXT_REPLICA_ID_FIELD_NUMBER: _builtins.int
     LEADER_KEPT_UNTIL_US_FIELD_NUMBER: _builtins.int
     BY_HAND_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     table_id: _builtins.bytes
     table_name: _builtins.str
@@ -1222,6 +1343,10 @@ class TabletViewPB(_message.Message):
     def by_hand(self) -> Global___ByHandPB:
         """none: placed by the masters and drivers alone"""
 
+    @_builtins.property
+    def recovery(self) -> Global___RecoveryPB:
+        """the last one; unset: it was never recovered"""
+
     def __init__(
         self,
         *,
@@ -1237,10 +1362,11 @@ class TabletViewPB(_message.Message):
         next_replica_id: _builtins.int = ...,
         leader_kept_until_us: _builtins.int = ...,
         by_hand: Global___ByHandPB | None = ...,
+        recovery: Global___RecoveryPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "recovery", b"recovery"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_hand", b"by_hand", "committed_config", b"committed_config", "leader_kept_until_us", b"leader_kept_until_us", "leader_node", b"leader_node", "next_replica_id", b"next_replica_id", "recovery", b"recovery", "replicas", b"replicas", "replication_factor", b"replication_factor", "state", b"state", "table_id", b"table_id", "table_name", b"table_name", "tablet_id", b"tablet_id", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.FromString,
                 _registered_method=True)
+        self.RecoverTablet = channel.unary_unary(
+                '/stele.v1.MasterService/RecoverTablet',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletResponse.FromString,
+                _registered_method=True)
         self.AlterTable = channel.unary_unary(
                 '/stele.v1.MasterService/AlterTable',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.AlterTableRequest.SerializeToString,
@@ -169,6 +174,12 @@ class MasterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlaceTablet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecoverTablet(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -302,6 +313,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.PlaceTablet,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.SerializeToString,
+            ),
+            'RecoverTablet': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecoverTablet,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletResponse.SerializeToString,
             ),
             'AlterTable': grpc.unary_unary_rpc_method_handler(
                     servicer.AlterTable,
@@ -519,6 +535,33 @@ class MasterService:
             '/stele.v1.MasterService/PlaceTablet',
             stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecoverTablet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/RecoverTablet',
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecoverTabletResponse.FromString,
             options,
             channel_credentials,
             insecure,

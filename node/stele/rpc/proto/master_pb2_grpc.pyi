@@ -36,6 +36,7 @@ class MasterServiceStub:
     DeleteTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]
     SetReplicationFactor: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]
     PlaceTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]
+    RecoverTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.RecoverTabletRequest, _master_pb2.RecoverTabletResponse]
     AlterTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]
     ListTables: _grpc.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]
     GetTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]
@@ -66,6 +67,7 @@ class MasterServiceAsyncStub(MasterServiceStub):
     DeleteTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]  # type: ignore[assignment]
     SetReplicationFactor: _aio.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]  # type: ignore[assignment]
     PlaceTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]  # type: ignore[assignment]
+    RecoverTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.RecoverTabletRequest, _master_pb2.RecoverTabletResponse]  # type: ignore[assignment]
     AlterTable: _aio.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]  # type: ignore[assignment]
     ListTables: _aio.UnaryUnaryMultiCallable[_master_pb2.ListTablesRequest, _master_pb2.ListTablesResponse]  # type: ignore[assignment]
     GetTable: _aio.UnaryUnaryMultiCallable[_master_pb2.GetTableRequest, _master_pb2.GetTableResponse]  # type: ignore[assignment]
@@ -123,6 +125,13 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.PlaceTabletRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.PlaceTabletResponse, _abc.Awaitable[_master_pb2.PlaceTabletResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RecoverTablet(
+        self,
+        request: _master_pb2.RecoverTabletRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.RecoverTabletResponse, _abc.Awaitable[_master_pb2.RecoverTabletResponse]]: ...
 
     @_abc_1.abstractmethod
     def AlterTable(

@@ -284,12 +284,14 @@ class ReadRequest(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     keys: _builtins.bytes
     snapshot: _builtins.int
     """0: latest committed, through the leader (linearizable)"""
     deadline_ms: _builtins.int
     schema_version: _builtins.int
+    tablet_incarnation: _builtins.int
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: all"""
@@ -303,10 +305,11 @@ class ReadRequest(_message.Message):
         snapshot: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
         schema_version: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "deadline_ms", b"deadline_ms", "keys", b"keys", "schema_version", b"schema_version", "snapshot", b"snapshot", "tablet_id", b"tablet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "deadline_ms", b"deadline_ms", "keys", b"keys", "schema_version", b"schema_version", "snapshot", b"snapshot", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -348,6 +351,7 @@ class KvRequest(_message.Message):
     FIRST_ATTEMPT_US_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     LOWEST_UNFINISHED_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     op: Global___KvOpPB.ValueType
     key: _builtins.bytes
@@ -358,6 +362,7 @@ class KvRequest(_message.Message):
     first_attempt_us: _builtins.int
     deadline_ms: _builtins.int
     lowest_unfinished: _builtins.int
+    tablet_incarnation: _builtins.int
     def __init__(
         self,
         *,
@@ -370,10 +375,11 @@ class KvRequest(_message.Message):
         first_attempt_us: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
         lowest_unfinished: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "sequence", b"sequence", "tablet_id", b"tablet_id", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,6 +685,7 @@ class DeleteTabletRequest(_message.Message):
     CAS_CONFIG_OPID_INDEX_LESS_OR_EQUAL_FIELD_NUMBER: _builtins.int
     CATALOG_OPID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     replica_id: _builtins.int
     """0: whichever is there"""
@@ -687,6 +694,8 @@ class DeleteTabletRequest(_message.Message):
     cas_config_opid_index_less_or_equal: _builtins.int
     """for TOMBSTONED"""
     reason: _builtins.str
+    tablet_incarnation: _builtins.int
+    """of the configuration that cas_config_opid_index_less_or_equal names"""
     @_builtins.property
     def catalog_opid(self) -> _common_pb2.OpIdPB: ...
     def __init__(
@@ -698,10 +707,11 @@ class DeleteTabletRequest(_message.Message):
         cas_config_opid_index_less_or_equal: _builtins.int = ...,
         catalog_opid: _common_pb2.OpIdPB | None = ...,
         reason: _builtins.str = ...,
+        tablet_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["catalog_opid", b"catalog_opid"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cas_config_opid_index_less_or_equal", b"cas_config_opid_index_less_or_equal", "catalog_opid", b"catalog_opid", "reason", b"reason", "replica_id", b"replica_id", "tablet_id", b"tablet_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cas_config_opid_index_less_or_equal", b"cas_config_opid_index_less_or_equal", "catalog_opid", b"catalog_opid", "reason", b"reason", "replica_id", b"replica_id", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,80 @@
+"""`stele local cmeta rewrite`: one replica on a volume that no process uses."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stele.cli.output import say, short
+from stele.cli.placing import owner
+
+if TYPE_CHECKING:
+    from stele.tserver.offline import Found
+
+FLAG = "--accept-data-loss"
+
+
+@click.group()
+def cmeta() -> None:
+    """The consensus metadata of one replica, on the volume of a stopped node or master."""
+
+
+@cmeta.command()
+@click.option(
+    "--data-dir",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The data directory of the node or master, as for `node run`.",
+)
+@click.option("--tablet", default="", metavar="ID", help="The whole id of a tablet.  [default: the catalog]")
+@click.option(FLAG, "accepted", is_flag=True, help="Do it. Without this option nothing is changed.")
+def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
+    """Make the replica on a volume the only voter of its tablet, after a majority was lost for good.
+
+    This recovers the catalog: run it on the volume of one master, and start that master. Without --accept-data-loss
+    it only tells what the volume holds. Compare all volumes that are left, and take the one whose log ends last.
+    What only the lost ones had is lost. Those that return later are refused. Stop the process first.
+
+    For a table's tablet use `stele tablet recover`, as long as a master leads.
+
+    Example: stele local cmeta rewrite --data-dir /var/lib/stele/data
+    """
+    from stele.model.ids import is_id
+    from stele.tserver import offline, volume
+
+    if tablet and not is_id(tablet):
+        raise click.UsageError(f"--tablet {tablet}: expected all 32 digits of its id")
+    try:
+        _show(offline.look(data_dir, tablet))
+        if not accepted:
+            say(f"nothing was changed; to do it, add {FLAG}")
+            return
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        config = offline.rewrite(data_dir, tablet, now, owner())
+    except volume.Fate as exc:
+        raise click.UsageError(str(exc)) from None
+    (peer,) = config.peers
+    say(
+        f"replica {peer.replica_id} is the only voter from entry {config.opid_index} on, incarnation {config.incarnation}; "
+        "start its process"
+    )
+
+
+def _show(found: Found) -> None:
+    from stele.model.clock import physical_us, utc
+
+    block = found.superblock
+    newest = utc(physical_us(found.newest)) if found.newest else "unknown"
+    say(
+        f"{found.role} {found.node_id}: replica {block.replica_id} of tablet {block.tablet_id} ({block.table_name})"
+    )
+    say(f"  incarnation {found.incarnation}, term {found.term}, voted for {found.voted_for or 'nobody'}")
+    say(f"  log ends at {found.last_logged}, files hold all up to {found.flushed}, newest write {newest}")
+    peers = ", ".join(
+        f"{p.replica_id} on {short(p.node_id)} ({p.member_type.name})" for p in found.config.peers
+    )
+    say(f"  configuration {found.config.opid_index}: {peers}")
+    say("  may be lost: whatever only the other voters have, and acknowledged after that write")

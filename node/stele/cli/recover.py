@@ -1,0 +1,197 @@
+"""`stele tablet recover`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import say, short, show_json, show_table
+from stele.cli.placing import owner
+
+if TYPE_CHECKING:
+    from stele.client import AsyncClient
+    from stele.client.recovery import Recovery
+    from stele.rpc.proto import master_pb2
+
+FLAG = "--accept-data-loss"
+_LOOK_S = 0.3
+
+
+@click.command()
+@click.argument("tablet", required=False, default="")
+@click.option("--table", default="", help="All tablets of this table that lost their majority.")
+@click.option("--all-lost", is_flag=True, help="All tablets of the cluster that lost their majority.")
+@click.option(FLAG, "accepted", is_flag=True, help="Do it. Without this option nothing is changed.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; it stays on record with the tablet.")
+@click.option(
+    "--wait-for",
+    "wait_s",
+    type=click.FloatRange(min=1, max=3_600),
+    default=120.0,
+    show_default=True,
+    help="How many seconds to wait until the tablets serve again.",
+)
+@masters_option
+@json_option
+def recover(
+    tablet: str,
+    table: str,
+    all_lost: bool,
+    accepted: bool,
+    reason: str,
+    wait_s: float,
+    masters: str,
+    as_json: bool,
+) -> None:
+    """Go on with one survivor of a tablet that lost its majority for good.
+
+    Without --accept-data-loss it only tells: it asks all nodes what they have, names the most advanced survivor, and
+    says what may be lost and since when. With it the survivor becomes the only voter, and serves. A driver then brings
+    the tablet back to its replication factor. Replicas that return later are refused, removed and copied anew.
+
+    Refused while a majority answers. First try to bring the lost nodes back: that loses nothing.
+
+    Example: stele tablet recover 9a2e41c0
+    """
+    if bool(tablet) + bool(table) + all_lost != 1:
+        raise click.UsageError("name a TABLET, or --table, or --all-lost")
+
+    async def work(client: AsyncClient) -> None:
+        from stele.client.recovery import recover as ask
+
+        found = await _found(client, tablet, table)
+        able = [r for r in found if not r.refused]
+        if as_json:
+            show_json([_as_json(r) for r in found])
+        else:
+            _show(found)
+        if not accepted:
+            _say_next(found, able, tablet, table)
+            return
+        for one in able:
+            done = await ask(client.masters, one, owner=owner(), reason=reason)
+            say(
+                f"tablet {short(one.tablet_id)}: replica {done.survivor_replica} is made its only voter, incarnation "
+                f"{done.tablet_incarnation}",
+                err=as_json,
+            )
+        await _serving(client, [r.tablet_id for r in able], wait_s, err=as_json)
+
+    with_client(masters, work)
+
+
+async def _found(client: AsyncClient, tablet: str, table: str) -> list[Recovery]:
+    """What recoveries would do. Of several tablets only those that are lost."""
+    from stele.client.admin import cluster_view, tablet_called
+    from stele.client.health import examine
+    from stele.client.recovery import look_for_survivors
+    from stele.model.errors import Advice, Code, Rejected
+
+    view = await cluster_view(client.masters)
+    if tablet:
+        chosen = [tablet_called(tablet, view).tablet_id]
+    else:
+        if table and not any(t.table_name == table for t in view.tablets):
+            raise Rejected(f"no table {table}", code=Code.NOT_FOUND, advice=Advice.LIST_TABLES)
+        broken = {t.tablet_id for t in examine(view).tablets if t.state == "unavailable"}
+        chosen = [
+            t.tablet_id
+            for t in view.tablets
+            if t.tablet_id.hex() in broken and table in ("", t.table_name) and t.tablet_id.strip(b"\0")
+        ]
+    found = await look_for_survivors(client.pool, view, chosen)
+    if tablet and found[0].refused:
+        raise Rejected(
+            f"tablet {short(found[0].tablet_id)} of {found[0].table_name}: {found[0].refused}",
+            code=Code.UNSAFE_CHANGE,
+        )
+    return found
+
+
+def _show(found: Sequence[Recovery]) -> None:
+    for one in found:
+        if one.refused:
+            say(f"tablet {short(one.tablet_id)} of {one.table_name} is left alone: {one.refused}")
+            continue
+        best = one.survivors[0]
+        say(
+            f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are lost, "
+            f"incarnation {one.incarnation}"
+        )
+        show_table(("replica", "node", ""), [(m.replica_id, m.node, m.state) for m in one.voters])
+        for s in one.survivors:
+            say(
+                f"  survivor: replica {s.replica_id} on {s.node}: log ends at {s.last_logged}, committed up to "
+                f"{s.committed} at least, about {s.rows:,} rows, {s.bytes_on_disk:,} bytes"
+            )
+        say(f"  may be lost: {one.may_lose}")
+        others = ", ".join(str(s.replica_id) for s in one.survivors[1:])
+        then = f"; then replica {others} is removed and copied anew" if others else ""
+        say(
+            f"  what is done: replica {best.replica_id} on {best.node} becomes the only voter, incarnation "
+            f"{one.incarnation + 1}{then}; a driver brings the tablet to {one.replication_factor} replicas"
+        )
+
+
+def _say_next(found: Sequence[Recovery], able: Sequence[Recovery], tablet: str, table: str) -> None:
+    if not found:
+        say("no tablet has lost its majority")
+    elif able:
+        which = tablet or (f"--table {table}" if table else "--all-lost")
+        say(f"nothing was changed; to do it: stele tablet recover {which} {FLAG}")
+
+
+async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float, *, err: bool) -> None:
+    """Wait until all of them have a leader again.
+
+    Raises:
+        Retryable: TIMED_OUT.
+    """
+    from stele.client.admin import cluster_view
+    from stele.client.health import examine
+    from stele.model.errors import Code, Retryable
+
+    deadline = time.monotonic() + wait_s
+    while True:
+        health = examine(await cluster_view(client.masters))
+        waiting = [t for t in health.tablets if t.tablet_id in tablet_ids and not t.led]
+        if not waiting:
+            if tablet_ids:
+                say(
+                    f"{len(tablet_ids)} tablets serve again; `stele ksck` shows how far they are healed",
+                    err=err,
+                )
+            return
+        if time.monotonic() >= deadline:
+            why = "; ".join(f"{short(t.tablet_id)}: {', '.join(t.reasons)}" for t in waiting[:3])
+            raise Retryable(
+                f"{len(waiting)} tablets do not serve yet after {wait_s:.0f} s ({why}); the masters go on trying",
+                code=Code.TIMED_OUT,
+            )
+        await asyncio.sleep(_LOOK_S)
+
+
+def _as_json(found: Recovery) -> dict[str, object]:
+    told = asdict(found)
+    for survivor in told["survivors"]:
+        for name in ("last_logged", "committed"):
+            survivor[name] = list(survivor[name])
+    return told
+
+
+def recovered_in_words(done: master_pb2.RecoveryPB) -> str:
+    """A recovery on record, for whoever looks at the tablet."""
+    from stele.model.clock import utc
+
+    who = f" by {done.owner}" if done.owner else ""
+    why = f" ({done.reason})" if done.reason else ""
+    return (
+        f"recovered at {utc(done.since_us)}{who}{why}: incarnation {done.tablet_incarnation} from replica "
+        f"{done.survivor_replica}, whose log ended at {done.last_logged.term}.{done.last_logged.index}; {done.told}"
+    )

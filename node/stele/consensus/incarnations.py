@@ -1,0 +1,38 @@
+"""Whether a replica takes a message, by the incarnation of the tablet that the message carries. Called for each.
+
+A recovery after a lost majority raises the incarnation of a tablet (stele.tserver.recovering). The replicas that it left
+behind may return, elect a leader and commit: in a log that the others have given up.
+
+Invariant: no message crosses between two incarnations. A replica that hears of a higher one FAILS: it is removed and copied
+anew. One that hears of a lower one says so, and takes nothing.
+"""
+
+from __future__ import annotations
+
+from stele.consensus.replica import Replica
+from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
+from stele.model.ids import NodeId, ReplicaId
+from stele.raft.messages import VoteResponse
+
+OUTDATED = VoteResponse(0, False, True, 0, False, True)
+"""The answer to a message of a lower incarnation: what counts is the incarnation of its envelope. To earlier releases it is
+the answer of a voter that abstains."""
+
+
+def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, told: int) -> bool:
+    """Whether `replica` may take a message that carries the incarnation `told` (0: the tablet was never recovered)."""
+    own = replica.superblock.tablet_incarnation
+    if told == own:
+        return True
+    if told < own:
+        replica.host.send(replica, from_node, sender, OUTDATED)
+        return False
+    peer = replica.config.peer(sender)
+    if peer is None or peer.node_id != from_node or told > own + TABLET_INCARNATION_JUMP_MAX:
+        why = f"a message of incarnation {told} of tablet {replica.tablet_id}, from no peer of the replica at {own}"
+        replica.host.dropped(from_node, "incarnation", why)
+        return False
+    replica.fail(
+        f"the tablet was recovered as incarnation {told}, this replica is of {own}: the masters remove it, and it is copied anew"
+    )
+    return False

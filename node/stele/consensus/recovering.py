@@ -1,0 +1,87 @@
+"""How a replica becomes the only voter of its tablet after a lost majority: what is written, in which order. Writes through
+the caller's hands; used on a running node and on a volume that no process uses.
+
+1. the superblock with the higher incarnation: from here on the replica hears none of its former peers, and leads nobody;
+2. in its log a PROMOTE record, and a configuration of itself alone as the next entry, in one sync.
+
+Invariant: a crash between the two leaves a replica that can do nothing until the same is ordered again. What its log holds is
+kept, whether it was committed or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stele.consensus.superblock import DataState, Superblock
+from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
+from stele.model.config import Configuration, MemberType, Peer, encode_configuration
+from stele.model.entry import Entry, EntryKind
+from stele.model.errors import Code, Rejected
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey
+from stele.wal.stream import StreamLog
+
+
+@dataclass(frozen=True, slots=True)
+class SoleVoter:
+    """The order. `incarnation`: the one from now on. `term`: above all that any replica told. `at_least`: the replica's log
+    must reach up to here."""
+
+    key: StreamKey
+    incarnation: int
+    term: int
+    at_least: OpId = OPID_NONE
+    reason: str = ""
+
+
+def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
+    """Refuse an order that this replica cannot carry out.
+
+    Raises:
+        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one; CAS_FAILED, its log is shorter than the administrator was
+            told; INVALID_ARGUMENT, it holds no rows.
+    """
+    own = block.tablet_incarnation
+    if not max(own, 1) <= order.incarnation <= own + TABLET_INCARNATION_JUMP_MAX:
+        raise Rejected(
+            f"replica {order.key} is of incarnation {own}; the order is for {order.incarnation}",
+            code=Code.STALE_INCARNATION,
+        )
+    if block.data_state is not DataState.READY:
+        raise Rejected(f"replica {order.key} is {block.data_state.name}: it has no rows of its own")
+    if last_logged < order.at_least:
+        raise Rejected(
+            f"the log of replica {order.key} ends at {last_logged}, and was told to end at {order.at_least}: look again",
+            code=Code.CAS_FAILED,
+        )
+
+
+def with_incarnation(block: Superblock, order: SoleVoter) -> Superblock:
+    """The superblock to write first."""
+    return replace(block, tablet_incarnation=order.incarnation, leader_hint=block.replica_id)
+
+
+def is_done(config: Configuration, order: SoleVoter) -> bool:
+    """Whether this configuration, the last one of the log, is what the order makes, or a later one."""
+    return config.incarnation >= order.incarnation
+
+
+def make_sole_voter(
+    stream: StreamLog, node_id: NodeId, address: str, order: SoleVoter, done: Callable[[], None]
+) -> Configuration:
+    """Append what makes the replica the only voter; `done` is called once it is synced. Returns the configuration.
+
+    The term is above all that this replica knows, too, and the promotion is its own vote in it.
+
+    Raises:
+        as StreamLog appends.
+    """
+    replica_id: ReplicaId = stream.key.replica_id
+    last = stream.last_opid
+    term = max(order.term, stream.hard_state.term + 1, last.term + 1)
+    peer = Peer(node_id, replica_id, address, MemberType.VOTER)
+    config = Configuration(last.index + 1, (peer,), order.incarnation)
+    entry = Entry(term, config.opid_index, EntryKind.CONFIG, 0, encode_configuration(config))
+    stream.append_promote(term, replica_id)
+    stream.append_entries((entry,), done)
+    return config
