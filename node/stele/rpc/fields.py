@@ -26,6 +26,7 @@ LENGTHS: dict[str, int] = {
         (
             *("tablet_id", "table_id", "node_id", "cluster_id", "leader_hint", "source_node"),
             *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids", "alter_id"),
+            "survivor_node",
         ),
         ELSEWHERE,
     ),
