@@ -11,8 +11,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
+from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
-from stele.driver.wire import standing_from_pb, standing_to_pb, view_from_pb
+from stele.driver.wire import standing_from_pb, standing_to_pb
 from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId
@@ -42,7 +43,8 @@ class MasterLink:
         self._holder = holder
         self.at_work = False
         """Whether the operator may heal this cluster. If it may not, the masters do, after a time."""
-        self.driver = Executor(self._pool, (), holder=holder)
+        self._keeper = ViewKeeper()
+        self.driver = Executor(self._pool, (), holder=holder, keeper=self._keeper)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
     async def close(self) -> None:
@@ -91,9 +93,8 @@ class MasterLink:
             SteleError: no master leads, or none answers.
         """
         # With its name the operator tells the masters that it is at work, so that they leave healing to it.
-        request = master_pb2.GetClusterViewRequest(holder=self._holder if self.at_work else "")
-        answer = await self._masters.call("GetClusterView", request, rounds=1)
-        return await asyncio.to_thread(_catalog, answer)
+        pages = pages_of(self._masters, self._holder if self.at_work else "", rounds=1)
+        return await asyncio.to_thread(_catalog, await self._keeper.renew(pages))
 
     async def register(self, node_id: str, role: str, name: str) -> None:
         """Register a node before its pod starts."""
@@ -167,13 +168,14 @@ class MasterLink:
                 raise
 
 
-def _catalog(answer: master_pb2.GetClusterViewResponse) -> Catalog:
+def _catalog(kept: Kept) -> Catalog:
+    last = kept.last
     return Catalog(
-        view=view_from_pb(answer),
-        tables=tuple(_table(t) for t in answer.tables),
-        formed_nodes=frozenset(id_from_pb(n.node_id) for n in answer.nodes if n.formed),
-        names={id_from_pb(n.node_id): n.name for n in answer.nodes if n.name},
-        standing=standing_from_pb(answer.policy) if answer.HasField("policy") else None,
+        view=kept.view,
+        tables=tuple(_table(t) for t in kept.tables),
+        formed_nodes=frozenset(id_from_pb(n.node_id) for n in last.nodes if n.formed),
+        names={id_from_pb(n.node_id): n.name for n in last.nodes if n.name},
+        standing=standing_from_pb(last.policy) if last.HasField("policy") else None,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from stele.client.health import NodeHealth, examine
 from stele.driver.feasible import absence, drain_faults
+from stele.driver.keeping import pages_of, whole_view
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import with_names
@@ -42,10 +43,7 @@ async def cluster_view(masters: Masters, *, timeout_s: float = 10.0) -> master_p
     Raises:
         SteleError: no master leads within `timeout_s`.
     """
-    answer: master_pb2.GetClusterViewResponse = await masters.call(
-        "GetClusterView", master_pb2.GetClusterViewRequest(), timeout_s=timeout_s
-    )
-    return answer
+    return await whole_view(pages_of(masters, timeout_s=timeout_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim, its renewal, and recent errors. Everything else is rebuilt at each pass from the masters'
-view. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
+Owns the claim, its renewal, and recent errors. All else comes at each pass from the masters' view, of which
+keeping.py fetches what changed. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from stele.driver.asking import ask_nodes
+from stele.driver.keeping import ViewKeeper, pages_of
 from stele.driver.leader_trials import LeaderMemory
 from stele.driver.orders import Orders
 from stele.driver.planner import plan
@@ -23,7 +24,7 @@ from stele.driver.situation import judge
 from stele.driver.steps import WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
 from stele.driver.view import Claim, ClusterView, NodeState, NodeView
-from stele.driver.wire import claim_from_pb, view_from_pb
+from stele.driver.wire import claim_from_pb
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import TabletId
 from stele.rpc.channels import ChannelPool
@@ -66,8 +67,8 @@ class Report:
 
 
 class Executor:
-    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last
-    renewal."""
+    """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal.
+    `keeper`: of the view, if others use it too."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Executor:
         holder: str,
         ttl_ms: int = 10_000,
         on_progress: Callable[[Progress], None] | None = None,
+        keeper: ViewKeeper | None = None,
         now_ms: Callable[[], int] = lambda: int(time.monotonic() * 1000),
     ) -> None:
         self.masters = Masters(
@@ -84,6 +86,7 @@ class Executor:
         )
         self.claim: Claim | None = None
         self._pool = pool
+        self._keeper = keeper or ViewKeeper()
         self._holder = holder
         self._ttl_ms = ttl_ms
         self._on_progress = on_progress
@@ -134,11 +137,7 @@ class Executor:
         Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only
         when asked.
         """
-        request = master_pb2.GetClusterViewRequest(holder=self._holder)
-        answer = await self.masters.call("GetClusterView", request)
-        # To parse and judge thousands of tablets takes a second, so it runs in a thread. The loop may have to
-        # renew a Lease.
-        view = await asyncio.to_thread(view_from_pb, answer)
+        view = (await self._keeper.renew(pages_of(self.masters, self._holder))).view
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
         wanted = await asyncio.to_thread(_to_ask, view, policy)

@@ -159,6 +159,11 @@ class ReplicaView:
         return self.state in (ReplicaState.BOOTSTRAPPING, ReplicaState.CONFIGURING)
 
     @property
+    def ages(self) -> bool:
+        """Whether it means something else the older it is."""
+        return self.waits or bool(self.unreached_ms)
+
+    @property
     def leaderless(self) -> bool:
         """Whether `waits` has been true for longer than LEADERLESS_MS."""
         return self.waits and self.age_ms > LEADERLESS_MS

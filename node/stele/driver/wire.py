@@ -37,8 +37,8 @@ _DATA_STATES = {int(s): s for s in DataState}
 def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
     """The cluster as the leader master sees it. Raises `Rejected` for bad identifiers or member types."""
     return ClusterView(
-        nodes=tuple(_node(n) for n in pb.nodes),
-        tablets=tuple(_tablet(t) for t in pb.tablets),
+        nodes=tuple(node_from_pb(n) for n in pb.nodes),
+        tablets=tuple(tablet_from_pb(t) for t in pb.tablets),
         intents=tuple(intent_from_pb(i) for i in pb.intents),
         claim=claim_from_pb(pb.claim) if pb.HasField("claim") else None,
         settled=pb.settled,
@@ -81,7 +81,8 @@ def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
     )
 
 
-def _node(pb: master_pb2.NodeViewPB) -> NodeView:
+def node_from_pb(pb: master_pb2.NodeViewPB) -> NodeView:
+    """A node or a master."""
     registration = pb.registration
     return NodeView(
         node_id=NodeId(id_from_pb(pb.node_id)),
@@ -107,7 +108,8 @@ def _node(pb: master_pb2.NodeViewPB) -> NodeView:
     )
 
 
-def _tablet(pb: master_pb2.TabletViewPB) -> TabletView:
+def tablet_from_pb(pb: master_pb2.TabletViewPB) -> TabletView:
+    """A tablet with its replicas."""
     return TabletView(
         tablet_id=TabletId(id_from_pb(pb.tablet_id)),
         table_id=TableId(id_from_pb(pb.table_id)),

@@ -6,7 +6,7 @@ Invariant: a view is built in one step of the event loop, so it shows one moment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,9 +34,11 @@ from stele.model.bounds import (
 )
 from stele.model.by_hand import ByHand
 from stele.model.config import Configuration, Peer
+from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
+from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb, peer_to_pb
 from stele.rpc.convert_schema import partition_to_pb, partitioning_to_pb, schema_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
@@ -103,26 +105,53 @@ class Scene:
 
 
 def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResponse:
-    """The whole state of the cluster, for a driver, the operator and `stele ksck`."""
+    """The whole state of the cluster, built in one step: what pages put together amount to (view_changes.py).
+
+    Raises:
+        Rejected: TOO_LARGE, it does not fit into a message.
+    """
     catalog = scene.catalog
     counts: dict[str, int] = {}
     current = [catalog.tablets[t] for t in catalog.current]
     for row in current:
         for peer in scene.config(row).peers:
             counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
-    return master_pb2.GetClusterViewResponse(
-        cluster_id=id_to_pb(cluster_id),
-        leader=id_to_pb(scene.leader),
-        term=scene.term,
-        nodes=[_node(scene, n, counts.get(n.node_id, 0)) for n in _sorted(catalog.nodes)],
-        tablets=[_tablet(scene, t) for t in sorted(current, key=lambda t: t.tablet_id)],
+    found = master_pb2.GetClusterViewResponse(
+        nodes=view_nodes(scene, counts),
+        tablets=[view_tablet(scene, t) for t in sorted(current, key=lambda t: t.tablet_id)],
         intents=[intent_to_pb(i) for i in _sorted(catalog.intents)],
-        claim=claim_to_pb(catalog.claim) if catalog.claim.epoch else None,
         tables=[table_info(scene, t) for t in catalog.live_tables],
-        now_us=scene.wall_us,
-        settled=scene.settled,
-        policy=policy_to_pb(catalog.policy, scene.options),
     )
+    view_head(found, scene, cluster_id)
+    check_message(found.ByteSize())
+    return found
+
+
+def view_head(found: master_pb2.GetClusterViewResponse, scene: Scene, cluster_id: str) -> None:
+    """Fill in what a view says beside nodes, tablets, intents and tables."""
+    found.cluster_id, found.leader, found.term = id_to_pb(cluster_id), id_to_pb(scene.leader), scene.term
+    if scene.catalog.claim.epoch:
+        found.claim.CopyFrom(claim_to_pb(scene.catalog.claim))
+    found.now_us, found.settled = scene.wall_us, scene.settled
+    found.policy.CopyFrom(policy_to_pb(scene.catalog.policy, scene.options))
+
+
+def view_nodes(scene: Scene, counts: Mapping[str, int]) -> list[master_pb2.NodeViewPB]:
+    """All nodes. `counts`: the replicas that configurations give to each."""
+    return [_node(scene, n, counts.get(n.node_id, 0)) for n in _sorted(scene.catalog.nodes)]
+
+
+def check_message(size_bytes: int) -> None:
+    """Refuse a view that does not fit into one message.
+
+    Raises:
+        Rejected: TOO_LARGE.
+    """
+    if size_bytes > MESSAGE_BYTES_MAX - (64 << 10):
+        raise Rejected(
+            "the cluster's view is too large for one message; a program of this version asks for it in pages: upgrade it",
+            code=Code.TOO_LARGE,
+        )
 
 
 def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_pb2.DriverPolicyPB:
@@ -267,7 +296,8 @@ def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB
     return found
 
 
-def _tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
+def view_tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
+    """A tablet with the newest reports of its replicas."""
     config = scene.config(row)
     term, leader = scene.leader_of(row)
     table = scene.catalog.tables.get(row.table_id)
@@ -337,6 +367,25 @@ def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable
             error="its node reports no such replica",
         )
         yield master_pb2.ReplicaReportPB(node_id=id_to_pb(peer.node_id), status=status)
+
+
+def changes_by_itself_ms(scene: Scene, row: TabletRecord) -> int | None:
+    """When the tablet's view next changes by the passing of time alone, by the clock of `Scene.now_ms`; None: never.
+
+    A replica that its node does not report counts as missing after a time (`_missing`).
+    """
+    if row.state != "RUNNING":
+        return None
+    found: list[int] = []
+    for peer in scene.config(row).peers:
+        life = scene.liveness.nodes.get(peer.node_id)
+        if life is None or not life.full or (row.tablet_id, peer.replica_id) in life.reports:
+            continue
+        found.append(life.full_since_ms + scene.options.missing_after_ms)
+        if row.uncreated:
+            young_us = row.since_us + scene.options.create_timeout_ms * 1000 - scene.wall_us
+            found.append(scene.now_ms + max(0, young_us) // 1000 + 1)
+    return min((at for at in found if at > scene.now_ms), default=None)
 
 
 def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:

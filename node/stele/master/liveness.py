@@ -161,6 +161,8 @@ class Liveness:
         """Identifies this master's monotonic clock, which nodes compare with theirs."""
         self._awake_ms = now_ms
         self.nodes: dict[str, NodeLife] = {}
+        self.on_report: Callable[[str], None] | None = None
+        """Called with a tablet's id after a report of one of its replicas came or went."""
         self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
         self._incarnation_of: Callable[[str], int] = lambda tablet_id: 0
 
@@ -266,6 +268,9 @@ class Liveness:
             # shows it.
             life.full = False
             touched[id_from_pb(raw)] = None
+        if self.on_report is not None:
+            for tablet_id in touched:
+                self.on_report(tablet_id)
         return list(touched)
 
     def _forget_reports(self, life: NodeLife) -> None:
@@ -279,6 +284,8 @@ class Liveness:
         of_tablet.pop((life.node_id, key[1]), None)
         if not of_tablet:
             self._by_tablet.pop(key[0], None)
+        if self.on_report is not None:
+            self.on_report(key[0])
 
     # --- questions ---
 

@@ -30,6 +30,7 @@ from stele.master.records import (
 )
 from stele.master.standing_in import StandIn
 from stele.master.starts import Starts
+from stele.master.view_changes import ViewChanges
 from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader, Retryable, SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID, TableId
@@ -80,6 +81,8 @@ class Master:
         self.wall_us = wall
         self.liveness = Liveness(now_ms(), adopted=adopted)
         self.lead: Leadership | None = None
+        self.view_changes: ViewChanges | None = None
+        """Of the leadership in force."""
         self.starts = Starts(pool, lambda: self.liveness, now_ms, self.options.alive_ms)
         self._pool = pool
         self._on_failure = on_failure
@@ -155,9 +158,11 @@ class Master:
                 await lead.commit(first_rows(self.cluster_id, self.log.committed_config, self.wall_us()))
             lead.check()
             self.lead = lead
+            self.view_changes = changes = ViewChanges(self.scene)
             metrics.master_leads.set(1)
             log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
-            for work in (Background(lead, orders), StandIn(lead, self._pool, self.scene, self.node_id)):
+            stand_in = StandIn(lead, self._pool, self.scene, changes, self.node_id)
+            for work in (Background(lead, orders), stand_in):
                 task = asyncio.get_running_loop().create_task(work.run())
                 task.add_done_callback(lambda _: self._changed.set())
                 tasks.append(task)
@@ -169,6 +174,9 @@ class Master:
                 await self._changed.wait()
         finally:
             self.lead = None
+            if self.view_changes is not None:
+                self.view_changes.end()
+                self.view_changes = None
             lead.end()
             catalog.no_more_changes(look)
             metrics.master_leads.set(0)

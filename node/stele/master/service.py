@@ -292,15 +292,26 @@ class MasterService(MasterServiceServicer):
     async def GetClusterView(
         self, request: pb.GetClusterViewRequest, context: Any
     ) -> pb.GetClusterViewResponse:
-        """The cluster view from the leader, or from a follower whose rows are no older than the caller
-        allows."""
-        age_ms = self._master.log.staleness_ms
-        if request.holder and self._master.lead is not None:
-            self._master.lead.hear_driver(request.holder)
-        if not request.max_staleness_ms or age_ms is None or age_ms > request.max_staleness_ms:
+        """The cluster view from the leader: the next page of what changed, if the caller names a place, else all.
+
+        A follower answers with all if its rows are no older than the caller allows.
+        """
+        master, age_ms = self._master, self._master.log.staleness_ms
+        if request.holder and master.lead is not None:
+            master.lead.hear_driver(request.holder)
+        in_pages = request.HasField("since")
+        stale = age_ms is None or age_ms > request.max_staleness_ms
+        if in_pages or not request.max_staleness_ms or stale:
             # A replaced leader that does not know it would show nodes as silent that only it cannot hear.
-            await self._master.confirmed_lead()
-        return cluster_view(self._master.scene(), self._master.cluster_id)
+            lead = await master.confirmed_lead()
+            if (changes := master.view_changes) is not None:
+                if in_pages:
+                    found = await changes.page(request.since, master.cluster_id)
+                else:
+                    found = await changes.whole(master.cluster_id)
+                lead.check()
+                return found
+        return cluster_view(master.scene(), master.cluster_id)
 
     async def ClaimDriver(self, request: pb.ClaimDriverRequest, context: Any) -> pb.ClaimDriverResponse:
         """Take, renew or release the claim."""

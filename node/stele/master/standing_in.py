@@ -17,14 +17,17 @@ import structlog
 
 from stele import metrics
 from stele.driver.executor import Executor
+from stele.driver.keeping import ViewKeeper
 from stele.driver.planner import plan
 from stele.driver.policy import Policy, StandingPolicy
 from stele.driver.steps import Blocked
-from stele.driver.wire import standing_from_pb, view_from_pb
-from stele.master.cluster_view import Scene, cluster_view, masters_of, policy_to_pb
+from stele.driver.view import ClusterView
+from stele.driver.wire import standing_from_pb
+from stele.master.cluster_view import Scene, masters_of, policy_to_pb
 from stele.master.leadership import MASTER_HOLDER, Leadership
 from stele.master.port import put
 from stele.master.records import PolicyRecord
+from stele.master.view_changes import ViewChanges
 from stele.model.errors import Rejected, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.proto import master_pb2
@@ -55,12 +58,21 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None
 
 
 class StandIn:
-    """Drives during one leadership. `scene`: as `Master.scene`."""
+    """Drives during one leadership. `scene`: as `Master.scene`. `changes`: of the view, in this leadership."""
 
-    def __init__(self, lead: Leadership, pool: ChannelPool, scene: Callable[[], Scene], node_id: str) -> None:
+    def __init__(
+        self,
+        lead: Leadership,
+        pool: ChannelPool,
+        scene: Callable[[], Scene],
+        changes: ViewChanges,
+        node_id: str,
+    ) -> None:
         self._lead = lead
         self._scene = scene
-        self._executor = Executor(pool, (), holder=f"{MASTER_HOLDER}{node_id}")
+        self._changes = changes
+        self._keeper = ViewKeeper()
+        self._executor = Executor(pool, (), holder=f"{MASTER_HOLDER}{node_id}", keeper=self._keeper)
         self._drives = False
         self._told = ""
 
@@ -104,11 +116,15 @@ class StandIn:
             log.info("a driver is at work again; this master drives no longer")
         await self._executor.release()
 
+    async def _page(self, since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
+        return await self._changes.page(since, "")
+
     async def _round(self) -> float:
         """Drive for one pass. Returns the seconds until the next."""
         scene, policy = self._scene(), self._policy().policy()
         # A claim is written to the catalog every few seconds, so none is taken for a cluster that needs nothing.
-        if not await asyncio.to_thread(_is_work, cluster_view(scene, ""), policy):
+        view = (await self._keeper.renew(self._page)).view
+        if not await asyncio.to_thread(_is_work, view, policy):
             await self._executor.release()
             return _LOOK_S
         if not self._drives:
@@ -121,6 +137,6 @@ class StandIn:
         return _PAUSE_S
 
 
-def _is_work(view: master_pb2.GetClusterViewResponse, policy: Policy) -> bool:
+def _is_work(view: ClusterView, policy: Policy) -> bool:
     """Whether there is a step that can be taken, or waited for. What is Blocked needs no claim."""
-    return any(not isinstance(step, Blocked) for step in plan(view_from_pb(view), policy))
+    return any(not isinstance(step, Blocked) for step in plan(view, policy))

@@ -1490,23 +1490,53 @@ class GetClusterViewRequest(_message.Message):
 
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     max_staleness_ms: _builtins.int
     """how old the catalog's rows may be that any master answers from; 0: from the leader"""
     holder: _builtins.str
     """set: the caller is a driver with this name, and is at work"""
+    @_builtins.property
+    def since(self) -> Global___ViewPlacePB:
+        """set: answer in pages, from the leader, what changed since then; all if it is empty"""
+
     def __init__(
         self,
         *,
         max_staleness_ms: _builtins.int = ...,
         holder: _builtins.str = ...,
+        since: Global___ViewPlacePB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "max_staleness_ms", b"max_staleness_ms", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetClusterViewRequest: _TypeAlias = GetClusterViewRequest  # noqa: Y015
+
+@_typing.final
+class ViewPlacePB(_message.Message):
+    """A place in the sequence of changes of one leader's view. `epoch` names one leadership of one process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ViewPlacePB: _TypeAlias = ViewPlacePB  # noqa: Y015
 
 @_typing.final
 class DriverPolicyPB(_message.Message):
@@ -1569,12 +1599,24 @@ class GetClusterViewResponse(_message.Message):
     NOW_US_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    UPTO_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    ANEW_FIELD_NUMBER: _builtins.int
+    GONE_TABLETS_FIELD_NUMBER: _builtins.int
+    GONE_TABLES_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     leader: _builtins.bytes
     term: _builtins.int
     now_us: _builtins.int
     settled: _builtins.bool
     """a heartbeat interval has passed or all expected nodes reported"""
+    more: _builtins.bool
+    """another page is ready; nodes, claim and policy are only in the last one"""
+    anew: _builtins.bool
+    """the first page of a whole view: the caller forgets what it has"""
+    now_ms: _builtins.int
+    """the leader's steady clock, by which the ages in this page are told"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeViewPB]:
         """nodes and masters"""
@@ -1593,6 +1635,16 @@ class GetClusterViewResponse(_message.Message):
     def policy(self) -> Global___DriverPolicyPB:
         """the one in force"""
 
+    @_builtins.property
+    def upto(self) -> Global___ViewPlacePB:
+        """Only in pages. A page has the tablets and tables that changed, each whole, with the tablet's intent if it has one.
+        where the next page begins
+        """
+
+    @_builtins.property
+    def gone_tablets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def gone_tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
@@ -1607,10 +1659,16 @@ class GetClusterViewResponse(_message.Message):
         now_us: _builtins.int = ...,
         settled: _builtins.bool = ...,
         policy: Global___DriverPolicyPB | None = ...,
+        upto: Global___ViewPlacePB | None = ...,
+        more: _builtins.bool = ...,
+        anew: _builtins.bool = ...,
+        gone_tablets: _abc.Iterable[_builtins.bytes] | None = ...,
+        gone_tables: _abc.Iterable[_builtins.bytes] | None = ...,
+        now_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy", "upto", b"upto"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "cluster_id", b"cluster_id", "intents", b"intents", "leader", b"leader", "nodes", b"nodes", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "claim", b"claim", "cluster_id", b"cluster_id", "gone_tables", b"gone_tables", "gone_tablets", b"gone_tablets", "intents", b"intents", "leader", b"leader", "more", b"more", "nodes", b"nodes", "now_ms", b"now_ms", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

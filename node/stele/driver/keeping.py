@@ -1,0 +1,229 @@
+"""Keeps a view of the cluster and renews it by what changed. Used by executor, operator, masters that drive, and clients.
+
+The leader master answers in pages (stele.master.view_changes). A gap, a new leader or a caller's first request
+begins the view anew. A master of an earlier version knows no pages; each of its answers is a whole view.
+
+Invariant: a view is given out only after the last page, so it shows one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from stele.driver.view import ClusterView, Intent, NodeView, ReplicaView, TabletView
+from stele.driver.wire import claim_from_pb, intent_from_pb, node_from_pb, tablet_from_pb
+from stele.model.errors import Code, Retryable
+from stele.rpc.convert import id_from_pb
+from stele.rpc.masters import Masters
+from stele.rpc.proto import master_pb2
+
+PAGES_MAX = 10_000
+"""Pages of one renewal. A cluster of the largest size has some hundred."""
+
+Pages = Callable[[master_pb2.ViewPlacePB], Awaitable[master_pb2.GetClusterViewResponse]]
+"""Gives the next page after a place."""
+
+T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
+
+
+def pages_of(
+    masters: Masters, holder: str = "", *, timeout_s: float | None = None, rounds: int | None = None
+) -> Pages:
+    """The pages that the leader master gives. `holder`: the caller is a driver with this name, and is at work."""
+
+    async def page(since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
+        request = master_pb2.GetClusterViewRequest(holder=holder, since=since)
+        answer: master_pb2.GetClusterViewResponse = await masters.call(
+            "GetClusterView", request, timeout_s=timeout_s, rounds=rounds
+        )
+        return answer
+
+    return page
+
+
+class Units(Generic[T, U, V]):
+    """The units of a view, as converted from pages: tablets, tables and intents, by id. Pure.
+
+    Invariant: after the last page of a renewal they are those of the leader at that moment.
+    """
+
+    def __init__(
+        self,
+        tablet: Callable[[master_pb2.TabletViewPB, int], T],
+        table: Callable[[master_pb2.TableInfoPB], U],
+        intent: Callable[[master_pb2.IntentPB], V],
+    ) -> None:
+        self._convert = (tablet, table, intent)
+        self.place = master_pb2.ViewPlacePB()
+        self.tablets: dict[str, T] = {}
+        self.tables: dict[str, U] = {}
+        self.intents: dict[str, V] = {}
+
+    def take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
+        """Apply a page, or a whole view of an earlier master. Returns the tablets in it."""
+        tablet, table, intent = self._convert
+        if page.anew or not page.HasField("upto"):
+            for kept in (self.tablets, self.tables, self.intents):
+                kept.clear()
+        touched = {id_from_pb(raw) for raw in page.gone_tablets}
+        for tablet_id in touched:
+            self.tablets.pop(tablet_id, None)
+        for told in page.tablets:
+            tablet_id = id_from_pb(told.tablet_id)
+            self.tablets[tablet_id] = tablet(told, page.now_ms)
+            touched.add(tablet_id)
+        for tablet_id in touched:
+            self.intents.pop(tablet_id, None)
+        for begun in page.intents:
+            self.intents[id_from_pb(begun.tablet_id)] = intent(begun)
+        for raw in page.gone_tables:
+            self.tables.pop(id_from_pb(raw), None)
+        for info in page.tables:
+            self.tables[id_from_pb(info.table_id)] = table(info)
+        self.place = page.upto
+        return touched
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The newest view. `last`: the last page of it, with the nodes, the claim and the policy as they were told.
+    `tables`: by id. `anew`: whether everything was fetched again; `touched`: else, the tablets that were."""
+
+    view: ClusterView
+    last: master_pb2.GetClusterViewResponse
+    tables: tuple[master_pb2.TableInfoPB, ...]
+    anew: bool
+    touched: frozenset[str]
+
+
+class ViewKeeper:
+    """One view. Callers may share it; they renew it one after another."""
+
+    def __init__(self) -> None:
+        self._units: Units[tuple[TabletView, int], master_pb2.TableInfoPB, Intent] = Units(
+            _aged_from, lambda info: info, intent_from_pb
+        )
+        self._ageing: set[str] = set()
+        self._order: tuple[str, ...] = ()
+        self._members_changed = True
+        self._lock = asyncio.Lock()
+
+    async def renew(self, pages: Pages) -> Kept:
+        """Fetch what changed since the last call, and return the view.
+
+        Raises:
+            SteleError: a page was refused or did not come. The next call goes on from there.
+        """
+        async with self._lock:
+            anew, touched = False, set[str]()
+            for _ in range(PAGES_MAX):
+                page = await pages(self._units.place)
+                # A page has hundreds of tablets. The loop may have to renew a Lease.
+                touched |= await asyncio.to_thread(self._take, page)
+                anew = anew or page.anew or not page.HasField("upto")
+                if not page.more:
+                    return await asyncio.to_thread(self._kept, page, anew, frozenset(touched))
+            raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+
+    def _take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
+        if page.anew or not page.HasField("upto"):
+            self._ageing.clear()
+            self._members_changed = True
+        told_before = self._units.tablets.keys()
+        if page.gone_tablets or any(id_from_pb(t.tablet_id) not in told_before for t in page.tablets):
+            self._members_changed = True
+        touched = self._units.take(page)
+        for tablet_id in touched:
+            told = self._units.tablets.get(tablet_id)
+            if told is not None and any(r.ages for r in told[0].replicas):
+                self._ageing.add(tablet_id)
+            else:
+                self._ageing.discard(tablet_id)
+        return touched
+
+    def _kept(self, last: master_pb2.GetClusterViewResponse, anew: bool, touched: frozenset[str]) -> Kept:
+        units = self._units
+        if self._members_changed:
+            self._order, self._members_changed = tuple(sorted(units.tablets)), False
+        now_ms = last.now_ms
+        tablets = tuple(
+            older(units.tablets[t][0], now_ms - units.tablets[t][1])
+            if t in self._ageing
+            else units.tablets[t][0]
+            for t in self._order
+        )
+        view = view_of(last, map(node_from_pb, last.nodes), tablets, _sorted(units.intents))
+        return Kept(view, last, _sorted(units.tables), anew, touched)
+
+
+def view_of(
+    pb: master_pb2.GetClusterViewResponse,
+    nodes: Iterable[NodeView],
+    tablets: tuple[TabletView, ...],
+    intents: tuple[Intent, ...],
+) -> ClusterView:
+    """The view with these nodes, tablets and intents, and the rest from a message."""
+    return ClusterView(
+        nodes=tuple(nodes),
+        tablets=tablets,
+        intents=intents,
+        claim=claim_from_pb(pb.claim) if pb.HasField("claim") else None,
+        settled=pb.settled,
+        leader_master=id_from_pb(pb.leader),
+        term=pb.term,
+        now_us=pb.now_us,
+    )
+
+
+def older(tablet: TabletView, by_ms: int) -> TabletView:
+    """The tablet some ms later, if nothing was reported meanwhile."""
+    return replace(tablet, replicas=tuple(_older(r, by_ms) for r in tablet.replicas)) if by_ms > 0 else tablet
+
+
+def _older(replica: ReplicaView, by_ms: int) -> ReplicaView:
+    if not replica.ages:
+        return replica
+    unreached = {peer: ms + by_ms for peer, ms in replica.unreached_ms.items()}
+    return replace(replica, age_ms=replica.age_ms + by_ms, unreached_ms=unreached)
+
+
+def ageless(tablet: TabletView) -> TabletView:
+    """The tablet without ages of reports that mean the same at any age."""
+    return replace(tablet, replicas=tuple(r if r.ages else replace(r, age_ms=0) for r in tablet.replicas))
+
+
+def _aged_from(pb: master_pb2.TabletViewPB, now_ms: int) -> tuple[TabletView, int]:
+    return ageless(tablet_from_pb(pb)), now_ms
+
+
+async def whole_view(pages: Pages) -> master_pb2.GetClusterViewResponse:
+    """The whole view as one message, put together from pages.
+
+    Raises:
+        SteleError: a page was refused or did not come.
+    """
+    units: Units[master_pb2.TabletViewPB, master_pb2.TableInfoPB, master_pb2.IntentPB] = Units(
+        lambda tablet, now_ms: tablet, lambda table: table, lambda intent: intent
+    )
+    for _ in range(PAGES_MAX):
+        page = await pages(units.place)
+        if not page.HasField("upto"):
+            return page
+        units.take(page)
+        if not page.more:
+            for field in ("tablets", "tables", "intents", "gone_tablets", "gone_tables"):
+                page.ClearField(field)
+            page.tablets.extend(_sorted(units.tablets))
+            page.tables.extend(_sorted(units.tables))
+            page.intents.extend(_sorted(units.intents))
+            return page
+    raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+
+
+def _sorted(by_id: dict[str, T]) -> tuple[T, ...]:
+    return tuple(by_id[key] for key in sorted(by_id))
