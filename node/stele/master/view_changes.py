@@ -26,7 +26,7 @@ from stele.master.cluster_view import (
     view_nodes,
     view_tablet,
 )
-from stele.master.records import INTENT_PREFIX, TABLE_PREFIX, TABLET_PREFIX
+from stele.master.records import INTENT_PREFIX, RECOVERY_PREFIX, TABLE_PREFIX, TABLET_PREFIX
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2
@@ -92,6 +92,8 @@ class ViewChanges:
                 self._touch(_TABLE + row.table_id)
         elif key.startswith(INTENT_PREFIX):
             self._touch(_TABLET + key[len(INTENT_PREFIX) :].decode())
+        elif key.startswith(RECOVERY_PREFIX):
+            self._reported(key[len(RECOVERY_PREFIX) :].decode().partition("/")[0])
         elif key.startswith(TABLE_PREFIX):
             table_id = key[len(TABLE_PREFIX) :].decode()
             self._touch(_TABLE + table_id)
