@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: a new image is given to all pods as it says, with kubectl, and it names each field of the pods."""
+"""docs/kubernetes.md: a new image is given to all pods by hand as it says, and it names each field of the pods."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ async def test_all_pods_get_a_new_image_one_after_the_other(tmp_path: Path) -> N
     script = block.code.replace("-n data", "-n default")
     async with bench(tmp_path, machines=4) as there:
         await there.start()
-        await there.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        await there.apply(
+            "cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}}, updateStrategy="OnDelete"
+        )
         await there.apply(
             "flights",
             columns=[{"name": "id", "type": "int64"}],

@@ -54,7 +54,7 @@ def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
     bench.have(fresh=True)
     loaded = bench.program("load")
     started = time.time()
-    machine = lose(bench)
+    lose(bench)
     killed: list[str] = []
 
     def killed_and_healed() -> bool:
@@ -74,7 +74,7 @@ def test_killed_at_each_step_of_a_heal(bench: Bench) -> None:
     assert len(killed) >= 6
     bench.power.restore()
     bench.until("whole", bench.whole, 300)
-    bench.sound(machine)
+    bench.sound()
     bench.compare(loaded)
 
 
@@ -89,11 +89,11 @@ def test_two_operators_at_once(bench: Bench) -> None:
         *(word for setting in settings for word in ("--set", setting)),
     )
     try:
-        machine = lose(bench)
+        lose(bench)
         bench.until("healed by two at once", lambda: len(bench.released()) == 2, 600)
         bench.power.restore()
         bench.until("whole", bench.whole, 300)
-        bench.sound(machine)
+        bench.sound()
         bench.compare(loaded)
         assert len(bench.pods("master")) == 3 and len(bench.pods("node")) == 5
     finally:
@@ -154,5 +154,5 @@ def test_the_masters_heal_without_operator_and_api_server(bench: Bench) -> None:
     bench.until("two claims are let go by the operator", lambda: len(bench.released()) == 2, 600)
     bench.power.restore()
     bench.until("whole", bench.whole, 300)
-    bench.sound(machine)
+    bench.sound()
     bench.compare(loaded)

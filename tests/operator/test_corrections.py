@@ -90,8 +90,9 @@ def test_a_correction_reaches_pods_that_never_ran_or_do_nothing_but_crash(
 @pytest.mark.parametrize(
     "change", [{"image": "stele/node:next"}, {"nodes": {"replicas": 5, **memory("4Gi")}}]
 )
-def test_what_serves_is_not_restarted(change: Json) -> None:
+def test_what_serves_is_not_restarted_under_on_delete(change: Json) -> None:
     world = made()
+    world.cluster["spec"]["updateStrategy"] = "OnDelete"
     before = {p["metadata"]["uid"] for p in world.of("Pod")}
     world.cluster["spec"] |= change
     world.run()

@@ -95,6 +95,7 @@ def test_nodes_find_masters_also_when_all_that_they_were_told_of_are_replaced() 
 
 def test_pods_made_from_an_older_spec_wait_to_be_made_again() -> None:
     world = made()
+    world.cluster["spec"]["updateStrategy"] = "OnDelete"
     assert not restart_pending(world.observe())
     world.cluster["spec"]["nodes"]["resources"] = {"requests": {"cpu": "2"}}
     assert restart_pending(world.observe()) == tuple(f"flights-node-{n}" for n in range(5))

@@ -182,8 +182,9 @@ CHANGES: list[tuple[str, Json, int]] = [
 
 @pytest.mark.parametrize(("change", "count"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
 def test_what_runs_keeps_what_it_has_until_it_is_made_again(change: Json, count: int) -> None:
-    """As with another image."""
+    """As with another image, where updateStrategy is OnDelete."""
     world = made()
+    world.cluster["spec"]["updateStrategy"] = "OnDelete"
     before = {p["metadata"]["uid"] for p in world.of("Pod")}
     world.cluster["spec"] |= change
     world.run()

@@ -34,6 +34,13 @@ class DeletionPolicy(StrEnum):
     DELETE = "Delete"
 
 
+class UpdateStrategy(StrEnum):
+    """How running pods get what the spec asks for, as Kubernetes' StatefulSets name it."""
+
+    ROLLING_UPDATE = "RollingUpdate"
+    ON_DELETE = "OnDelete"
+
+
 class MachineSpread(StrEnum):
     """Whether two nodes of a cluster may share a machine."""
 
@@ -311,8 +318,8 @@ class TabletClusterSpec(Model):
 
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None,
-        description="Container image of masters and nodes. Absent: the operator's own setting. A change applies to new "
-        "pods; running pods keep their image and show as RestartPending.",
+        description="Container image of masters and nodes. Absent: the operator's own setting. A change is rolled "
+        "out by updateStrategy.",
     )
     imagePullSecrets: Annotated[list[PullSecret], Field(max_length=16)] | None = Field(
         default=None,
@@ -334,6 +341,12 @@ class TabletClusterSpec(Model):
     healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
     budget: Budget = Field(default_factory=Budget, description="Limits on the resources that healing uses.")
     balance: Balance = Field(default_factory=Balance, description="What is evened out over the nodes.")
+    updateStrategy: UpdateStrategy = Field(
+        default=UpdateStrategy.ROLLING_UPDATE,
+        description="How running pods get another image, other resources and other fields. RollingUpdate: they are made again "
+        "one at a time, masters first, while the cluster is whole. OnDelete: they keep what they have until somebody deletes "
+        "them.",
+    )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,
         description="Retain: volumes stay when the TabletCluster is deleted. Delete: they go with it.",

@@ -78,7 +78,7 @@ class PullSecret(Model):
     name: ObjectName = Field(description="Name of the Secret, of type kubernetes.io/dockerconfigjson.")
 
 
-FROM_THEN = "A change applies to new pods; running pods show as RestartPending."
+FROM_THEN = "A change is rolled out by updateStrategy."
 
 NodeSelector = Annotated[
     dict[str, LabelValue],

@@ -129,6 +129,13 @@ class DeletePod(DeleteObject):
 
 
 @dataclass(frozen=True, slots=True)
+class RollPod(DeletePod):
+    """Delete a pod that runs, so that it is made again from the present spec."""
+
+    event = "Rolling"
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteClaim(DeleteObject):
     """Delete a claim."""
 

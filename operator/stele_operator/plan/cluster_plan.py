@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
-from stele_operator.plan import diagnosis, formation, member_objects, tables
+from stele_operator.plan import diagnosis, formation, member_objects, rolling, tables
 from stele_operator.plan.actions import (
     Action,
     CreateTable,
@@ -114,6 +114,10 @@ def make_plan(o: Observation) -> Plan:
         leaving = plan_leaving(o, spec, everyone, policy, hold=bool(too_many))
         policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
         findings += leaving.findings
+        if not leaving.retiring:
+            more_actions, more_findings = rolling.plan_roll(o, spec, everyone)
+            actions += more_actions
+            findings += more_findings
     findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
     actions += _standing(o, policy)
     wait_s = _wait_s(o, everyone, actions, health)

@@ -213,7 +213,7 @@ def _clocks_wrong(everyone: tuple[Member, ...]) -> list[Finding]:
 
 def _misplaced(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> list[Finding]:
     """Members on machines that the present spec would not choose; the spec was changed since."""
-    faults = misplaced(o, spec, everyone)
+    faults = [f"{name} ({where})" for name, where in misplaced(o, spec, everyone)]
     if not faults:
         return []
     message = (

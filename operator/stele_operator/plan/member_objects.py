@@ -43,6 +43,7 @@ from stele_operator.plan.observation import (
     Role,
 )
 from stele_operator.plan.placement import choose_zones, keeps_off
+from stele_operator.plan.rolling import outdated
 
 _UNBOUND_PATIENCE_S = 60.0
 Result = tuple[list[Action], list[Finding]]
@@ -169,7 +170,7 @@ def _one(
     elif _waits_in_vain(o, pod, keeps_off(o, spec, member, everyone)):
         reason = f"{pod.name} waits for a machine; it is created again because the machines reserved for others have changed"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
-    elif _outdated(o, spec, pod) and _rests(o, pod):
+    elif outdated(o, spec, pod) and _rests(o, pod):
         reason = f"{pod.name} does not run ({_why_not(pod)}) and has an older spec; it is created again from the present spec"
         actions.append(DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version))
     elif adopting := manifests.adopting(o.cluster, pod.owners):
@@ -208,10 +209,6 @@ def _waits_in_vain(o: Observation, pod: Pod, off: Sequence[str]) -> bool:
         return False
     left, free = set(off) - set(pod.keeps_off), set(pod.keeps_off) - set(off)
     return bool(left) or any(not _gone(o, machine) for machine in free)
-
-
-def _outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
-    return pod.spec_hash != manifests.spec_hash(spec, pod.role, spec.image or o.default_image)
 
 
 def _rests(o: Observation, pod: Pod) -> bool:

@@ -76,9 +76,10 @@ def _in_words(term: NodeTerm) -> str:
     return " and ".join(" ".join((r.key, r.operator, *(r.values or ()))) for r in requirements) or "nothing"
 
 
-def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]) -> tuple[str, ...]:
-    """Members on machines that the present spec would not choose, each with the reason. They are not
-    moved."""
+def misplaced(
+    o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member]
+) -> tuple[tuple[str, str], ...]:
+    """Members on machines that the present spec would not choose: name, and where it is. They are not moved."""
     faults = []
     first_on: dict[tuple[Role, str], str] = {}
     for member in everyone:
@@ -87,18 +88,17 @@ def misplaced(o: Observation, spec: TabletClusterSpec, everyone: Iterable[Member
         machine = o.machine(member.machine)
         zone = member.claim.zone or (machine.zone if machine is not None else "")
         if spec.zones and zone and zone not in spec.zones:
-            faults.append(f"{member.name} (in zone {zone})")
+            faults.append((member.name, f"in zone {zone}"))
         if member.pod is None or not member.pod.machine:
             continue
         if machine is not None and (field := _leaves_out(part_of(spec, member.role), machine)):
-            faults.append(
-                f"{member.name} (on machine {machine.name}, which {member.role}s.{field} leaves out)"
-            )
+            where = f"on machine {machine.name}, which {member.role}s.{field} leaves out"
+            faults.append((member.name, where))
         if not never_share(spec, member.role):
             continue
         other = first_on.setdefault((member.role, member.pod.machine), member.name)
         if other != member.name:
-            faults.append(f"{member.name} (on machine {member.pod.machine}, as {other})")
+            faults.append((member.name, f"on machine {member.pod.machine}, as {other}"))
     return tuple(faults)
 
 

@@ -25,8 +25,8 @@ from stele_operator.plan.health import (
     patience_s,
 )
 from stele_operator.plan.majorities import MAJORITY_LOST
-from stele_operator.plan.manifests import spec_hash
 from stele_operator.plan.observation import Condition, GroupObject, Observation
+from stele_operator.plan.rolling import outdated
 from stele_operator.plan.tables import may_record, table_of
 
 Json = dict[str, Any]
@@ -271,8 +271,7 @@ def restart_pending(o: Observation) -> tuple[str, ...]:
     spec = o.cluster.spec
     if spec is None:
         return ()
-    image = spec.image or o.default_image
-    return tuple(p.name for p in o.pods if p.spec_hash != spec_hash(spec, p.role, image) and not p.deleting)
+    return tuple(p.name for p in o.pods if outdated(o, spec, p) and not p.deleting)
 
 
 def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refusal: str = "") -> Json:
