@@ -353,6 +353,7 @@ class TabletClusterSpec(Model):
     )
     paused: bool = Field(
         default=False,
-        description="While true the operator does nothing: it creates no pods and heals nothing. Only a change to "
+        description="While true the operator does nothing: it creates no pods, rolls none and heals nothing, and "
+        "the masters do not heal in its place. Only a change to "
         "deletionPolicy: Retain takes effect.",
     )
