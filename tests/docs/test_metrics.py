@@ -32,6 +32,7 @@ TELLING = (
         "plan/diagnosis.py",
         "plan/member_objects.py",
         "plan/leaving.py",
+        "plan/rolling.py",
         "plan/majorities.py",
     ),
     *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py"),
