@@ -68,7 +68,7 @@ async def test_a_lost_majority_is_recovered_and_an_old_member_that_returns_is_co
 ) -> None:
     told: list[Progress] = []
     async with (
-        Cluster(tmp_path, masters=1, nodes=5) as cluster,
+        Cluster(tmp_path, masters=1, nodes=4) as cluster,
         AsyncClient(cluster.master_addresses, timeout_s=20) as client,
     ):
         await client.create_table("t", SCHEMA, replication_factor=3)

@@ -190,6 +190,7 @@ def templates(
             tablet_id=tablet, type=consensus_pb2.MODIFY_PEER, peer=config.peers[0], cas_config_opid_index=-1
         ),
         "LeaderStepDown": consensus_pb2.LeaderStepDownRequest(tablet_id=tablet, target_node=nobody),
+        "RunLeaderElection": consensus_pb2.RunLeaderElectionRequest(tablet_id=nobody),
         "UnsafeChangeConfig": consensus_pb2.UnsafeChangeConfigRequest(
             tablet_id=nobody, replica_id=1, tablet_incarnation=1, at_least=opid
         ),

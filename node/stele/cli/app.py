@@ -81,6 +81,7 @@ _GROUPS = {
             "add-replica": ("stele.cli.placing:add_replica", "Add a replica beyond the table's factor."),
             "remove-replica": ("stele.cli.placing:remove_replica", "Remove a replica that was added."),
             "release": ("stele.cli.placing:release", "Take back what was asked for by hand."),
+            "promote": ("stele.cli.recover:promote", "Have a voter stand for election by force."),
             "recover": ("stele.cli.recover:recover", "Go on with one survivor after a lost majority."),
         },
     ),

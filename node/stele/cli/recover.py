@@ -1,4 +1,4 @@
-"""`stele tablet recover`."""
+"""`stele tablet recover`, `promote`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 from stele.cli.placing import owner
 
@@ -84,6 +84,39 @@ def recover(
         await _serving(client, [r.tablet_id for r in able], wait_s, err=as_json)
 
     with_client(masters, work)
+
+
+@click.command()
+@click.argument("tablet")
+@click.option(
+    "--to",
+    metavar="NAME|UUID",
+    default="",
+    help="The node to lead; without it, the voter whose log ends last.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Why; the node logs it.")
+@masters_option
+@timeout_option
+def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float) -> None:
+    """Have a voter stand for election, where a majority answers and yet nobody leads.
+
+    A repair by hand, for what should not happen: replicas elect a leader by themselves. The others vote as in every
+    election, so no acknowledged row is lost. Refused while a leader is there, and where no majority answers.
+
+    Example: stele tablet promote 9a2e41c0
+    """
+    from stele.client.promotion import Promoted
+    from stele.client.promotion import promote as ask
+
+    async def work(client: AsyncClient) -> Promoted:
+        return await ask(
+            client.masters, client.pool, tablet, to, reason=f"{owner()} {reason}", timeout_s=timeout_s
+        )
+
+    done = with_client(masters, work, timeout_s)
+    say(
+        f"tablet {done.tablet_id} of {done.table_name}: replica {done.replica_id} on {done.node} leads in term {done.term}"
+    )
 
 
 async def _found(client: AsyncClient, tablet: str, table: str) -> list[Recovery]:

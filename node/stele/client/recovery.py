@@ -55,6 +55,7 @@ class Survivor:
     newest: int
     bytes_on_disk: int
     rows: int
+    leads: bool = False
 
     @property
     def rank(self) -> tuple[int, OpId, OpId, int]:
@@ -86,10 +87,17 @@ class Recovery:
 
 
 async def look_for_survivors(
-    pool: ChannelPool, view: master_pb2.GetClusterViewResponse, tablet_ids: Collection[bytes]
+    pool: ChannelPool,
+    view: master_pb2.GetClusterViewResponse,
+    tablet_ids: Collection[bytes],
+    *,
+    role: str = "node",
 ) -> list[Recovery]:
-    """Ask all nodes, silent ones too, for their replicas of these tablets; what a recovery of each would do, in their order."""
-    nodes = [n for n in view.nodes if n.registration.role == "node" and n.registration.address]
+    """Ask all nodes, silent ones too, for their replicas of these tablets; what a recovery of each would do, in their order.
+
+    `role`: of the nodes that hold them; the catalog's are masters.
+    """
+    nodes = [n for n in view.nodes if n.registration.role == role and n.registration.address]
     answers = await asyncio.gather(*(_replicas_on(pool, n, sorted(tablet_ids)) for n in nodes))
     told = {id_from_pb(n.node_id): a for n, a in zip(nodes, answers)}
     wanted = set(tablet_ids)
@@ -203,6 +211,7 @@ def _survivor(
         status.last_timestamp,
         status.bytes_on_disk,
         status.rows_estimate,
+        status.role == common_pb2.LEADER,
     )
 
 

@@ -18,10 +18,10 @@ from stele.consensus.runtime import CoreRuntime
 from stele.consensus.state import Standing
 from stele.model.config import Configuration, Peer, decode_configuration
 from stele.model.entry import EntryKind
-from stele.model.errors import SteleError
+from stele.model.errors import Rejected, SteleError
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft import effects as fx
-from stele.raft.events import ChangeType, InitialState, ProposeChange, TransferLeadership
+from stele.raft.events import ChangeType, InitialState, Promote, ProposeChange, TransferLeadership
 from stele.raft.status import PeerState
 
 T = TypeVar("T")
@@ -109,6 +109,21 @@ class Members:
             self._standing.log.info("handing over", to=target, cause=cause)
         event = TransferLeadership(context, target, self._runtime.now_ms(), led, cause, at_once)
         await self._ask(self._transfers, context, event)
+
+    def promote(self, cause: str) -> None:
+        """Have this replica stand for election at once. Whether it wins is seen by its role.
+
+        Raises:
+            Rejected: it may not lead: no voter with rows, or it has FAILED.
+        """
+        core = self._runtime.core
+        if not self._standing.running or not core.may_campaign or core.is_witness:
+            raise Rejected(
+                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id} cannot lead: it is no voter with "
+                f"rows that runs, but {self._standing.state.name}"
+            )
+        self._standing.log.warning("promoted by force", cause=cause)
+        self._runtime.post(Promote(self._runtime.now_ms(), cause))
 
     async def _ask(
         self,

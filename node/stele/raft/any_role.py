@@ -18,6 +18,7 @@ from stele.raft.events import (
     Fitness,
     PeerFailed,
     Persisted,
+    Promote,
     Propose,
     ProposeChange,
     ReportFailed,
@@ -97,6 +98,14 @@ def take_stall(role: Acting, event: SyncStalled) -> None:
 def take_report_failed(role: Acting, event: ReportFailed) -> None:
     """Abstain from now on."""
     role.switch.fail(event.reason)
+
+
+def take_promote(role: Acting, event: Promote) -> None:
+    """Stand for election, as an administrator asks: the others' votes decide, as in every election."""
+    state = role.state
+    state.advance_clock(event.now_ms)
+    if state.may_campaign and not state.witness:
+        role.switch.stand(f"promoted: {event.cause}", ignore_live_leader=True, promoted=True)
 
 
 # Requests of callers that need the leader

@@ -19,6 +19,7 @@ from stele.raft.events import (
     LogRead,
     PeerFailed,
     Persisted,
+    Promote,
     Propose,
     ProposeChange,
     Received,
@@ -47,6 +48,8 @@ def cause_of(event: Event | None) -> str:
             return _cause_of_message(event)
         case ProposeChange(context=context, cause=cause) | TransferLeadership(context=context, cause=cause):
             return cause or f"{type(event).__name__} {context}"
+        case Promote(cause=cause):
+            return cause or "Promote"
         case Propose(context=context) | RequestRead(context=context):
             return f"{type(event).__name__} {context}"
         case Start(now_ms=now_ms) | Tick(now_ms=now_ms) | SyncStalled(now_ms=now_ms):

@@ -39,10 +39,12 @@ class Role(Enum):
 
 @record
 class HardState:
-    """Term and vote, which a replica must never forget (Raft figure 2)."""
+    """Term and vote, which a replica must never forget (Raft figure 2). `promoted`: its own vote, because an
+    administrator had it stand."""
 
     term: int
     voted_for: ReplicaId | None
+    promoted: bool = False
 
 
 @record

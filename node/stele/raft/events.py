@@ -121,6 +121,18 @@ class TransferLeadership:
 
 
 @record
+class Promote:
+    """An administrator has this replica stand for election at once, whatever the others hear of a leader.
+
+    It needs the votes of a majority as ever. Ignored by a leader, and by a replica that may not campaign or
+    has no rows. `cause`: why, in the words of whoever asks.
+    """
+
+    now_ms: int
+    cause: str
+
+
+@record
 class Persisted:
     """The Persist of this id and all before it survive power loss."""
 
@@ -200,6 +212,7 @@ Event = (
     | Propose
     | ProposeChange
     | TransferLeadership
+    | Promote
     | Persisted
     | LogRead
     | RequestRead

@@ -185,6 +185,9 @@ class Appends(Protocol):
     def append_vote(self, term: int, voted_for: ReplicaId, done: Done | None = None) -> None:
         """As LogPort."""
 
+    def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
+        """As LogPort."""
+
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
         """As LogPort."""
 
@@ -202,6 +205,8 @@ def persist_calls(log: Appends, persist: Persist, done: Done | None) -> list[Cal
     if hard is not None:
         if hard.voted_for is None:
             calls.append(partial(log.append_term, hard.term))
+        elif hard.promoted:
+            calls.append(partial(log.append_promote, hard.term, hard.voted_for))
         else:
             calls.append(partial(log.append_vote, hard.term, hard.voted_for))
     if persist.truncate_from is not None:

@@ -121,10 +121,10 @@ class Roles:
             was.end(code, why)
         return follower
 
-    def stand(self, why: str, *, ignore_live_leader: bool) -> None:
+    def stand(self, why: str, *, ignore_live_leader: bool, promoted: bool = False) -> None:
         """As `Switch.stand`."""
         state = self.state
-        state.enter_term(state.term + 1, state.self_replica)
+        state.enter_term(state.term + 1, state.self_replica, promoted=promoted)
         state.heard_ms = None
         candidate = Candidate(state, self, ignore_live_leader=ignore_live_leader)
         self._act(candidate, table.CANDIDATE)

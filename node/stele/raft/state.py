@@ -157,14 +157,14 @@ class RaftState:
 
     # Terms, votes and roles
 
-    def enter_term(self, term: int, voted_for: ReplicaId | None) -> None:
+    def enter_term(self, term: int, voted_for: ReplicaId | None, *, promoted: bool = False) -> None:
         """Enter a higher term. No message of that term may leave before the term is durable."""
         if term <= self.term:
             ensure(False, f"raft: term {term} does not rise above {self.term}")
         self.term = term
         self.voted_for = voted_for
         self.term_leader = None
-        self.outbox.hard_state = HardState(term, voted_for)
+        self.outbox.hard_state = HardState(term, voted_for, promoted)
 
     def give_vote(self, candidate: ReplicaId) -> None:
         """Give the vote of this term, which must be free."""

@@ -103,6 +103,20 @@ class ConsensusService(ConsensusServiceServicer):
             await order.carried_out()
         return pb.LeaderStepDownResponse()
 
+    async def RunLeaderElection(self, request: pb.RunLeaderElectionRequest, context: Any) -> Any:
+        """Have the replica here stand for election at once. Does nothing if it leads.
+
+        Raises:
+            Rejected: it cannot lead; STALE_INCARNATION.
+        """
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
+        check_incarnation(replica, request.tablet_incarnation)
+        if not replica.is_leader:
+            replica.members.promote(
+                cut(f"an administrator's order: {request.reason or 'no reason was given'}")
+            )
+        return pb.RunLeaderElectionResponse()
+
     async def UnsafeChangeConfig(self, request: pb.UnsafeChangeConfigRequest, context: Any) -> Any:
         """Make the replica here the only voter of its tablet, after a lost majority. Only the catalog's leader asks."""
         tablet_id = TabletId(id_from_pb(request.tablet_id))

@@ -432,6 +432,46 @@ class BulkChangeConfigResponse(_message.Message):
 Global___BulkChangeConfigResponse: _TypeAlias = BulkChangeConfigResponse  # noqa: Y015
 
 @_typing.final
+class RunLeaderElectionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    tablet_incarnation: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        tablet_incarnation: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunLeaderElectionRequest: _TypeAlias = RunLeaderElectionRequest  # noqa: Y015
+
+@_typing.final
+class RunLeaderElectionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunLeaderElectionResponse: _TypeAlias = RunLeaderElectionResponse  # noqa: Y015
+
+@_typing.final
 class UnsafeChangeConfigRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

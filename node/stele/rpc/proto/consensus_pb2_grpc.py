@@ -55,6 +55,11 @@ class ConsensusServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.FromString,
                 _registered_method=True)
+        self.RunLeaderElection = channel.unary_unary(
+                '/stele.v1.ConsensusService/RunLeaderElection',
+                request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionResponse.FromString,
+                _registered_method=True)
         self.GetConsensusState = channel.unary_unary(
                 '/stele.v1.ConsensusService/GetConsensusState',
                 request_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.GetConsensusStateRequest.SerializeToString,
@@ -97,6 +102,14 @@ class ConsensusServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunLeaderElection(self, request, context):
+        """From an administrator to a voter: it stands for election at once, whatever the others hear of a leader. They vote as
+        ever; answered before they have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetConsensusState(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,6 +144,11 @@ def add_ConsensusServiceServicer_to_server(servicer, server):
                     servicer.UnsafeChangeConfig,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.SerializeToString,
+            ),
+            'RunLeaderElection': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunLeaderElection,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionResponse.SerializeToString,
             ),
             'GetConsensusState': grpc.unary_unary_rpc_method_handler(
                     servicer.GetConsensusState,
@@ -251,6 +269,33 @@ class ConsensusService:
             '/stele.v1.ConsensusService/UnsafeChangeConfig',
             stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_consensus__pb2.UnsafeChangeConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunLeaderElection(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.ConsensusService/RunLeaderElection',
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_consensus__pb2.RunLeaderElectionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class ConsensusServiceStub:
     """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
     voter, under a higher incarnation. Idempotent.
     """
+    RunLeaderElection: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.RunLeaderElectionRequest, _consensus_pb2.RunLeaderElectionResponse]
+    """From an administrator to a voter: it stands for election at once, whatever the others hear of a leader. They vote as
+    ever; answered before they have.
+    """
     GetConsensusState: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]
     StartTabletCopy: _grpc.UnaryUnaryMultiCallable[_consensus_pb2.StartTabletCopyRequest, _consensus_pb2.StartTabletCopyResponse]
 
@@ -53,6 +57,10 @@ class ConsensusServiceAsyncStub(ConsensusServiceStub):
     UnsafeChangeConfig: _aio.UnaryUnaryMultiCallable[_consensus_pb2.UnsafeChangeConfigRequest, _consensus_pb2.UnsafeChangeConfigResponse]  # type: ignore[assignment]
     """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
     voter, under a higher incarnation. Idempotent.
+    """
+    RunLeaderElection: _aio.UnaryUnaryMultiCallable[_consensus_pb2.RunLeaderElectionRequest, _consensus_pb2.RunLeaderElectionResponse]  # type: ignore[assignment]
+    """From an administrator to a voter: it stands for election at once, whatever the others hear of a leader. They vote as
+    ever; answered before they have.
     """
     GetConsensusState: _aio.UnaryUnaryMultiCallable[_consensus_pb2.GetConsensusStateRequest, _consensus_pb2.GetConsensusStateResponse]  # type: ignore[assignment]
     StartTabletCopy: _aio.UnaryUnaryMultiCallable[_consensus_pb2.StartTabletCopyRequest, _consensus_pb2.StartTabletCopyResponse]  # type: ignore[assignment]
@@ -88,6 +96,16 @@ class ConsensusServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_consensus_pb2.UnsafeChangeConfigResponse, _abc.Awaitable[_consensus_pb2.UnsafeChangeConfigResponse]]:
         """From the catalog's leader to a survivor, after an administrator gave up the tablet's majority: it becomes the only
         voter, under a higher incarnation. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def RunLeaderElection(
+        self,
+        request: _consensus_pb2.RunLeaderElectionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consensus_pb2.RunLeaderElectionResponse, _abc.Awaitable[_consensus_pb2.RunLeaderElectionResponse]]:
+        """From an administrator to a voter: it stands for election at once, whatever the others hear of a leader. They vote as
+        ever; answered before they have.
         """
 
     @_abc_1.abstractmethod

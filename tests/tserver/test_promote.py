@@ -1,0 +1,81 @@
+"""Forced promotion over the wire, and the same in-process cluster after a lost majority: what is refused, and why."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stele.client.admin import cluster_view
+from stele.client.promotion import promote
+from stele.client.recovery import look_for_survivors, recover
+from stele.model.errors import Code, Rejected
+from stele.model.ids import TabletId
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import consensus_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import SCHEMA, LocalCluster, count, fill
+
+
+async def test_an_order_makes_a_voter_lead_and_promote_refuses_where_it_is_not_needed_or_in_vain(
+    tmp_path: Path,
+) -> None:
+    cluster = await LocalCluster(tmp_path, nodes=3).start()
+    try:
+        async with cluster.client() as client:
+            await client.create_table("t", SCHEMA)
+            await fill(client, 20)
+            view = await cluster_view(client.masters)
+            (tablet,) = [t for t in view.tablets if t.table_name == "t"]
+            tablet_id = TabletId(id_from_pb(tablet.tablet_id))
+            with pytest.raises(Rejected, match=r"has a leader, replica .* `stele tablet step-down` moves it"):
+                await promote(client.masters, client.pool, tablet_id)
+            names = [n for n in cluster.ids if n != "master"]
+            replicas = {n: cluster.running[n].replicas.get(tablet_id) for n in names}
+            heir = next(n for n, r in replicas.items() if not r.is_leader)
+            await client.pool.unary(
+                cluster.running[heir].address,
+                ConsensusServiceStub,
+                "RunLeaderElection",
+                consensus_pb2.RunLeaderElectionRequest(tablet_id=tablet.tablet_id, reason="a test"),
+            )
+            await wait_until(lambda: replicas[heir].is_leader)
+            assert await count(client) == 20
+            lost = [n for n in names if n != heir][:2]
+            for name in lost:
+                await cluster.stop(name)
+            with pytest.raises(Rejected, match="1 of 3 voters answer, which is no majority") as refused:
+                async with asyncio.timeout(60):
+                    while True:
+                        try:
+                            await promote(client.masters, client.pool, tablet_id, timeout_s=5)
+                        except Rejected as exc:
+                            if "has a leader" not in str(exc) and "masters hear its node" not in str(exc):
+                                raise
+                        await asyncio.sleep(0.2)
+            assert refused.value.code is Code.UNSAFE_CHANGE
+
+            async def found() -> object:
+                view = await cluster_view(client.masters)
+                (one,) = await look_for_survivors(client.pool, view, [tablet.tablet_id])
+                return one
+
+            async with asyncio.timeout(60):
+                while (one := await found()).refused:  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.2)
+            done = await recover(client.masters, one, owner="me", reason="test")  # type: ignore[arg-type]
+            assert done.tablet_incarnation == 1 and done.reason == "test"
+            await wait_until(lambda: cluster.running[heir].replicas.get(tablet_id).is_leader)
+            assert await count(client) == 20
+            await fill(client, 30)
+            assert await count(client) == 30
+            # An old member returns: it is refused, and removed.
+            await cluster.launch(lost[0])
+            await wait_until(
+                lambda: tablet_id in {k.tablet_id for k in cluster.running[lost[0]].replicas.tombstones}
+            )
+            assert await count(client) == 30
+    finally:
+        await cluster.close()
