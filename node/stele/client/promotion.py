@@ -99,7 +99,7 @@ def _chosen(found: Recovery, target: str) -> Survivor:
         Rejected: it would be in vain, or is not needed.
     """
     what = f"tablet {found.tablet_id[:8]} of {found.table_name}"
-    answering = [v.replica_id for v in found.voters if not v.lost]
+    answering = [v.replica_id for v in found.voters if v.asked and not v.lost]
     voters = [s for s in found.survivors if s.replica_id in answering and s.incarnation == found.incarnation]
     leader = next((s for s in voters if s.leads), None)
     if leader is not None:

@@ -31,12 +31,14 @@ Answers = Mapping[str, Sequence[common_pb2.ReplicaStatusPB] | None]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A voter of the tablet's configuration. `state`: in words. `lost`: it cannot answer."""
+    """A voter of the tablet's configuration. `state`: in words. `lost`: it cannot answer. `asked`: False if its node, which
+    the masters hear, gave this program no answer."""
 
     replica_id: int
     node: str
     state: str
     lost: bool
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,7 @@ def _member(
     if peer.node_id not in mine:
         if node is not None and node.ever_heard and node.heartbeat_age_ms <= SILENT_MS:
             return Member(
-                peer.replica_id, name, "the masters hear its node, but it does not answer here", False
+                peer.replica_id, name, "the masters hear its node, but it does not answer here", False, False
             )
         return Member(peer.replica_id, name, _silence(node), True)
     status = next((s for s in mine[peer.node_id] if s.replica_id == peer.replica_id), None)
