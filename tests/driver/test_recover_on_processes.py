@@ -82,7 +82,10 @@ async def test_a_lost_majority_is_recovered_and_an_old_member_that_returns_is_co
         )
 
         writer = Writer(client)
-        await asyncio.sleep(3)
+        deadline = time.monotonic() + 60
+        while len(writer.acknowledged_us) < 100:
+            assert time.monotonic() < deadline, "too few rows are acknowledged"
+            await asyncio.sleep(0.1)
         members = [cluster.member(p.node_id) for p in tablet.config.peers]
         leader = cluster.member(tablet.leader_node)
         lost = [leader, *(m for m in members if m is not leader)][:2]
