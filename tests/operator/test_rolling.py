@@ -95,6 +95,8 @@ def test_the_status_tells_how_far_it_is() -> None:
     conditions = cluster_status(world.observe(), plan, (), "now")["conditions"]
     (reconciling,) = [c for c in conditions if c["type"] == "Reconciling"]
     assert (reconciling["status"], reconciling["reason"]) == ("True", "Rolling")
+    told = cluster_status(world.observe(), plan, (), "now")["budget"]
+    assert told == {"holder": "upgrade", "waiting": []}
 
 
 def test_heals_go_first() -> None:
@@ -105,6 +107,12 @@ def test_heals_go_first() -> None:
         plan = world.step()
         assert not rolled(plan)
     assert "must be ready first" in found(plan)["RollWaits"]
+    for _ in range(40):
+        plan = world.step()
+        told = cluster_status(world.observe(), plan, (), "now")["budget"]
+        if told["holder"].startswith("heal/"):
+            break
+    assert told["holder"].startswith("heal/") and told["waiting"][-1] == "upgrade"
 
 
 def test_a_node_that_leaves_is_waited_for() -> None:

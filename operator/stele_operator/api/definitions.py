@@ -137,6 +137,11 @@ _CLUSTER_STATUS = _object(
         ),
         total=_count("Number of entries, also of those left out."),
     ),
+    budget=_object(
+        "Who takes something away from the cluster now. One at a time; heals go first.",
+        holder=_text("heal/MEMBER, drain/MEMBER, park/MEMBER or upgrade. Empty: nobody."),
+        waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
+    ),
 )
 
 _GROUP_STATUS = _object(

@@ -24,6 +24,7 @@ from stele_operator.plan.health import (
     live_voters,
     patience_s,
 )
+from stele_operator.plan.holder import WAITING_MAX, holder
 from stele_operator.plan.majorities import MAJORITY_LOST
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.rolling import outdated
@@ -71,6 +72,8 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
         status["healing"] = healing_status(heals)
+        held_by, waiting = holder(plan.members, plan.about(""))
+        status["budget"] = {"holder": held_by, "waiting": list(waiting[:WAITING_MAX])}
     return status
 
 
