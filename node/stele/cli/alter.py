@@ -10,10 +10,10 @@ import click
 
 from stele.cli.options import masters_option, timeout_option, with_client
 from stele.cli.output import say
+from stele.model.errors import Rejected
 
 if TYPE_CHECKING:
-    from stele.client import AsyncClient
-    from stele.model.schema import Schema
+    from stele.client import AsyncClient, AsyncTable
 
 Added = tuple[str, str, bool, str | None]
 
@@ -35,7 +35,21 @@ Added = tuple[str, str, bool, str | None]
 )
 @click.option("--rename", "renamed", multiple=True, metavar="OLD=NEW", help="Rename a column.")
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column with its values.")
-@click.option("--yes", is_flag=True, help="Do not ask before columns are dropped.")
+@click.option(
+    "--add-range",
+    "added_ranges",
+    multiple=True,
+    metavar="FROM..TO",
+    help="A new range partition, from inclusive, to exclusive.",
+)
+@click.option(
+    "--drop-range",
+    "dropped_ranges",
+    multiple=True,
+    metavar="FROM..TO",
+    help="Drop a range partition with its rows.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before columns or ranges are dropped.")
 @masters_option
 @timeout_option
 def alter(
@@ -45,11 +59,13 @@ def alter(
     undefaults: tuple[str, ...],
     renamed: tuple[str, ...],
     dropped: tuple[str, ...],
+    added_ranges: tuple[str, ...],
+    dropped_ranges: tuple[str, ...],
     yes: bool,
     masters: str,
     timeout_s: float,
 ) -> None:
-    """Change the columns of a table while it is in use. All changes of one call are made together.
+    """Change columns and ranges of a table while it is in use. All changes of one call are made together.
 
     Rows that are stored already get the default of a new column, else null. A changed default counts for later
     rows. Drops come first, new columns last.
@@ -58,30 +74,56 @@ def alter(
     Examples:
       stele table alter flights --add gate:string? --add stops:int8 --default stops=0
       stele table alter flights --rename dest=destination --drop tailnum --yes
+      stele table alter events --add-range 2024-02-01..2024-03-01 --drop-range 2023-02-01..2023-03-01 --yes
     """
+    from stele.cli.range_text import bounds_for, parse_ranges
+
+    new_ranges = parse_ranges("--add-range", added_ranges)
+    old_ranges = parse_ranges("--drop-range", dropped_ranges)
     given = _pairs("--default", defaults, "NAME=JSON, like stops=0")
     columns = [_added(text, given) for text in added]
     if both := [column for column in undefaults if column in given]:
         raise click.UsageError(f"column {both[0]} has both --default and --no-default")
     changed: dict[str, str | None] = {**given, **dict.fromkeys(undefaults)}
     renames = _pairs("--rename", renamed, "OLD=NEW")
-    if not (columns or changed or renames or dropped):
-        raise click.UsageError("nothing to change; give --add, --drop, --rename, --default or --no-default")
-    if dropped and not yes:
-        what = f"column{'s' * (len(dropped) > 1)} {', '.join(dropped)} of {name}"
+    if not (columns or changed or renames or dropped or new_ranges or old_ranges):
+        raise click.UsageError(
+            "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range or --drop-range"
+        )
+    if (dropped or old_ranges) and not yes:
+        kinds = [("column", dropped), ("range", dropped_ranges)]
+        told = [f"{kind}{'s' * (len(which) > 1)} {', '.join(which)}" for kind, which in kinds if which]
+        what = f"{' and '.join(told)} of {name}"
         if not sys.stdin.isatty():
             raise click.UsageError(
                 f"standard input is no terminal, so nobody can confirm to drop {what}; add --yes"
             )
         click.confirm(f"Drop {what} with all values permanently?", abort=True)
 
-    async def work(client: AsyncClient) -> Schema:
+    async def work(client: AsyncClient) -> AsyncTable:
         table = await client.open_table(name)
-        await table.alter(add=columns, drop=dropped, rename=renames, defaults=changed, timeout_s=timeout_s)
-        return table.schema
+        part = table.partition_schema.range
+        if part is None and (new_ranges or old_ranges):
+            raise Rejected(
+                f"table {name} has no range partitions; ranges can be added to a table that was made with some"
+            )
+        ids = () if part is None else part.column_ids
+        await table.alter(
+            add=columns,
+            drop=dropped,
+            rename=renames,
+            defaults=changed,
+            add_ranges=bounds_for(table.schema, ids, "--add-range", new_ranges),
+            drop_ranges=bounds_for(table.schema, ids, "--drop-range", old_ranges),
+            timeout_s=timeout_s,
+        )
+        return table
 
-    schema = with_client(masters, work, timeout_s)
-    say(f"altered table {name}: schema version {schema.version}, {len(schema.columns)} columns")
+    table = with_client(masters, work, timeout_s)
+    ranges = f", {table.partition_schema.ranges} ranges" if new_ranges or old_ranges else ""
+    say(
+        f"altered table {name}: schema version {table.schema.version}, {len(table.schema.columns)} columns{ranges}"
+    )
 
 
 @click.command()

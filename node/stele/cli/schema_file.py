@@ -19,6 +19,7 @@ from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.nearest import did_you_mean
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
+from stele.model.ranges import of_ranges
 from stele.model.schema import Schema
 from stele.model.split_json import split_key
 
@@ -224,15 +225,41 @@ def _hash(entry: Entry, known: Known) -> HashPartition:
 
 
 def _range(entry: Entry, known: Known) -> RangePartition:
-    given = entry.mapping(("columns", "splitAt"), required=("columns",))
+    given = entry.mapping(("columns", "splitAt", "ranges"), required=("columns",))
     columns = _named_columns(given["columns"], known) if "columns" in given else []
+    ids = tuple(int(column.id) for column in columns)
+    if "ranges" in given and "splitAt" in given:
+        entry.fault("it has splitAt and ranges; give one of them")
+    elif "ranges" in given and columns:
+        return _ranges(given["ranges"], columns, ids)
     keys = []
     for split in given["splitAt"].entries("values") if "splitAt" in given and columns else ():
+        keys.append(_key(split, columns))
+    return RangePartition(ids, tuple(keys))
+
+
+def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangePartition:
+    before = entry.document.faults
+    bounds = []
+    for each in entry.entries("ranges"):
+        ends = each.mapping(("from", "to"))
+        found = [_key(ends[end], columns) if end in ends else b"" for end in ("from", "to")]
+        bounds.append((found[0], found[1]))
+    if entry.document.faults == before:
         try:
-            keys.append(split_key(split.value, columns))
+            return of_ranges(ids, bounds)
         except Rejected as exc:
-            split.fault(str(exc.args[0]))
-    return RangePartition(tuple(int(column.id) for column in columns), tuple(keys))
+            entry.fault(str(exc.args[0]).removeprefix("range: "))
+    return RangePartition(ids)
+
+
+def _key(entry: Entry, columns: list[Column]) -> bytes:
+    """The key of a split or bound. What is wrong with it is a fault of the document."""
+    try:
+        return split_key(entry.value, columns)
+    except Rejected as exc:
+        entry.fault(str(exc.args[0]))
+        return b""
 
 
 def _named_columns(entry: Entry, known: Known) -> list[Column]:

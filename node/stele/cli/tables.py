@@ -86,7 +86,11 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             say(f"hash of {', '.join(names)} into {part.buckets} buckets")
         if info.partition_schema.range is not None:
             names, splits = _split(info.schema, info.partition_schema.range)
-            say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
+            if info.partition_schema.has_gaps:
+                ranges = _bounds(info.schema, info.partition_schema.range)
+                say(f"range of {', '.join(names)}: {', '.join(map(_shown_range, ranges))}")
+            else:
+                say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
     counts = health.replicas_of(info.table_id)
     if not counts.done:
@@ -195,6 +199,25 @@ def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[A
     return [column.name for column in columns], [split_values(key, columns) for key in part.split_keys]
 
 
+def _bounds(schema: Schema, part: RangePartition) -> list[dict[str, Any]]:
+    """The ranges, as a file has them."""
+    from stele.model.split_json import split_values
+
+    columns = [schema.by_id[i] for i in part.column_ids]
+    return [
+        {
+            name: split_values(key, columns)
+            for name, key in zip(("from", "to"), (start, end), strict=True)
+            if key
+        }
+        for start, end, _ in part.covered
+    ]
+
+
+def _shown_range(bounds: dict[str, Any]) -> str:
+    return "..".join(_shown_split(bounds[end]) if end in bounds else "" for end in ("from", "to"))
+
+
 def _shown_split(split: list[Any] | dict[str, str]) -> str:
     if isinstance(split, dict):
         return f'"0x{next(iter(split.values()))}"'
@@ -215,10 +238,12 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
-    schema = info.schema
-    names, splits = (
-        _split(schema, info.partition_schema.range) if schema and info.partition_schema.range else ([], [])
-    )
+    schema, ranged = info.schema, info.partition_schema.range
+    described: dict[str, Any] | None = None
+    if schema and ranged:
+        names, splits = _split(schema, ranged)
+        described = {"columns": names}
+        described |= {"ranges": _bounds(schema, ranged)} if ranged.has_gaps else {"splitAt": splits}
     return {
         "name": info.name,
         "id": info.table_id,
@@ -237,6 +262,6 @@ def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
                 for part in info.partition_schema.hash
                 if schema
             ],
-            "range": {"columns": names, "splitAt": splits} if names else None,
+            "range": described,
         },
     }

@@ -15,6 +15,10 @@ from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import new_id
+from stele.model.partition import PartitionSchema
+from stele.model.partitioning import encoded_bounds
+from stele.model.ranges import AddRange, DropRange, RangeStep
+from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import steps_to_pb
 from stele.rpc.proto import master_pb2
@@ -65,7 +69,66 @@ def _added(column: Sequence[Any]) -> AddColumn:
     return AddColumn(name, type_, nullable, default)
 
 
-async def alter(locations: Locations, steps: Sequence[Step], new_name: str | None, timeout_s: float) -> None:
+def range_steps(
+    partitions: PartitionSchema, schema: Schema, add: Iterable[Sequence[Any]], drop: Iterable[Sequence[Any]]
+) -> list[RangeStep]:
+    """The steps of a change of ranges: drops, then new ones. Bounds are pairs of values.
+
+    Raises:
+        Rejected: the table has no ranges, or a bound is no value of its columns; lists all faults.
+    """
+    pairs = [(DropRange, "drop_ranges", pair) for pair in drop] + [
+        (AddRange, "add_ranges", pair) for pair in add
+    ]
+    if not pairs:
+        return []
+    if partitions.range is None:
+        raise Rejected(
+            "the table has no range partitions; ranges can be added to a table made with stele.range"
+        )
+    columns = [schema.by_id[i] for i in partitions.range.column_ids]
+    faults: list[str] = []
+    steps: list[RangeStep] = []
+    for kind, what, pair in pairs:
+        try:
+            steps.append(kind(*encoded_bounds(pair, columns)))
+        except Rejected as exc:
+            faults.append(f"{what}: {exc.args[0]}")
+    if faults:
+        raise Rejected("; ".join(faults))
+    return steps
+
+
+async def _ask(
+    locations: Locations, request: master_pb2.AlterTableRequest, deadline: float
+) -> master_pb2.AlterTableResponse:
+    """Have the masters make the change. Ask again until nodes have deleted what was dropped."""
+    answer: master_pb2.AlterTableResponse | None = None
+    while True:
+        rest_s = max(0.001, deadline - time.monotonic())
+        request.wait_ms = int(rest_s * 1000)
+        try:
+            told: master_pb2.AlterTableResponse = await locations.masters.call(
+                "AlterTable", request, timeout_s=rest_s
+            )
+        except Rejected:
+            if answer is None:
+                raise
+            return answer  # another change came meanwhile
+        answer = told
+        if not told.unreached:
+            return told
+        if time.monotonic() >= deadline:
+            raise Retryable(
+                f"the ranges of table {locations.info.name} are dropped, but {', '.join(told.unreached[:3])} did not "
+                "answer: a program that reaches these nodes may still write to them, until the masters hear them again",
+                code=Code.UNKNOWN_OUTCOME,
+            )
+
+
+async def alter(
+    locations: Locations, steps: Sequence[Step | RangeStep], new_name: str | None, timeout_s: float
+) -> None:
     """Have the masters change a table, and wait until all its tablets have the change.
 
     Raises:
@@ -79,7 +142,8 @@ async def alter(locations: Locations, steps: Sequence[Step], new_name: str | Non
         steps=steps_to_pb(steps),
         new_name="" if new_name is None else arguments.text(new_name, "new name"),
     )
-    answer = await locations.masters.call("AlterTable", request, timeout_s=timeout_s)
+    answer = await _ask(locations, request, deadline)
+    added = any(isinstance(step, AddRange) for step in steps)
     why = ""
     while (rest_s := deadline - time.monotonic()) > 0:
         try:
@@ -89,7 +153,7 @@ async def alter(locations: Locations, steps: Sequence[Step], new_name: str | Non
             continue
         info = locations.info
         version = 0 if info.schema is None else int(info.schema.version)
-        if version >= answer.schema_version and info.state != "ALTERING":
+        if version >= answer.schema_version and info.state != "ALTERING" and (locations.led or not added):
             return
     raise Retryable(
         f"table {locations.info.name} is altered, but not all its tablets have the change after {timeout_s:.0f} s{why}; "

@@ -111,6 +111,8 @@ class Way:
         while True:
             if self.locations.gone:
                 return Rejected(self.locations.gone, code=Code.NOT_FOUND)
+            if self._place.dropped:
+                return Rejected(self._place.dropped, code=Code.TABLET_DELETED)
             if isinstance(error, Closed):
                 return last_word(error)
             if sequencer is not None and error.code is Code.TOO_OLD and not maybe_done:

@@ -4,7 +4,8 @@ While blocks are in flight, rows wait. Then all that came meanwhile is converted
 together.
 
 Invariants: each row's future ends exactly once. Of two rows given in different turns of the event loop, the
-later one is not written first.
+later one is not written first. So rows that no range covers, while the masters are asked about them, are dealt
+out again before later ones are.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Callable
 from functools import partial
 
 from stele.client.dealing import Dealer
+from stele.client.ranges import NO_RANGE, Ranges
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient, Writing
 from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups_of
 from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected, SteleError, error_for
-from stele.model.partition import PartitionSchema
+from stele.model.partition import OUTSIDE, PartitionSchema, numbered
 from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
@@ -47,10 +49,15 @@ class Batcher:
         tablet_of: Callable[[int], TabletClient],
         *,
         timeout_s: float,
+        ranges: Ranges | None = None,
     ) -> None:
+        """`ranges`: the table's partitioning as it becomes known; None: it never changes."""
         self._table = table
         self._schema = schema
         self._partitioning = partitioning
+        self._ranges = ranges
+        self._strays: list[Part] = []  # rows that no range covers, as far as is known
+        self._seeking: asyncio.Task[None] | None = None  # asks the masters about them
         self._dealer = Dealer(schema, partitioning)
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
@@ -85,13 +92,76 @@ class Batcher:
         self._schema = schema
         self._dealer = Dealer(schema, self._partitioning)
 
+    def adopt_ranges(self) -> None:
+        """Take the partitioning that the masters told last, if it is another one."""
+        if self._ranges is None or self._ranges.now is self._partitioning:
+            return
+        self._partitioning = self._ranges.now
+        self._dealer = Dealer(self._schema, self._partitioning)
+        there = {ordinal for ordinal, _ in numbered(self._partitioning)}
+        again = self._strays
+        for ordinal in [n for n in self._waiting if n not in there]:
+            again += self._waiting.pop(ordinal)
+        self._strays = []
+        for part in again:
+            self._deal_again(part, self._strays)
+        self._look_for_strays()
+
+    def _deal_again(self, part: Part, outside: list[Part] | None) -> None:
+        """Deal rows out by the present partitioning. `outside` takes those that no range covers; None: they are
+        refused."""
+        try:
+            for ordinal, piece in self._dealer.again(part):
+                if ordinal != OUTSIDE:
+                    self._waiting.setdefault(ordinal, deque()).append(piece)
+                elif outside is not None:
+                    outside.append(piece)
+                else:
+                    rows = range(len(piece.futures))
+                    self._refuse_rows(piece, [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in rows])
+        except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
+            fail_all(part.futures, exc)
+        self._open_gate()
+
+    def _look_for_strays(self) -> None:
+        """Ask the masters about rows that no known range covers."""
+        if self._strays and self._seeking is None:
+            self._seeking = asyncio.get_running_loop().create_task(self._seek())
+
+    async def _seek(self) -> None:
+        error: BaseException | None = None
+        sought = list(self._strays)
+        try:
+            if self._ranges is not None:
+                await self._ranges.ask(self._timeout_s)
+        except BaseException as exc:  # noqa: BLE001 - the waiting callers must get any error
+            error = exc
+        self._seeking = None
+        if error is not None:
+            for part in self._strays:
+                fail_all(part.futures, error)
+            self._strays = []
+        else:
+            # Rows that came while the masters were asked wait for the next answer.
+            self._strays = [part for part in self._strays if all(part is not one for one in sought)]
+            later, self._strays = self._strays, []
+            self.adopt_ranges()
+            for part in sought:
+                self._deal_again(part, None)
+            for part in later:
+                self._deal_again(part, self._strays)
+            self._look_for_strays()
+        self._look_quiet()
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+
     def _end_turn(self) -> None:
         self._turn += 1
         self._turn_open = False
 
     async def close(self) -> None:
         """Wait for rows in flight that somebody still waits for. Cancelling this only ends the waiting."""
-        while self._leaving or self._gate is not None:
+        while self._leaving or self._gate is not None or self._strays:
             quiet = self._quiet = self._quiet or asyncio.get_running_loop().create_future()
             self._drop_unwanted()
             await asyncio.wait([quiet], timeout=_LOOK_S)
@@ -99,6 +169,7 @@ class Batcher:
     def _drop_unwanted(self) -> None:
         """Drop rows that nobody waits for: they are not sent, and their answers are not awaited."""
         self._rows = [item for item in self._rows if not item[2].done()]
+        self._strays = [part for part in self._strays if part.wanted]
         for ordinal, parts in list(self._waiting.items()):
             wanted = deque(part for part in parts if part.wanted)
             if wanted:
@@ -149,7 +220,7 @@ class Batcher:
             self._gate = asyncio.get_running_loop().call_soon(self._begin_round)
 
     def _look_quiet(self) -> None:
-        if self._quiet is not None and not self._leaving and self._gate is None:
+        if self._quiet is not None and not self._leaving and self._gate is None and not self._strays:
             self._quiet.set_result(None)
             self._quiet = None
 
@@ -181,7 +252,11 @@ class Batcher:
             _, row, future, _ = group[error.row]
             self._refuse(future, with_key(error, row, self._schema))
         for ordinal, part in parts:
-            self._waiting.setdefault(ordinal, deque()).append(part)
+            if ordinal == OUTSIDE:
+                self._strays.append(part)
+                self._look_for_strays()
+            else:
+                self._waiting.setdefault(ordinal, deque()).append(part)
 
     def _send(self, ordinal: int) -> None:
         """Send one block of the rows that wait for a tablet."""
@@ -237,6 +312,10 @@ class Batcher:
                     waiting.extendleft([part.some(rows // 2, rows), part.some(0, rows // 2)])
                 else:
                     self._refuse_rows(part, [RowError(0, end.code, str(end.args[0]))])
+            elif isinstance(end, Rejected) and end.code is Code.TABLET_DELETED and self._ranges is not None:
+                # Their range was dropped, and with it what an earlier attempt wrote. Perhaps there is a new one.
+                self.adopt_ranges()
+                self._deal_again(part, None)
             else:
                 fail_all(part.futures, end)
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error

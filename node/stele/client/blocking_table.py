@@ -99,9 +99,11 @@ class Table:
         rename: Mapping[str, str] = MappingProxyType({}),
         defaults: Mapping[str, str | None] = MappingProxyType({}),
         rename_to: str | None = None,
+        add_ranges: Iterable[Sequence[Any]] = (),
+        drop_ranges: Iterable[Sequence[Any]] = (),
         timeout_s: float = ALTER_TIMEOUT_S,
     ) -> None:
-        """Change the table's columns or its name, while it is read and written. Returns once all its tablets
+        """Change the table's columns, ranges or name, while it is read and written. Returns once all its tablets
         have the change.
 
         `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
@@ -109,9 +111,13 @@ class Table:
         names. `defaults`: JSON text by column name, None for no default; stored rows keep what they have.
         `rename_to`: the table's new name. Drops come first, new columns last.
 
+        `add_ranges`, `drop_ranges`: pairs like (0, 1000), from inclusive, to exclusive, None for no bound. Values
+        of several range columns are tuples. No later write to a dropped range is acknowledged.
+
         Raises:
             Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
             Retryable: NOT_READY: the change is made, but a tablet has not followed within `timeout_s`; it will.
+                UNKNOWN_OUTCOME: ranges are dropped, but some nodes did not answer; rows may still be written there.
 
         Example:
             >>> schema = stele.Schema.make([("n", "int64"), ("text", "string", True)], key=["n"])
@@ -128,6 +134,8 @@ class Table:
                 rename=rename,
                 defaults=defaults,
                 rename_to=rename_to,
+                add_ranges=add_ranges,
+                drop_ranges=drop_ranges,
                 timeout_s=timeout_s,
             )
         )

@@ -20,11 +20,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.client.arrow_input import batches_of, fit
+from stele.client.ranges import NO_RANGE, Ranges
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import PartitionSchema, assign, rows_by_tablet
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -51,6 +52,8 @@ class _Chunk:
     row_bytes: int
     pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
     errors: list[RowError]
+    outside: bool
+    """Whether some of the errors are because no range covers the row."""
 
 
 class BulkWriter:
@@ -67,8 +70,11 @@ class BulkWriter:
         timeout_s: float,
         bytes_max: int,
         on_rows: Callable[[int], None] | None = None,
+        ranges: Ranges | None = None,
     ) -> None:
+        """`ranges`: the table's partitioning as it becomes known; None: it never changes."""
         self.result = WriteResult(table)
+        self._ranges = ranges
         self._schema = schema
         self._partitioning = partitioning
         self._tablet_of = tablet_of
@@ -103,6 +109,10 @@ class BulkWriter:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
             prepared = await in_thread(self._prepared, chunk)
+            if prepared.outside and self._ranges is not None:
+                await self._ranges.ask(self._timeout_s)
+                self._partitioning = self._ranges.now
+                prepared = await in_thread(self._prepared, chunk)
             self._column_ids, self._row_bytes = prepared.column_ids, prepared.row_bytes
             self.result.row_errors.extend(prepared.errors)
             self._fed_rows += chunk.num_rows
@@ -185,7 +195,19 @@ class BulkWriter:
             good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
             batch, positions = batch.take(pa.array(good)), positions[good]
         pieces = _pieces(batch, positions, self._schema, self._partitioning)
-        return _Chunk(ids, row_bytes, pieces, errors)
+        uncovered = self._without_range(pieces)
+        return _Chunk(ids, row_bytes, pieces, errors + uncovered, bool(uncovered))
+
+    def _without_range(
+        self, pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
+    ) -> list[RowError]:
+        """Take the rows that no range covers out of `pieces`. Returns their errors."""
+        if not pieces or pieces[0][0] != OUTSIDE:
+            return []
+        _, rows, positions = pieces.pop(0)
+        return self._placed(
+            [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(positions))], rows, positions
+        )
 
     def _placed(
         self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
@@ -229,6 +251,9 @@ class BulkWriter:
             try:
                 answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
             except Rejected as exc:
+                if exc.code is Code.TABLET_DELETED and self._ranges is not None:
+                    self._deal_again(ordinal, rows, positions)
+                    continue
                 if exc.code is not Code.TOO_LARGE:
                     raise
                 if len(positions) > 1:
@@ -246,6 +271,21 @@ class BulkWriter:
             self._room.set()
             if self._on_rows is not None:
                 self._on_rows(written)
+
+    def _deal_again(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
+        """The range of these rows was dropped. Perhaps there is a new one; else they are refused."""
+        assert self._ranges is not None
+        self._partitioning = self._ranges.now
+        pieces = _pieces(rows, positions, self._schema, self._partitioning)
+        refused = self._without_range(pieces)
+        self.result.row_errors.extend(refused)
+        self._rows_waiting -= len(refused)
+        del self._under_way[ordinal]
+        for other, piece, where in pieces:
+            self._pending.setdefault(other, deque()).append((piece, where))
+            self._pending_rows[other] = self._pending_rows.get(other, 0) + piece.num_rows
+            self._start(other)
+        self._room.set()
 
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
         """A block was too large, which is known before a proposal. From now on blocks have half its rows."""
@@ -316,7 +356,7 @@ def _pieces(
     for a full block, and must not hold the whole chunk meanwhile."""
     if not batch.num_rows:
         return []
-    if partitioning.tablets == 1:
+    if partitioning.tablets == 1 and (partitioning.range is None or not partitioning.range.numbers):
         return [(0, batch, positions)]
     order, found = rows_by_tablet(assign(batch, schema, partitioning))
     return [

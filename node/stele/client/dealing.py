@@ -72,7 +72,18 @@ class Dealer:
             each, futures = ([column[i] for i in kept.tolist()] for column in (each, futures))
         if any(op is not ops for op in each):
             ops = np.array(each, np.uint8)
-        order, pieces = rows_by_tablet(assign(batch, self.schema, self._partitioning))
+        return self._split(Part(self, ops, column_ids, batch, futures)), errors
+
+    def again(self, part: Part) -> list[tuple[int, Part]]:
+        """A part of any dealer, dealt out by this one's partitioning. It is still encoded by the dealer that made it."""
+        rows = part.dealer.batch(part)
+        return self._split(Part(part.dealer, part.ops, part.column_ids, rows, part.futures))
+
+    def _split(self, whole: Part) -> list[tuple[int, Part]]:
+        """The rows of each tablet; those that no range covers have the ordinal OUTSIDE."""
+        batch, ops, futures = whole.rows, whole.ops, whole.futures
+        assert not isinstance(batch, list)
+        order, pieces = rows_by_tablet(assign(batch, whole.dealer.schema, self._partitioning))
         if len(pieces) > 1:  # one gather for all; a tablet's rows are a slice of it
             batch = batch.take(pa.array(order))
             if not isinstance(ops, RowOp):
@@ -81,9 +92,9 @@ class Dealer:
         parts = []
         for ordinal, start, end in pieces:
             part_ops = ops if isinstance(ops, RowOp) else ops[start:end]
-            part = Part(self, part_ops, column_ids, batch.slice(start, end - start), futures[start:end])
-            parts.append((ordinal, part))
-        return parts, errors
+            rows = batch.slice(start, end - start)
+            parts.append((ordinal, Part(whole.dealer, part_ops, whole.column_ids, rows, futures[start:end])))
+        return parts
 
     def join(self, whole: Part, parts: Sequence[Part]) -> None:
         """Give `whole` the operations and rows of `parts`, which have its columns.

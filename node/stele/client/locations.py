@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stele.model.errors import Closed, Code, Rejected, Retryable
-from stele.model.partition import PartitionSchema, partitions
+from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning, by_names
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -50,6 +50,8 @@ class TabletPlace:
     replicas: tuple[ReplicaPlace, ...]
     incarnation: int = 0
     leader: int = 0
+    dropped: str = ""
+    """The message for a tablet whose range was dropped; "" while it is part of the table."""
 
     def target(self, beside: int = 0) -> ReplicaPlace:
         """The replica to ask. `beside`: how many places after the presumed leader, if other replicas may
@@ -180,11 +182,13 @@ class Locations:
     """Whether a node has refused a block because its columns were dropped: take the newest schema."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
+    _by_ordinal: dict[int, TabletPlace] = field(default_factory=dict)
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
     _closed: bool = False
 
     def __post_init__(self) -> None:
+        self._by_ordinal = {tablet.ordinal: tablet for tablet in self.tablets}
         self._note_schemas(self.info.schema)
 
     def _note_schemas(self, *told: Schema | None) -> None:
@@ -218,6 +222,13 @@ class Locations:
         if asking.cancelled():
             raise Closed()
         asking.result()
+
+    async def ask_anew(self, *, timeout_s: float) -> None:
+        """As `refresh`, but never share a question that was asked before this call."""
+        until = time.monotonic() + timeout_s
+        if self._refreshing is not None and not self._refreshing.done():
+            await asyncio.wait([self._refreshing], timeout=timeout_s)
+        await self.refresh(timeout_s=max(0.0, until - time.monotonic()))
 
     @property
     def led(self) -> bool:
@@ -299,13 +310,20 @@ class Locations:
         Raises:
             Rejected: NOT_FOUND: the table was removed.
         """
-        self.info = table_info_from_pb(answer.table)
+        info = table_info_from_pb(answer.table)
+        if info.partition_schema == self.info.partition_schema:
+            info.partition_schema = (
+                self.info.partition_schema
+            )  # users see by its identity that it has changed
+        self.info = info
         newest = answer.table.newest_schema
         self._note_schemas(self.info.schema, schema_from_pb(newest) if newest.columns else None)
         if self.info.state == "REMOVED":
             raise Rejected(f"table {self.info.name} was deleted", code=Code.NOT_FOUND)
-        ordinals = {part: n for n, part in enumerate(partitions(self.info.partition_schema))}
-        known = {tablet.ordinal: tablet for tablet in self.tablets}
+        ordinals = {part: n for n, part in numbered(info.partition_schema)}
+        known, there = self._by_ordinal, set(ordinals.values())
+        for left in [n for n in known if n not in there]:
+            known.pop(left).dropped = f"table {info.name}: the range of these rows was dropped"
         for pb in answer.tablets:
             if pb.state in ("REPLACED", "DELETED"):
                 continue
@@ -319,13 +337,13 @@ class Locations:
             else:
                 tablet.update(fresh)
         self.tablets = [known[n] for n in sorted(known)]
-        self.complete = len(self.tablets) == self.info.partition_schema.tablets
+        self.complete = len(self.tablets) == info.partition_schema.tablets
 
     def by_ordinal(self, ordinals: Sequence[int]) -> list[TabletPlace]:
         """The tablets with these ordinals.
 
         Raises:
-            Rejected: NOT_FOUND: the table was deleted.
+            Rejected: NOT_FOUND: the table was deleted. TABLET_DELETED: the range of one was dropped.
             Retryable: NOT_READY: one is still being created.
         """
         self.ensure_there()
@@ -335,7 +353,12 @@ class Locations:
                 "tablets exist so far",
                 code=Code.NOT_READY,
             )
-        return [self.tablets[n] for n in ordinals]
+        try:
+            return [self._by_ordinal[n] for n in ordinals]
+        except KeyError:
+            raise Rejected(
+                f"table {self.info.name}: the range of these rows was dropped", code=Code.TABLET_DELETED
+            ) from None
 
 
 def _place(pb: master_pb2.TabletLocationsPB, ordinal: int) -> TabletPlace:

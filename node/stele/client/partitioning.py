@@ -48,15 +48,19 @@ def hash(*columns: str, buckets: int, seed: int = 0) -> HashPartitioning:
     )
 
 
-def range(*columns: str, split_at: Iterable[Any]) -> RangePartitioning:
-    """Split a new table at these values: the rows from one value up to the next are one tablet.
+def range(
+    *columns: str, split_at: Iterable[Any] = (), ranges: Iterable[Sequence[Any]] = ()
+) -> RangePartitioning:
+    """Split a new table at these values: the rows from one value up to the next are one tablet. Or name its ranges.
 
     Args:
         columns: Names of key columns.
         split_at: Ascending values; each is the first of its range. With several columns each is a tuple.
+        ranges: In place of `split_at`: pairs like (0, 1000), from inclusive and to exclusive; None for no bound.
+            Rows in none of them are refused. Table.alter adds and drops ranges later.
 
     Raises:
-        Rejected: A column is not text, there is no column, or `split_at` is not a list.
+        Rejected: A column is not text, there is no column, or `split_at` or `ranges` is not a list.
 
     Example:
         >>> schema = stele.Schema.make([("n", "int64"), ("text", "string")], key=["n"])
@@ -66,7 +70,10 @@ def range(*columns: str, split_at: Iterable[Any]) -> RangePartitioning:
     """
     if isinstance(split_at, (str, bytes)) or not isinstance(split_at, Iterable):
         raise refusal("split_at", split_at, "a list of values, like [1000, 2000]")
-    return RangePartitioning(_names("range", columns), tuple(split_at))
+    if isinstance(ranges, (str, bytes)) or not isinstance(ranges, Iterable):
+        raise refusal("ranges", ranges, "a list of pairs, like [(0, 1000), (1000, None)]")
+    pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in ranges]
+    return RangePartitioning(_names("range", columns), tuple(split_at), tuple(pairs))
 
 
 def _names(kind: str, columns: Sequence[Any]) -> tuple[str, ...]:

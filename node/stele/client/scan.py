@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from stele.client import html, reprs
 from stele.client.key_order import in_key_order
-from stele.client.locations import Locations
+from stele.client.locations import Locations, TabletPlace
 from stele.client.tablet_scan import PARALLEL_TABLETS, FlightPool, ScanPlan, TabletScan, with_key_columns
 from stele.model.errors import Code, Rejected
 from stele.model.rows import python_rows
@@ -47,8 +47,12 @@ class AsyncScanner:
         ordered: bool,
         timeout_s: float,
         replan: Callable[[], Awaitable[ScanPlan]] | None = None,
+        tablets: Callable[[bool], Awaitable[tuple[TabletPlace, ...]]] | None = None,
     ) -> None:
-        """`replan`: makes the plan anew where the table's columns have changed since; raises why it cannot."""
+        """`replan`: makes the plan anew where the table's columns have changed since; raises why it cannot.
+
+        `tablets(gone)`: the tablets to read now, as ranges may have been added since, or `gone`: one was dropped."""
+        self._tablets = tablets
         self.plan = plan
         self._replan = replan
         self._pool = pool
@@ -82,6 +86,7 @@ class AsyncScanner:
             SteleError: no replica of a tablet can serve it.
         """
         given = False
+        await self._take_ranges(gone=False)
         try:
             async with contextlib.aclosing(self._read_batches()) as batches:
                 async for batch in batches:
@@ -100,9 +105,16 @@ class AsyncScanner:
     async def _plan_again(self, error: Rejected) -> None:
         """Take a plan with the table's present columns, after a node refused the scan. Raises `error` if that is
         not why."""
+        if error.code is Code.TABLET_DELETED and self._tablets is not None:
+            await self._take_ranges(gone=True)
+            return
         if error.code is not Code.SCHEMA_MISMATCH or self._replan is None:
             raise error
         self.plan = await self._replan()
+
+    async def _take_ranges(self, *, gone: bool) -> None:
+        if self._tablets is not None:
+            self.plan = replace(self.plan, tablets=await self._tablets(gone))
 
     async def _read_batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """As `batches`, by the present plan."""
@@ -176,6 +188,7 @@ class AsyncScanner:
 
     async def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises what `batches` raises."""
+        await self._take_ranges(gone=False)
         try:
             return await self._read_table()
         except Rejected as exc:
@@ -225,6 +238,7 @@ class AsyncScanner:
             self._locations,
             ordered=False,
             timeout_s=self._timeout_s,
+            tablets=self._tablets,
         )
         return int((await narrow.to_table()).num_rows)
 

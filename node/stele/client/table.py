@@ -18,14 +18,15 @@ from typing import Any
 import pyarrow as pa
 
 from stele.client import arguments, html, reprs
-from stele.client.altering import ALTER_TIMEOUT_S, alter, steps_of
+from stele.client.altering import ALTER_TIMEOUT_S, alter, range_steps, steps_of
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
 from stele.client.key_order import key_bound
-from stele.client.locations import Locations, TableInfo, WritePlan
+from stele.client.locations import Locations, TableInfo, TabletPlace, WritePlan
 from stele.client.lookup import Key, Row, first_row, ids_of, key_row
 from stele.client.predicates import Predicates, parse_predicates
+from stele.client.ranges import Ranges
 from stele.client.results import WriteResult
 from stele.client.scan import AsyncScanner
 from stele.client.session import AsyncSession
@@ -35,7 +36,7 @@ from stele.client.tablet_scan import FlightPool, ScanPlan
 from stele.model.block import RowOp
 from stele.model.column import shown
 from stele.model.errors import Advice, Rejected, Retryable
-from stele.model.partition import PartitionSchema, assign, prune
+from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
 from stele.model.predicate import ScanSpec
 from stele.model.rows import batch_from_rows, check_row
@@ -78,8 +79,8 @@ class AsyncTable:
                 f"{info.name} is a key space, not a table", advice=Advice.OPEN_KEYSPACE, name=info.name
             )
         self._schema: Schema = info.schema
-        self.partition_schema: PartitionSchema = info.partition_schema
         self.locations = locations
+        self._ranges = Ranges(locations)
         self._identity = identity
         self._streams = streams
         self._flight = flight
@@ -89,8 +90,18 @@ class AsyncTable:
         self._tablets: dict[int, TabletClient] = {}
         self._sought_at = -math.inf
         self._batcher = Batcher(
-            info.name, info.schema, self.partition_schema, self._tablet, timeout_s=timeout_s
+            info.name,
+            info.schema,
+            self.partition_schema,
+            self._tablet,
+            timeout_s=timeout_s,
+            ranges=self._ranges,
         )
+
+    @property
+    def partition_schema(self) -> PartitionSchema:
+        """How the table is split, by column ids, as the masters told it last."""
+        return self._ranges.now
 
     @property
     def name(self) -> str:
@@ -137,9 +148,11 @@ class AsyncTable:
         rename: Mapping[str, str] = MappingProxyType({}),
         defaults: Mapping[str, str | None] = MappingProxyType({}),
         rename_to: str | None = None,
+        add_ranges: Iterable[Sequence[Any]] = (),
+        drop_ranges: Iterable[Sequence[Any]] = (),
         timeout_s: float = ALTER_TIMEOUT_S,
     ) -> None:
-        """Change the table's columns or its name, while it is read and written. Returns once all its tablets
+        """Change the table's columns, ranges or name, while it is read and written. Returns once all its tablets
         have the change.
 
         `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
@@ -147,12 +160,17 @@ class AsyncTable:
         names. `defaults`: JSON text by column name, None for no default; stored rows keep what they have.
         `rename_to`: the table's new name. Drops come first, new columns last.
 
+        `add_ranges`, `drop_ranges`: pairs like (0, 1000), from inclusive, to exclusive, None for no bound. Values
+        of several range columns are tuples. No later write to a dropped range is acknowledged.
+
         Raises:
             Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
             Retryable: NOT_READY: the change is made, but a tablet has not followed within `timeout_s`; it will.
+                UNKNOWN_OUTCOME: ranges are dropped, but some nodes did not answer; rows may still be written there.
         """
         self._streams.ensure_open()
-        steps = steps_of(add, drop, rename, defaults)
+        ranges = range_steps(self.partition_schema, self.schema, add_ranges, drop_ranges)
+        steps = [*steps_of(add, drop, rename, defaults), *ranges]
         await alter(self.locations, steps, rename_to, arguments.seconds(timeout_s, "timeout_s"))
         self._take_news()
 
@@ -305,14 +323,17 @@ class AsyncTable:
         batch, _, _, errors = batch_from_rows([key_row(schema, key)], schema, RowOp.DELETE)
         if errors:
             raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
-        (ordinal,) = assign(batch, schema, self.partition_schema).tolist()
         request = tserver_pb2.ReadRequest(
             keys=batch.serialize().to_pybytes(),
             column_ids=ids_of(self.name, schema, columns),
             schema_version=schema.version,
         )
-        answer = await self._tablet(ordinal).read(request, timeout_s=self._timeout_s)
-        return first_row(self.name, answer.rows)
+
+        async def read(ordinal: int, timeout_s: float) -> tserver_pb2.ReadResponse:
+            return await self._tablet(ordinal).read(request, timeout_s=timeout_s)
+
+        answer = await self._ranges.read(batch, schema, self._timeout_s, read)
+        return None if answer is None else first_row(self.name, answer.rows)
 
     def scan(
         self,
@@ -355,9 +376,11 @@ class AsyncTable:
                 await self.refresh()
             return plan()
 
-        return AsyncScanner(
-            self._flight, planned, self.locations, ordered=ordered, timeout_s=seconds, replan=replan
-        )
+        async def tablets(gone: bool) -> tuple[TabletPlace, ...]:
+            return await self._ranges.places_now(planned.schema, planned.spec.predicates, gone, seconds)
+
+        how: dict[str, Any] = {"ordered": ordered, "timeout_s": seconds, "replan": replan, "tablets": tablets}
+        return AsyncScanner(self._flight, planned, self.locations, **how)
 
     def plan_scan(
         self,
@@ -387,14 +410,13 @@ class AsyncTable:
             limit=rows_max,
             ordered=bool(ordered),
         )
-        ordinals = prune(self.partition_schema, schema, spec.predicates)
         return ScanPlan(
             self._identity.cluster_id,
             schema,
             spec,
             # With 0 in its ticket, each tablet would be read at its own latest time.
             arguments.snapshot(snapshot) or self._observed.now(),
-            tuple(self.locations.by_ordinal(ordinals)),
+            self._ranges.places(schema, spec.predicates),
             self._identity.fork_id,
         )
 
@@ -404,7 +426,7 @@ class AsyncTable:
         Raises:
             Retryable: NOT_READY: the table is being created.
         """
-        tablets = self.locations.by_ordinal(range(self.partition_schema.tablets))
+        tablets = self.locations.by_ordinal([ordinal for ordinal, _ in numbered(self.partition_schema)])
         return WritePlan(self._identity.cluster_id, self.info, tuple(tablets), self._identity.fork_id)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
@@ -429,6 +451,7 @@ class AsyncTable:
         check_row(row)
         if self.locations.outdated:
             self._take_news()
+        self._batcher.adopt_ranges()
         if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
             return asyncio.get_running_loop().create_task(self._write_unknown(op, row))
         return self._batcher.put(op, row)
@@ -447,7 +470,7 @@ class AsyncTable:
     def _tablet(self, ordinal: int) -> TabletClient:
         (place,) = self.locations.by_ordinal([ordinal])
         client = self._tablets.get(ordinal)
-        if client is None:
+        if client is None or client.place is not place:
             client = self._tablets[ordinal] = TabletClient(
                 place, self.locations, self._streams, self._observed
             )
@@ -470,4 +493,5 @@ class AsyncTable:
             timeout_s=timeout_s,
             bytes_max=bytes_max,
             on_rows=on_rows,
+            ranges=self._ranges,
         )

@@ -217,6 +217,8 @@ class TabletScan:
                 self._ask_another(replica, code)
             if replica is None or code in _GONE:
                 self._locate()
+            if self._tablet.dropped:
+                raise Rejected(self._tablet.dropped, code=Code.TABLET_DELETED)
             if self._stop.wait(patience.backoff_s(code)):
                 return
             if self._given and not spec.ordered:

@@ -1,7 +1,7 @@
 """Alters tables: one replicated batch, then orders to the leaders of its tablets, until all replicas follow.
 
-Called by service.py on the leader, by orders.py, and by background.py. The change itself is an entry in each
-tablet's log (stele.tablet). Invariant: a table is ALTERING from the batch with its new schema until every tablet
+Called by service.py on the leader, by orders.py, and by background.py. A change of columns is an entry in each
+tablet's log (stele.tablet); a change of ranges adds and deletes tablets (reranging.py). Invariant: a table is ALTERING from the batch with its new schema until every tablet
 has applied it, whichever master leads. Until then it keeps the schema that all tablets have.
 """
 
@@ -18,8 +18,9 @@ from stele.master.leadership import Leadership
 from stele.master.liveness import Report
 from stele.master.port import swap
 from stele.master.records import TableRecord, TabletRecord
-from stele.master.tables import KINDS, is_name
-from stele.model.alter import altered
+from stele.master.reranging import Reranged, check_new_tablets, reranged
+from stele.master.tables import KINDS, check_one_release, is_name
+from stele.model.alter import Step, altered
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import TabletId
 from stele.model.kvop import KeyOperation
@@ -37,8 +38,8 @@ _AT_ONCE = 64
 
 
 async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -> TableRecord:
-    """Change columns or the name of a table, and return its row. Its tablets follow afterwards. A repeated request
-    (the same `alter_id`) does nothing.
+    """Change columns, ranges or the name of a table, and return its row. Its tablets follow afterwards. A repeated
+    request (the same `alter_id`) does nothing.
 
     Raises:
         Rejected: INVALID_ARGUMENT: lists all faults; NOT_FOUND; ALREADY_PRESENT: the new name is used; TOO_LARGE;
@@ -48,69 +49,90 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
     alter_id = id_from_pb(request.alter_id)
     wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
     names = {f"name/{wanted.name}", f"name/{request.new_name or wanted.name}"}
-    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names)):
+    drops = any(step.HasField("drop_range") for step in request.steps)
+    held = set(lead.catalog.tablets_of.get(wanted.table_id, ())) if drops else set()
+    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names), tablets=held):
         table = lead.catalog.table(wanted.table_id)
         if table.state == "REMOVED":
             raise Rejected(f"there is no table {wanted.name!r}", code=Code.NOT_FOUND)
         if alter_id and alter_id == table.altered_by:
+            lead.removals.begin_again(lead.catalog, table.table_id)
             return table
         if table.name != wanted.name:
             raise Retryable(f"table {wanted.name!r} was renamed meanwhile; try again", code=Code.NOT_READY)
-        changed = _changed(lead, table, request)
-        batch = [swap(table, changed)]
+        changed, tablets = _changed(lead, table, request)
+        if not held.issuperset(row.tablet_id for row in tablets.dropped):
+            raise Retryable(
+                f"a tablet of table {table.name!r} was replaced meanwhile; try again", code=Code.NOT_READY
+            )
+        marks = tablets.marks(lead)
+        batch = [*tablets.batch(lead, marks), swap(table, changed)]
         _check_room(lead, table, changed, batch)
+        check_new_tablets(lead, changed, len(tablets.added), batch)
         await lead.commit(batch)
+        lead.removals.begin(lead.catalog, marks)
+    looked_at = [row.tablet_id for row in (*tablets.added, *tablets.dropped)]
     if changed.state == "ALTERING":
-        for tablet_id in lead.catalog.tablets_of.get(table.table_id, ()):
-            lead.look_at(tablet_id)
+        looked_at += map(TabletId, lead.catalog.tablets_of.get(table.table_id, ()))
+    for tablet_id in looked_at:
+        lead.look_at(tablet_id)
     return changed
 
 
-def _changed(lead: Leadership, table: TableRecord, request: master_pb2.AlterTableRequest) -> TableRecord:
+def _changed(
+    lead: Leadership, table: TableRecord, request: master_pb2.AlterTableRequest
+) -> tuple[TableRecord, Reranged]:
     where = f"alter {KINDS[table.kind]} {table.name!r}: "
     faults: list[str] = []
-    schema = None
+    schema, tablets = None, Reranged(table.partitioning)
+    steps: list[Step] = []
     try:
         if request.steps and not table.schema:
             raise Rejected("a key space has no columns")
-        if request.steps:
-            schema = altered(Schema.from_json(table.schema), steps_from_pb(request.steps))
+        steps, ranges = steps_from_pb(request.steps)
+        if ranges:
+            tablets = reranged(lead, table, ranges)
+    except Rejected as exc:
+        faults.append(str(exc.args[0]).removeprefix("alter: "))
+    try:
+        if steps:
+            schema = altered(Schema.from_json(table.schema), steps)
     except Rejected as exc:
         faults.append(str(exc.args[0]).removeprefix("alter: "))
     new_name = request.new_name or table.name
     if not is_name(new_name):
         faults.append(f"new name of {len(new_name)} characters; expected a name as for a new table")
     if not request.steps and not request.new_name:
-        faults.append("it changes nothing; name a column to add, drop or rename, a default, or a new name")
+        faults.append(
+            "it changes nothing; name a column to add, drop or rename, a default, a range, or a new name"
+        )
     if faults:
         raise Rejected(where + "; ".join(faults))
     if new_name != table.name and new_name in lead.catalog.table_by_name:
         raise Rejected(f"{where}{new_name!r} exists already", code=Code.ALREADY_PRESENT)
-    changed = replace(table, name=new_name, altered_by=id_from_pb(request.alter_id))
+    changed = replace(
+        table, name=new_name, altered_by=id_from_pb(request.alter_id), partitioning=tablets.partitioning
+    )
+    if schema is None and not tablets.changes:
+        return changed, tablets
+    _check_may_alter(lead, table, where, columns=schema is not None)
     if schema is None:
-        return changed
-    _check_may_alter(lead, table, where)
-    return replace(changed, state="ALTERING", schema=schema.to_json(), fully_applied_schema=table.schema)
+        return changed, tablets
+    altering = replace(changed, state="ALTERING", schema=schema.to_json(), fully_applied_schema=table.schema)
+    return altering, tablets
 
 
-def _check_may_alter(lead: Leadership, table: TableRecord, where: str) -> None:
+def _check_may_alter(lead: Leadership, table: TableRecord, where: str, *, columns: bool) -> None:
     if table.state == "ALTERING":
         raise Retryable(f"{where}an earlier change is not in all tablets yet; try again", code=Code.NOT_READY)
-    tablets = lead.catalog.current_tablets(table.table_id)
     # A replica that is created later would begin with the new schema, and its log with entries of the old one.
-    young = [t for t in tablets if t.state != "RUNNING" or t.uncreated]
+    tablets = lead.catalog.current_tablets(table.table_id)
+    young = [t for t in tablets if t.state != "RUNNING" or t.uncreated] if columns else []
     if young:
         raise Retryable(
             f"{where}{len(young)} of its tablets are being created; try again", code=Code.NOT_READY
         )
-    # One that is away may be of an older release: then its replicas wait until it is upgraded.
-    releases = sorted({n.version for n in lead.catalog.nodes.values() if n.version and lead.is_alive(n)})
-    if len(releases) > 1:
-        raise Rejected(
-            f"{where}nodes and masters run different releases ({', '.join(releases[:5])}), and an older one cannot read "
-            "the change; upgrade all of them first",
-            code=Code.UNSUPPORTED_VERSION,
-        )
+    check_one_release(lead, where)
 
 
 def _check_room(
@@ -118,7 +140,7 @@ def _check_room(
 ) -> None:
     """Refuse a change with which a row, the catalog or a view would be too large. One that drops columns fits."""
     row_bytes = sum(len(o.value) + len(o.key) for o in batch)
-    larger = len(changed.schema) > len(table.schema)
+    larger = len(changed.schema) + len(changed.partitioning) > len(table.schema) + len(table.partitioning)
     if (
         row_bytes > lead.options.create_bytes_max
         or not lead.has_room(batch, _QUARTERS)

@@ -207,11 +207,17 @@ class MasterService(MasterServiceServicer):
         return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
 
     async def AlterTable(self, request: pb.AlterTableRequest, context: Any) -> pb.AlterTableResponse:
-        """Change a table's columns or name in one batch. Its tablets follow afterwards."""
+        """Change a table's columns, ranges or name in one batch. Its tablets follow afterwards."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(altering.alter_table(lead, request))
         version = Schema.from_json(table.schema).version if table.schema else 0
-        return pb.AlterTableResponse(table_id=id_to_pb(table.table_id), schema_version=version)
+        unreached, left = await tables.wait_for_deletion(lead, table.table_id, request.wait_ms)
+        return pb.AlterTableResponse(
+            table_id=id_to_pb(table.table_id),
+            schema_version=version,
+            unreached=unreached,
+            tablets_left=left,
+        )
 
     async def DeleteTable(self, request: pb.DeleteTableRequest, context: Any) -> pb.DeleteTableResponse:
         """Delete a table in one batch. Then wait for the nodes to delete its replicas, as long as the

@@ -21,7 +21,7 @@ from stele.master.removals import deleted
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
-from stele.model.partition import Partition, PartitionSchema, partitions
+from stele.model.partition import Partition, PartitionSchema, numbered
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb
 from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
@@ -90,6 +90,23 @@ def is_name(text: str) -> bool:
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
+def check_one_release(lead: Leadership, where: str) -> None:
+    """Refuse what an older release cannot read, while a live node or master runs another one.
+
+    One that is away may be of an older release: then its replicas wait until it is upgraded.
+
+    Raises:
+        Rejected: UNSUPPORTED_VERSION.
+    """
+    releases = sorted({n.version for n in lead.catalog.nodes.values() if n.version and lead.is_alive(n)})
+    if len(releases) > 1:
+        raise Rejected(
+            f"{where}nodes and masters run different releases ({', '.join(releases[:5])}), and an older one cannot read "
+            "the change; upgrade all of them first",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+
+
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
     """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does
     nothing.
@@ -105,23 +122,33 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
             return table.table_id
         lead.check_settled()
         _check_defaults(table)
-        _check_room(lead, table)
-        parts = partitions(PartitionSchema.from_json(table.partitioning))
-        tablets = [_new_tablet(table, ordinal, part, lead.wall_us()) for ordinal, part in enumerate(parts)]
+        partitioning = PartitionSchema.from_json(table.partitioning)
+        if partitioning.has_gaps:
+            check_one_release(lead, f"create table {table.name!r}: ")
+        check_replication_factor(
+            table.replication_factor,
+            len({c.machine for c in lead.candidates()}),
+            len(lead.active_machines()),
+        )
+        check_places(lead, table, partitioning.tablets, "create")
+        check_view(lead, table, partitioning.tablets, "create")
+        parts = numbered(partitioning)
+        tablets = [new_tablet(table, ordinal, part, lead.wall_us()) for ordinal, part in parts]
         batch = [insert(t) for t in tablets] + [insert(table)]
         if sum(len(o.value) + len(o.key) for o in batch) > lead.options.create_bytes_max:
             raise Rejected(
                 f"create table {table.name!r}: too many tablets for one batch; use fewer partitions",
                 code=Code.TOO_LARGE,
             )
-        _check_catalog(lead, table, batch)
+        check_catalog(lead, table, batch, "create")
         await lead.commit(batch)
     for tablet in tablets:
         lead.look_at(tablet.tablet_id)
     return table.table_id
 
 
-def _new_tablet(table: TableRecord, ordinal: int, part: Partition, now_us: int) -> TabletRecord:
+def new_tablet(table: TableRecord, ordinal: int, part: Partition, now_us: int) -> TabletRecord:
+    """The row of a tablet that is to be placed."""
     return TabletRecord(TabletId(new_id()), table.table_id, ordinal, "PREPARING", part, now_us)
 
 
@@ -164,43 +191,39 @@ def _check_defaults(table: TableRecord) -> None:
         raise Rejected(f"create table {table.name!r}: " + "; ".join(faults))
 
 
-def _check_room(lead: Leadership, table: TableRecord) -> None:
+def check_places(lead: Leadership, table: TableRecord, tablets: int, what: str) -> None:
+    """Refuse so many new tablets if the nodes would have too many replicas. `what`: "create" or "alter"."""
     candidates = lead.candidates()
-    check_replication_factor(
-        table.replication_factor, len({c.machine for c in candidates}), len(lead.active_machines())
-    )
-    tablets = PartitionSchema.from_json(table.partitioning).tablets
     wanted = tablets * table.replication_factor
     total = wanted + sum(c.replicas for c in candidates)
     if total > lead.options.tablets_per_node_max * len(candidates):
         raise Rejected(
-            f"create table {table.name!r}: {wanted} more replicas would make {total} on {len(candidates)} nodes, of at "
+            f"{what} table {table.name!r}: {wanted} more replicas would make {total} on {len(candidates)} nodes, of at "
             f"most {lead.options.tablets_per_node_max} each; use fewer partitions or add nodes"
         )
-    _check_view(lead, table, tablets)
 
 
-def _check_view(lead: Leadership, table: TableRecord, tablets: int) -> None:
-    """Refuse a table with which a view would exceed one message: operator, driver and ksck could see
+def check_view(lead: Leadership, table: TableRecord, tablets: int, what: str) -> None:
+    """Refuse new tablets with which a view would exceed one message: operator, driver and ksck could see
     nothing at all."""
     catalog = lead.catalog
     total = all_view_bytes(catalog) + view_bytes(table, tablets)
     if total > VIEW_BYTES_MAX:
         raise Rejected(
-            f"create table {table.name!r}: its {tablets} tablets would make {tablets + len(catalog.current)}, more than "
+            f"{what} table {table.name!r}: {tablets} new tablets would make {tablets + len(catalog.current)}, more than "
             f"one answer of the masters can hold ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
             "partitions or replicas, or delete tables",
             code=Code.TOO_LARGE,
         )
 
 
-def _check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation]) -> None:
-    """Refuse a table if it fills the catalog above half; changes of existing tables need the rest."""
+def check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation], what: str) -> None:
+    """Refuse new tablets if they fill the catalog above half; changes of existing tables need the rest."""
     space = lead.log.key_space
     held = space.held_bytes + space.check_operations(batch) if space is not None else 0
     if space is not None and held > space.bytes_max // 2:
         raise Rejected(
-            f"create table {table.name!r}: the catalog would grow to {held >> 10} KiB, but new tables may fill at most "
+            f"{what} table {table.name!r}: the catalog would grow to {held >> 10} KiB, but new tablets may fill at most "
             f"{space.bytes_max >> 11} KiB. Delete tables; their rows leave the catalog after an hour, when all nodes that "
             "are not RETIRED have reported",
             code=Code.TOO_LARGE,

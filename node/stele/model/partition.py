@@ -1,7 +1,8 @@
 """Which tablet a row belongs to. Shared by client, master and Spark; knows no locations.
 
 A table's partitions are the cross product of its hash buckets and its ranges, numbered with the first hash
-slowest and the range fastest. That number is the tablet's ordinal.
+slowest and the range fastest. That number is the tablet's ordinal. Tablets of ranges that were added later come
+behind, range after range. A row outside all ranges has the ordinal OUTSIDE.
 
 Invariant: the ordinal of a row depends only on its bytes and the partition schema (stele hash v1, golden
 vectors).
@@ -27,8 +28,12 @@ from stele.model.errors import Rejected
 from stele.model.hashing import hash_binary, hash_bytes, hash_ints, hash_rows
 from stele.model.jsons import parse_json
 from stele.model.predicate import Predicate
+from stele.model.ranges import UNCOVERED
+from stele.model.ranges import RangePartition as RangePartition
 from stele.model.schema import Schema
 
+OUTSIDE = -1
+"""Stands for the ordinal of rows that no range covers."""
 TABLETS_MAX = 100_000
 _FEW_ROWS = 32
 _FEW_FIXED_ROWS = 8
@@ -44,15 +49,6 @@ class HashPartition:
     column_ids: tuple[int, ...] = ()
     buckets: int = 0
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RangePartition:
-    """Rows go to the range between two split keys: encoded `column_ids`, ascending. A split key begins its
-    range."""
-
-    column_ids: tuple[int, ...] = ()
-    split_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +87,22 @@ class PartitionSchema:
     @property
     def ranges(self) -> int:
         """The number of ranges."""
-        return 1 if self.range is None else len(self.range.split_keys) + 1
+        return 1 if self.range is None else self.range.ranges
+
+    @property
+    def buckets(self) -> int:
+        """The number of combinations of hash buckets."""
+        return math.prod(part.buckets for part in self.hash)
 
     @property
     def tablets(self) -> int:
         """The number of tablets."""
-        count = self.ranges
-        for part in self.hash:
-            count *= part.buckets
-        return count
+        return self.ranges * self.buckets
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are rows that no tablet takes."""
+        return self.range is not None and self.range.has_gaps
 
     def faults(self, schema: Schema) -> list[str]:
         """All faults of this partitioning for a table of `schema`, as messages; empty if there are none."""
@@ -129,9 +132,7 @@ class PartitionSchema:
         if self.range is not None:
             no_ids = _no_ids("range", self.range.column_ids)
             found.extend([no_ids] if no_ids else _column_faults("range", self.range.column_ids, schema))
-            splits = self.range.split_keys
-            if any(a >= b for a, b in itertools.pairwise(splits)) or any(not s for s in splits):
-                found.append("range: split keys must be ascending, each once, none empty")
+            found.extend(self.range.faults())
         if self.tablets > TABLETS_MAX:
             found.append(
                 f"the table would have {shown(self.tablets)} tablets; at most {TABLETS_MAX} are allowed"
@@ -140,11 +141,10 @@ class PartitionSchema:
 
     def to_json(self) -> str:
         """JSON text. Equal values give equal text."""
-        range_ = (
-            None
-            if self.range is None
-            else [list(self.range.column_ids), [s.hex() for s in self.range.split_keys]]
-        )
+        range_: list[Any] | None = None
+        if (part := self.range) is not None:
+            range_ = [list(part.column_ids), [s.hex() for s in part.split_keys]]
+            range_ += [list(part.numbers), part.first, part.next_number] if part.numbers else []
         hashes = [[list(h.column_ids), h.buckets, h.seed] for h in self.hash]
         return json.dumps({"hash": hashes, "range": range_}, separators=(",", ":"))
 
@@ -162,7 +162,10 @@ class PartitionSchema:
             if range_ is None:
                 return PartitionSchema(hashes)
             splits = tuple(bytes.fromhex(s) for s in range_[1])
-            return PartitionSchema(hashes, RangePartition(tuple(range_[0]), splits))
+            numbers, first, next_number = range_[2:] or ((), 0, 0)
+            return PartitionSchema(
+                hashes, RangePartition(tuple(range_[0]), splits, tuple(numbers), int(first), int(next_number))
+            )
         except (ValueError, TypeError, KeyError, IndexError) as exc:
             raise Rejected(f"partitioning: {exc!r}; the text is not a partition schema") from exc
 
@@ -201,15 +204,24 @@ def _column_faults(kind: str, column_ids: Sequence[int], schema: Schema) -> list
 
 def partitions(partitioning: PartitionSchema) -> list[Partition]:
     """All partitions, in the order of their ordinals."""
-    splits = () if partitioning.range is None else partitioning.range.split_keys
-    bounds = [b"", *splits, b""]
-    ranges = list(itertools.pairwise(bounds))
+    return [part for _, part in numbered(partitioning)]
+
+
+def numbered(partitioning: PartitionSchema) -> list[tuple[int, Partition]]:
+    """All partitions with their ordinals, ascending."""
+    ranged = partitioning.range or RangePartition()
     buckets = itertools.product(*(range(h.buckets) for h in partitioning.hash))
-    return [Partition(chosen, start, end) for chosen in buckets for start, end in ranges]
+    count = partitioning.buckets
+    found = [
+        (ranged.ordinal(number, count, at), Partition(chosen, start, end))
+        for at, chosen in enumerate(buckets)
+        for start, end, number in ranged.covered
+    ]
+    return sorted(found, key=lambda each: each[0])
 
 
 def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema) -> npt.NDArray[np.int64]:
-    """The tablet ordinal of each row.
+    """The tablet ordinal of each row, or OUTSIDE.
 
     Raises:
         Rejected: a partition column is missing or has nulls.
@@ -217,10 +229,17 @@ def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema)
     ordinals = np.zeros(len(batch), np.int64)
     for part in partitioning.hash:
         ordinals = ordinals * part.buckets + _buckets(batch, schema, part)
-    if partitioning.range is not None:
-        encoded = keys.encode_columns(batch, schema, partitioning.range.column_ids)
-        ordinals = ordinals * partitioning.ranges + _range_of(encoded, partitioning.range.split_keys)
-    return ordinals
+    ranged = partitioning.range
+    if ranged is None:
+        return ordinals
+    encoded = keys.encode_columns(batch, schema, ranged.column_ids)
+    pieces = _range_of(encoded, ranged.split_keys)
+    if not ranged.numbers:
+        return ordinals * partitioning.ranges + pieces
+    numbers = np.array(ranged.numbers, np.int64)[pieces]
+    later = numbers * partitioning.buckets + ordinals
+    found = np.where(numbers < ranged.first, ordinals * ranged.first + numbers, later)
+    return np.where(numbers == UNCOVERED, OUTSIDE, found)
 
 
 _WIDTHS = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "string": 0}
@@ -245,10 +264,17 @@ def assign_few(
         else:
             hashes = [hash_bytes(key, part.seed) for key in keys.encode_values(parts)]
         found = [ordinal * buckets + h % buckets for ordinal, h in zip(found, hashes)]
-    if partitioning.range is not None:
-        splits, ranges = partitioning.range.split_keys, partitioning.ranges
-        encoded = keys.encode_values(given(partitioning.range.column_ids))
-        found = [ordinal * ranges + bisect_right(splits, key) for ordinal, key in zip(found, encoded)]
+    ranged = partitioning.range
+    if ranged is not None:
+        splits, numbers = ranged.split_keys, ranged.numbers
+        pieces = [bisect_right(splits, key) for key in keys.encode_values(given(ranged.column_ids))]
+        if not numbers:
+            return [ordinal * (len(splits) + 1) + piece for ordinal, piece in zip(found, pieces)]
+        buckets = partitioning.buckets
+        found = [
+            OUTSIDE if numbers[piece] == UNCOVERED else ranged.ordinal(numbers[piece], buckets, bucket)
+            for bucket, piece in zip(found, pieces)
+        ]
     return found
 
 
@@ -296,16 +322,25 @@ def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Pr
     It never omits a tablet that may, but may include one that cannot. A hash needs = or "in" on all its
     columns; a range needs = on a prefix of its columns and comparisons on the next one.
     """
-    sizes = [h.buckets for h in partitioning.hash] + [partitioning.ranges]
-    allowed: list[Sequence[int]] = [_hash_buckets(part, schema, predicates) for part in partitioning.hash]
-    allowed.append(_ranges(partitioning, schema, predicates))
+    allowed = [_hash_buckets(part, schema, predicates) for part in partitioning.hash]
+    ranged, buckets = partitioning.range or RangePartition(), partitioning.buckets
+    pieces = _ranges(partitioning, schema, predicates)
+    numbers = [n for piece in pieces if (n := ranged.piece_numbers[piece]) != UNCOVERED]
     found = []
     for chosen in itertools.product(*allowed):
-        ordinal = 0
-        for size, place in zip(sizes, chosen):
-            ordinal = ordinal * size + place
-        found.append(ordinal)
-    return found
+        bucket = 0
+        for part, place in zip(partitioning.hash, chosen):
+            bucket = bucket * part.buckets + place
+        found += [ranged.ordinal(number, buckets, bucket) for number in numbers]
+    return sorted(found)
+
+
+def may_be_outside(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> bool:
+    """Whether a row for which all predicates are true may be one that no range covers."""
+    ranged = partitioning.range
+    if ranged is None or not ranged.has_gaps:
+        return False
+    return any(ranged.numbers[piece] == UNCOVERED for piece in _ranges(partitioning, schema, predicates))
 
 
 def _candidates(column_id: int, schema: Schema, predicates: Sequence[Predicate]) -> pa.Array | None:

@@ -18,6 +18,7 @@ from stele.model.errors import Corrupt, Rejected
 from stele.model.keys import decode_key, encode_tuple
 from stele.model.nearest import did_you_mean
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
+from stele.model.ranges import Bounds, of_ranges
 from stele.model.rows import python_values
 from stele.model.schema import Schema
 from stele.model.split_json import ENCODED, split_key
@@ -50,7 +51,10 @@ class RangePartitioning:
     """
 
     columns: tuple[str, ...]
-    split_at: tuple[Any, ...]
+    split_at: tuple[Any, ...] = ()
+    ranges: tuple[tuple[Any, Any], ...] = ()
+    """In place of `split_at`: the ranges as pairs of values, from (inclusive) and to (exclusive), None for no bound.
+    Rows in no range are refused."""
 
 
 Partitioning: TypeAlias = HashPartitioning | RangePartitioning
@@ -73,8 +77,7 @@ def by_ids(parts: Iterable[Partitioning], schema: Schema) -> PartitionSchema:
         if isinstance(part, HashPartitioning):
             hashes.append(HashPartition(ids, part.buckets, part.seed))
         else:
-            keys = tuple(_split_key(value, columns, faults) for value in part.split_at)
-            ranges.append(RangePartition(ids, keys))
+            ranges.append(_range(part, ids, columns, faults))
     if len(ranges) > 1:
         faults.append(f"there are {len(ranges)} ranges; at most one is allowed; it may have several columns")
     found = PartitionSchema(tuple(hashes), ranges[0] if ranges else None)
@@ -92,9 +95,71 @@ def by_names(partitions: PartitionSchema, schema: Schema) -> tuple[Partitioning,
     ]
     if partitions.range is not None:
         columns = [schema.by_id[i] for i in partitions.range.column_ids]
-        values = tuple(_split_value(key, columns) for key in partitions.range.split_keys)
-        found.append(RangePartitioning(tuple(column.name for column in columns), values))
+        names = tuple(column.name for column in columns)
+        if partitions.has_gaps:
+            found.append(RangePartitioning(names, (), tuple(named_bounds(partitions.range, schema))))
+        else:
+            values = tuple(_split_value(key, columns) for key in partitions.range.split_keys)
+            found.append(RangePartitioning(names, values))
     return tuple(found)
+
+
+def _range(
+    part: RangePartitioning, ids: tuple[int, ...], columns: Sequence[Column], faults: list[str]
+) -> RangePartition:
+    if not part.ranges:
+        return RangePartition(ids, tuple(_split_key(value, columns, faults) for value in part.split_at))
+    if part.split_at:
+        faults.append("range: it has split_at and ranges; give one of them")
+    bounds = []
+    for pair in part.ranges:
+        try:
+            bounds.append(encoded_bounds(pair, columns))
+        except Rejected as exc:
+            faults.append(f"range: {exc.args[0]}")
+    if not faults:
+        try:
+            return of_ranges(ids, bounds)
+        except Rejected as exc:
+            faults.append(str(exc.args[0]))
+    return RangePartition(ids)
+
+
+def encoded_bounds(pair: Any, columns: Sequence[Column]) -> Bounds:
+    """A range given as a pair of values: None, a value of the one column, a tuple with a value for each, or
+    {"encoded": HEX}.
+
+    Raises:
+        Rejected: it is no such pair, or a value does not fit.
+    """
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise Rejected(
+            f"{shown(pair)}: expected two bounds, like (0, 1000), or (1000, None) for no upper one"
+        )
+    found = []
+    for value in pair:
+        try:
+            if value is None:
+                found.append(b"")
+            else:
+                found.append(
+                    split_key(value, columns) if isinstance(value, dict) else _encoded(value, columns)
+                )
+        except Rejected as exc:
+            raise Rejected(f"bound {shown(value)}: {exc.args[0]}") from exc
+    return found[0], found[1]
+
+
+def named_bounds(part: RangePartition, schema: Schema) -> list[tuple[Any, Any]]:
+    """The ranges of a table as pairs of values; None for no bound."""
+    columns = [schema.by_id[i] for i in part.column_ids]
+    return [
+        (
+            _split_value(start, columns) if start else None,
+            _split_value(end, columns) if end else None,
+        )
+        for start, end, _ in part.covered
+    ]
 
 
 def _column_names(column_ids: Sequence[int], schema: Schema) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.partition import HashPartition, Partition, PartitionSchema, RangePartition
+from stele.model.ranges import AddRange, DropRange, RangeStep
 from stele.model.schema import Schema
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -61,8 +62,8 @@ def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
     )
 
 
-def steps_to_pb(steps: Sequence[Step]) -> list[master_pb2.AlterStepPB]:
-    """Changes of columns as messages."""
+def steps_to_pb(steps: Sequence[Step | RangeStep]) -> list[master_pb2.AlterStepPB]:
+    """Changes of columns and ranges as messages."""
     found = []
     for step in steps:
         pb = master_pb2.AlterStepPB()
@@ -83,17 +84,22 @@ def steps_to_pb(steps: Sequence[Step]) -> list[master_pb2.AlterStepPB]:
             case ChangeDefault():
                 pb.change_default.name = step.name
                 pb.change_default.default_value = _bytes_of(step.default)
+            case AddRange():
+                pb.add_range.CopyFrom(master_pb2.RangePB(range_start=step.start, range_end=step.end))
+            case DropRange():
+                pb.drop_range.CopyFrom(master_pb2.RangePB(range_start=step.start, range_end=step.end))
         found.append(pb)
     return found
 
 
-def steps_from_pb(pbs: Iterable[master_pb2.AlterStepPB]) -> list[Step]:
-    """Changes of columns.
+def steps_from_pb(pbs: Iterable[master_pb2.AlterStepPB]) -> tuple[list[Step], list[RangeStep]]:
+    """Changes of columns, and changes of ranges.
 
     Raises:
         Rejected: a step that this program does not know.
     """
     found: list[Step] = []
+    ranges: list[RangeStep] = []
     for pb in pbs:
         match pb.WhichOneof("step"):
             case "add_column":
@@ -107,11 +113,15 @@ def steps_from_pb(pbs: Iterable[master_pb2.AlterStepPB]) -> list[Step]:
             case "change_default":
                 change = pb.change_default
                 found.append(ChangeDefault(change.name, _text_of(change.default_value)))
+            case "add_range":
+                ranges.append(AddRange(pb.add_range.range_start, pb.add_range.range_end))
+            case "drop_range":
+                ranges.append(DropRange(pb.drop_range.range_start, pb.drop_range.range_end))
             case _:
                 raise Rejected(
                     "alter: a change of a kind that this program does not know; expected add, drop, rename or default"
                 )
-    return found
+    return found, ranges
 
 
 def _bytes_of(default: str | None) -> bytes:
@@ -133,6 +143,8 @@ def partitioning_to_pb(partitioning: PartitionSchema) -> common_pb2.Partitioning
     if partitioning.range is not None:
         pb.range.column_ids.extend(partitioning.range.column_ids)
         pb.range.split_keys.extend(partitioning.range.split_keys)
+        pb.range.numbers.extend(partitioning.range.numbers)
+        pb.range.first, pb.range.next_number = partitioning.range.first, partitioning.range.next_number
     return pb
 
 
@@ -140,7 +152,13 @@ def partitioning_from_pb(pb: common_pb2.PartitioningPB) -> PartitionSchema:
     """A partitioning. `PartitionSchema.faults` checks whether it fits a schema."""
     ranged = None
     if pb.HasField("range"):
-        ranged = RangePartition(tuple(pb.range.column_ids), tuple(pb.range.split_keys))
+        ranged = RangePartition(
+            tuple(pb.range.column_ids),
+            tuple(pb.range.split_keys),
+            tuple(pb.range.numbers),
+            pb.range.first,
+            pb.range.next_number,
+        )
     return PartitionSchema(
         tuple(HashPartition(tuple(h.column_ids), h.buckets, h.seed) for h in pb.hash), ranged
     )

@@ -56,7 +56,7 @@ COUNTS: dict[str, int] = {
     "masters": bounds.MASTERS_MAX,
     "steps": bounds.COLUMNS_MAX,
     **dict.fromkeys(("columns", "key_column_ids", "column_ids", "hash", "hash_buckets"), bounds.COLUMNS_MAX),
-    **dict.fromkeys(("split_keys", "tablet_ids"), bounds.PARTITIONS_MAX),
+    **dict.fromkeys(("split_keys", "numbers", "tablet_ids"), bounds.PARTITIONS_MAX),
 }
 
 NUMBERS: dict[str, int] = {

@@ -419,21 +419,35 @@ class RangePartitionPB(_message.Message):
 
     COLUMN_IDS_FIELD_NUMBER: _builtins.int
     SPLIT_KEYS_FIELD_NUMBER: _builtins.int
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    NEXT_NUMBER_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """with numbers: how many ranges the table was created with"""
+    next_number: _builtins.int
+    """with numbers: that of the next range"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def split_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """order-preserving bytes of the range columns, ascending"""
 
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each piece between split keys, the number of the range that it is; -1: no range. None: all are, from 0 on."""
+
     def __init__(
         self,
         *,
         column_ids: _abc.Iterable[_builtins.int] | None = ...,
         split_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+        first: _builtins.int = ...,
+        next_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "split_keys", b"split_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "first", b"first", "next_number", b"next_number", "numbers", b"numbers", "split_keys", b"split_keys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -783,6 +783,30 @@ class ColumnDefaultPB(_message.Message):
 Global___ColumnDefaultPB: _TypeAlias = ColumnDefaultPB  # noqa: Y015
 
 @_typing.final
+class RangePB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGE_START_FIELD_NUMBER: _builtins.int
+    RANGE_END_FIELD_NUMBER: _builtins.int
+    range_start: _builtins.bytes
+    """inclusive; empty: unbounded"""
+    range_end: _builtins.bytes
+    """exclusive; empty: unbounded"""
+    def __init__(
+        self,
+        *,
+        range_start: _builtins.bytes = ...,
+        range_end: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["range_end", b"range_end", "range_start", b"range_start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangePB: _TypeAlias = RangePB  # noqa: Y015
+
+@_typing.final
 class AlterStepPB(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -790,6 +814,8 @@ class AlterStepPB(_message.Message):
     DROP_COLUMN_FIELD_NUMBER: _builtins.int
     RENAME_COLUMN_FIELD_NUMBER: _builtins.int
     CHANGE_DEFAULT_FIELD_NUMBER: _builtins.int
+    ADD_RANGE_FIELD_NUMBER: _builtins.int
+    DROP_RANGE_FIELD_NUMBER: _builtins.int
     drop_column: _builtins.str
     @_builtins.property
     def add_column(self) -> _common_pb2.ColumnPB:
@@ -799,6 +825,12 @@ class AlterStepPB(_message.Message):
     def rename_column(self) -> Global___RenameColumnPB: ...
     @_builtins.property
     def change_default(self) -> Global___ColumnDefaultPB: ...
+    @_builtins.property
+    def add_range(self) -> Global___RangePB: ...
+    @_builtins.property
+    def drop_range(self) -> Global___RangePB:
+        """with its rows"""
+
     def __init__(
         self,
         *,
@@ -806,12 +838,14 @@ class AlterStepPB(_message.Message):
         drop_column: _builtins.str = ...,
         rename_column: Global___RenameColumnPB | None = ...,
         change_default: Global___ColumnDefaultPB | None = ...,
+        add_range: Global___RangePB | None = ...,
+        drop_range: Global___RangePB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "change_default", b"change_default", "drop_column", b"drop_column", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "change_default", b"change_default", "drop_column", b"drop_column", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["add_column", "drop_column", "rename_column", "change_default"]  # noqa: Y015
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["add_column", "drop_column", "rename_column", "change_default", "add_range", "drop_range"]  # noqa: Y015
     _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
 
@@ -828,6 +862,7 @@ class AlterTableRequest(_message.Message):
     ALTER_ID_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     NEW_NAME_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     """or"""
     name: _builtins.str
@@ -835,6 +870,8 @@ class AlterTableRequest(_message.Message):
     """chosen by the caller, so that a retry is harmless"""
     new_name: _builtins.str
     """empty: as before"""
+    wait_ms: _builtins.int
+    """how long to wait for nodes to delete the replicas of dropped ranges; 0: not at all"""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterStepPB]:
         """in this order"""
@@ -847,10 +884,11 @@ class AlterTableRequest(_message.Message):
         alter_id: _builtins.bytes = ...,
         steps: _abc.Iterable[Global___AlterStepPB] | None = ...,
         new_name: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_id", b"alter_id", "name", b"name", "new_name", b"new_name", "steps", b"steps", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_id", b"alter_id", "name", b"name", "new_name", b"new_name", "steps", b"steps", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,18 +900,28 @@ class AlterTableResponse(_message.Message):
 
     TABLE_ID_FIELD_NUMBER: _builtins.int
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    UNREACHED_FIELD_NUMBER: _builtins.int
+    TABLETS_LEFT_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     schema_version: _builtins.int
     """the version that the table will have"""
+    tablets_left: _builtins.int
+    """tablets of which such nodes may acknowledge rows"""
+    @_builtins.property
+    def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of nodes that may still acknowledge rows of dropped ranges."""
+
     def __init__(
         self,
         *,
         table_id: _builtins.bytes = ...,
         schema_version: _builtins.int = ...,
+        unreached: _abc.Iterable[_builtins.str] | None = ...,
+        tablets_left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_version", b"schema_version", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["schema_version", b"schema_version", "table_id", b"table_id", "tablets_left", b"tablets_left", "unreached", b"unreached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,93 @@
+"""The ranges of an open table, as they are added and dropped. Used by table.py, batcher.py and bulk.py.
+
+Invariant: a row is refused for want of a range only after the masters were asked, with a question that began
+after the row was given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from stele.client.locations import Locations, TabletPlace
+from stele.model.errors import Code, Rejected
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, may_be_outside, prune
+from stele.model.predicate import Predicate
+from stele.model.schema import Schema
+
+T = TypeVar("T")
+
+NO_RANGE = "no range of the table covers this row; add one with `stele table alter --add-range`"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """How a table is split, as the masters told it last."""
+
+    locations: Locations
+
+    @property
+    def now(self) -> PartitionSchema:
+        """The partitioning. The same object until it changes."""
+        return self.locations.info.partition_schema
+
+    async def ask(self, timeout_s: float) -> None:
+        """Ask the masters for the present ranges.
+
+        Raises:
+            Rejected: NOT_FOUND: the table is gone.
+            Retryable: TIMED_OUT: no answer came within `timeout_s`; other codes: no master answers.
+            Closed: after `close`.
+        """
+        await self.locations.ask_anew(timeout_s=timeout_s)
+
+    def places(self, schema: Schema, predicates: Sequence[Predicate]) -> tuple[TabletPlace, ...]:
+        """The tablets that may hold a row for which all predicates are true.
+
+        Raises:
+            Rejected: NOT_FOUND: the table was deleted.
+            Retryable: NOT_READY: one is still being created.
+        """
+        return tuple(self.locations.by_ordinal(prune(self.now, schema, predicates)))
+
+    async def places_now(
+        self, schema: Schema, predicates: Sequence[Predicate], gone: bool, timeout_s: float
+    ) -> tuple[TabletPlace, ...]:
+        """As `places`. Where such a row may be in no known range, ask: somebody may have added one since.
+
+        `gone`: the masters were just asked, as a range was dropped. Raises what `ask` and `places` raise."""
+        if not gone and may_be_outside(self.now, schema, predicates):
+            await self.ask(timeout_s)
+        return self.places(schema, predicates)
+
+    async def read(
+        self,
+        key: pa.RecordBatch,
+        schema: Schema,
+        timeout_s: float,
+        read: Callable[[int, float], Awaitable[T]],
+    ) -> T | None:
+        """The answer of the tablet of one key: `read(ordinal, timeout_s)`; None if no range covers it.
+
+        Raises what `ask` and `read` raise."""
+        until = time.monotonic() + timeout_s
+        asked = False
+        while True:
+            (ordinal,) = assign(key, schema, self.now).tolist()
+            rest_s = max(0.001, until - time.monotonic())
+            if ordinal != OUTSIDE:
+                try:
+                    return await read(ordinal, rest_s)
+                except Rejected as exc:
+                    if exc.code is not Code.TABLET_DELETED:
+                        raise
+                asked = True  # the masters have just said that its range was dropped
+            elif asked:
+                return None
+            else:
+                await self.ask(rest_s)
+                asked = True

@@ -1,0 +1,95 @@
+"""Ranges of tables that are added and dropped: which tablets come and go. Called by altering.py, under its locks.
+
+A dropped range's tablets are deleted as those of a deleted table: removals.py tells when nothing more is
+acknowledged by them, and forgetting.py drops their rows. Invariant: a tablet keeps its ordinal and its bounds,
+so no other tablet of the table is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stele.master.leadership import Leadership
+from stele.master.placement import check_replication_factor
+from stele.master.port import drop, insert, swap
+from stele.master.records import TableRecord, TabletRecord
+from stele.master.removals import deleted
+from stele.master.tables import check_catalog, check_places, check_view, new_tablet
+from stele.model.errors import Rejected
+from stele.model.kvop import KeyOperation
+from stele.model.partition import PartitionSchema, numbered
+from stele.model.ranges import RangeStep, with_steps
+from stele.model.schema import Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Reranged:
+    """The partitioning of a table after a change, and the tablets that come and go."""
+
+    partitioning: str
+    added: tuple[TabletRecord, ...] = ()
+    dropped: tuple[TabletRecord, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether any tablet comes or goes."""
+        return bool(self.added or self.dropped)
+
+    def marks(self, lead: Leadership) -> list[TabletRecord]:
+        """The rows that stay of the dropped tablets."""
+        now_us = lead.wall_us()
+        return [deleted(lead.catalog, lead.liveness, row, now_us) for row in self.dropped]
+
+    def batch(self, lead: Leadership, marks: Sequence[TabletRecord]) -> list[KeyOperation]:
+        """The changes of tablets' rows and of their intents."""
+        intents = [i for row in self.dropped if (i := lead.catalog.intents.get(row.tablet_id)) is not None]
+        return [
+            *(swap(row, mark) for row, mark in zip(self.dropped, marks, strict=True)),
+            *(drop(intent) for intent in intents),
+            *(insert(row) for row in self.added),
+        ]
+
+
+def reranged(lead: Leadership, table: TableRecord, steps: Sequence[RangeStep]) -> Reranged:
+    """What these steps make of a table.
+
+    Raises:
+        Rejected: lists all faults.
+    """
+    before = PartitionSchema.from_json(table.partitioning)
+    if before.range is None:
+        raise Rejected(
+            "the table has no range partitions, so none can be added or dropped; make a table with a range"
+        )
+    after = replace(before, range=with_steps(before.range, steps))
+    if faults := after.faults(Schema.from_json(table.schema)):
+        raise Rejected("; ".join(faults))
+    parts = dict(numbered(after))
+    rows = lead.catalog.current_tablets(table.table_id)
+    known = {row.ordinal for row in rows}
+    now_us = lead.wall_us()
+    return Reranged(
+        after.to_json(),
+        tuple(new_tablet(table, n, part, now_us) for n, part in parts.items() if n not in known),
+        tuple(row for row in rows if row.ordinal not in parts),
+    )
+
+
+def check_new_tablets(
+    lead: Leadership, table: TableRecord, tablets: int, batch: Sequence[KeyOperation]
+) -> None:
+    """Refuse so many new tablets of a table if there is no place for them.
+
+    Raises:
+        Rejected: INVALID_ARGUMENT: too few machines, or too many replicas on them; TOO_LARGE.
+        Retryable: NOT_READY: not all nodes were heard yet.
+    """
+    if not tablets:
+        return
+    lead.check_settled()
+    machines = {c.machine for c in lead.candidates()}
+    check_replication_factor(table.replication_factor, len(machines), len(lead.active_machines()))
+    check_places(lead, table, tablets, "alter")
+    check_view(lead, table, tablets, "alter")
+    check_catalog(lead, table, batch, "alter")
