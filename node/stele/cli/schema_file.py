@@ -47,7 +47,7 @@ _NOT_OURS = ("clusterRef", "deletionPolicy", "allowColumnDrop")
 DELETION_POLICIES = ("Retain", "Delete")
 """As in the CustomResourceDefinition."""
 _SPEC_KEYS = ("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning")
-_DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady")
+_DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady", "size")
 """Fields of `describe --json` that are not part of the definition. A new table gets its own."""
 
 

@@ -17,11 +17,13 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import say, short, show_json, show_table
+from stele.cli.output import size as shown_bytes
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient, TableInfo
     from stele.client.health import ClusterHealth
+    from stele.client.sizes import Size
     from stele.model.column import Column
     from stele.model.partition import RangePartition
     from stele.model.schema import Schema
@@ -59,18 +61,30 @@ def list_tables(masters: str, as_json: bool) -> None:
 @masters_option
 @json_option
 def describe(name: str, masters: str, as_json: bool) -> None:
-    """Show columns, partitioning and tablets of a table.
+    """Show columns, partitioning, size and tablets of a table.
+
+    The leaders of its tablets say how much they hold now. Rows are an estimate: a replaced row counts until its versions
+    are merged.
 
     Example: stele table describe flights
     """
 
-    async def work(client: AsyncClient) -> tuple[TableInfo, ClusterHealth]:
-        return await client.describe(name), await cluster_health(client)
+    from stele.client.sizes import size_of
 
-    info, health = with_client(masters, work)
+    async def work(client: AsyncClient) -> tuple[TableInfo, ClusterHealth, Size]:
+        found, health = await client.describe(name), await cluster_health(client)
+        tablets = [tablet for tablet in health.tablets if tablet.table_id == found.table_id]
+        return found, health, await size_of(client.pool, tablets, {n.node_id: n for n in health.nodes})
+
+    info, health, size = with_client(masters, work)
     ready = health.ready(info.table_id)
     if as_json:
-        show_json(_as_json(info, ready))
+        sizes = {
+            "rowsEstimate": size.rows,
+            "bytesOnDisk": size.bytes_on_disk,
+            "tabletsUnknown": size.unknown,
+        }
+        show_json(_as_json(info, ready) | {"size": sizes})
         return
     warn_unsettled(health)
     say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
@@ -91,6 +105,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
                 say(f"range of {', '.join(names)}: {', '.join(map(_shown_range, ranges))}")
             else:
                 say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
+    say(_shown_size(size))
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
     counts = health.replicas_of(info.table_id)
     if not counts.done:
@@ -222,6 +237,11 @@ def _shown_split(split: list[Any] | dict[str, str]) -> str:
     if isinstance(split, dict):
         return f'"0x{next(iter(split.values()))}"'
     return json.dumps(split if len(split) > 1 else split[0])
+
+
+def _shown_size(size: Size) -> str:
+    missing = f"; {size.unknown} tablets gave no answer" if size.unknown else ""
+    return f"about {size.rows:,} rows now, and {shown_bytes(size.bytes_on_disk)} of files in each replica{missing}"
 
 
 def _column(column: Column) -> dict[str, Any]:
