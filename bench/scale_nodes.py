@@ -17,6 +17,7 @@ from typing import Any
 
 import grpc
 
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId, NodeId, ReplicaId, new_id
@@ -193,6 +194,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
                         machine=f"m{self.number}",
                         zone=f"z{self.number % 3}",
                         role="node",
+                        cluster_version=CLUSTER_VERSION,
                     )
                 )
             told = set(keys)

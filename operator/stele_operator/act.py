@@ -27,6 +27,7 @@ from stele_operator.plan.actions import (
     DeleteObject,
     DeletePod,
     DeleteTable,
+    FinalizeVersion,
     PatchObject,
     RegisterNode,
     SetDriverPolicy,
@@ -140,7 +141,8 @@ class Actor:
                 | AlterTable
                 | SetReplicationFactor
                 | DeleteTable
-                | SetDriverPolicy,
+                | SetDriverPolicy
+                | FinalizeVersion,
             )
             return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
         return Outcome(action)
@@ -181,6 +183,8 @@ class Actor:
                 await self._masters().delete_table(action.table_id)
             case SetDriverPolicy():
                 await self._masters().set_policy(action.policy)
+            case FinalizeVersion():
+                await self._masters().finalize_version(action.version)
 
     async def _create(self, action: CreateObject) -> None:
         try:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from stele.client.versions import versions_of
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
@@ -118,6 +119,11 @@ class MasterLink:
         request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
         await self._masters.call("SetDriverPolicy", request)
 
+    async def finalize_version(self, version: int) -> None:
+        """Finalize a cluster version. One that is finalized already changes nothing."""
+        request = master_pb2.FinalizeClusterVersionRequest(cluster_version=version)
+        await self._masters.call("FinalizeClusterVersion", request)
+
     async def create_table(self, table_id: str, name: str, spec: TabletGroupSpec) -> None:
         """Create a table with the caller's id. A table that exists counts as created."""
         ids = {column.name: position for position, column in enumerate(spec.columns)}
@@ -169,13 +175,15 @@ class MasterLink:
 
 
 def _catalog(kept: Kept) -> Catalog:
-    last = kept.last
+    last, versions = kept.last, versions_of(kept.last)
     return Catalog(
         view=kept.view,
         tables=tuple(_table(t) for t in kept.tables),
         formed_nodes=frozenset(id_from_pb(n.node_id) for n in last.nodes if n.formed),
         names={id_from_pb(n.node_id): n.name for n in last.nodes if n.name},
         standing=standing_from_pb(last.policy) if last.HasField("policy") else None,
+        finalized=versions.finalized,
+        readable=versions.possible,
     )
 
 

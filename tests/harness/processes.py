@@ -58,6 +58,8 @@ class Member:
     zone: str = ""
     group: int | None = None
     process: subprocess.Popen[bytes] | None = None
+    program: Path | None = None
+    """The folder that holds another release's package `stele`; None: that of this checkout."""
 
     flight_port: int = FLIGHT_PORT
     http_port: int = HTTP_PORT
@@ -213,10 +215,16 @@ class Cluster:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env=self._environment,
+                env=self._environment_of(member),
                 start_new_session=True,
                 pass_fds=(self.loopback.claim,),
             )
+
+    def _environment_of(self, member: Member) -> dict[str, str]:
+        if member.program is None:
+            return self._environment
+        path = filter(None, (str(member.program), self._environment.get("PYTHONPATH")))
+        return {**self._environment, "PYTHONPATH": os.pathsep.join(path)}
 
     def add_node(self) -> Member:
         """One more node with a fresh identity, started."""

@@ -15,6 +15,7 @@ from stele.master.leadership import Leadership, MasterOptions
 from stele.master.master import Master
 from stele.master.records import TabletRecord
 from stele.master.service import MasterService
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId, NodeId, TabletId
@@ -178,6 +179,8 @@ class Node:
         self.version = ""
         self.incarnations: dict[TabletId, int] = {}
         """Of its replicas, if their tablets were recovered."""
+        self.role = "node"
+        self.cluster_version = CLUSTER_VERSION
 
     def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
         """A full report with registration."""
@@ -188,10 +191,11 @@ class Node:
             disk_low=self.disk_low,
             sequence=sequence,
             registration=pb.NodeRegistrationPB(
+                cluster_version=self.cluster_version,
                 address="127.0.0.1:1",
                 machine=self.machine,
                 zone=self.zone,
-                role="node",
+                role=self.role,
                 version=self.version,
             ),
             has_report=True,

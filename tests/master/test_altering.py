@@ -226,21 +226,6 @@ async def test_a_table_that_is_being_created_is_not_altered(tmp_path: Path) -> N
         assert (await info(w, "other")).state == "PREPARING"
 
 
-async def test_nodes_of_two_releases(tmp_path: Path) -> None:
-    """One of an earlier release could not read the change, and its replicas would end."""
-    async with world(tmp_path) as w:
-        await ready(w)
-        await made(w)
-        for node in w.nodes.values():
-            node.version = "0.2.0"
-        first = next(iter(w.nodes.values()))
-        first.version = "0.1.0"
-        versions = {"0.1.0", "0.2.0"}
-        await w.beat_until(lambda: {n.version for n in w.catalog.nodes.values()} - {""} == versions)
-        error = await refused(w.leader.AlterTable(alter_request(ADDED), None))
-        assert error.code is Code.UNSUPPORTED_VERSION and "0.1.0, 0.2.0" in str(error)
-
-
 async def test_renaming_a_table(tmp_path: Path) -> None:
     """One batch; its tablets are not asked. The old name is free at once."""
     async with world(tmp_path) as w:

@@ -76,6 +76,8 @@ def shorter(key: bytes, row: bytes) -> bytes:
     (kind,) = (kind for prefix, kind in KINDS.items() if key.startswith(prefix))
     defaults = [json.loads(_compact(_plain(f.default))) for f in dataclasses.fields(kind) if f.compare]
     values = json.loads(row[1:])
+    if kind is NodeRecord and len(values) == len(defaults):
+        values[-1] = defaults[-1]  # its program did not tell a cluster version
     while values and values[-1] == defaults[len(values) - 1]:
         values.pop()
     return row[:1] + _compact(values)

@@ -33,6 +33,7 @@ from stele_operator.plan.actions import (
     DeleteObject,
     DeletePod,
     DeleteTable,
+    FinalizeVersion,
     PatchObject,
     RegisterNode,
     ReleaseClaim,
@@ -140,6 +141,7 @@ class World:
         """The catalog names a master that is DRAINING until another has taken its place."""
         self.drains = True
         """Whether replicas leave the nodes that somebody wants drained."""
+        self.finalized = self.readable = 1
         self.standing: StandingPolicy | None = StandingPolicy(30_000, 1, 4, 0, 120_000)
         """The policy in the catalog; None: the masters are of a version that keeps none."""
         self.volumes_move = False
@@ -214,6 +216,9 @@ class World:
                 del self.objects[action.kind, action.name]
             case SetDriverPolicy():
                 self.standing = action.policy
+            case FinalizeVersion():
+                assert self.finalized < action.version <= self.readable
+                self.finalized = action.version
             case SetFinalizers():
                 raw = self._seen("TabletGroup", action.group, action.uid, action.resource_version)
                 raw["metadata"]["finalizers"] = list(action.finalizers)
@@ -530,6 +535,8 @@ class World:
             frozenset(self.formed_nodes),
             dict(self.node_names),
             self.standing,
+            self.finalized,
+            self.readable,
         )
 
     # -- running

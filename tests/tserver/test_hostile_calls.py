@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from stele.client import AsyncClient
 from stele.client.streams import Streams
 from stele.consensus.replica import ReplicaState
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.errors import Code, SteleError
 from stele.model.ids import NodeId, TabletId, new_id
 from stele.model.partition import PartitionSchema
@@ -128,7 +129,9 @@ def templates(
         node_id=mine,
         incarnation=caller.incarnation,
         sequence=1,
-        registration=master_pb2.NodeRegistrationPB(address="127.0.0.1:1", role="node"),
+        registration=master_pb2.NodeRegistrationPB(
+            address="127.0.0.1:1", role="node", cluster_version=CLUSTER_VERSION
+        ),
         has_report=True,
         tablets=[node.replicas.get(prey).status()],
     )

@@ -57,6 +57,16 @@ _GROUPS = {
             "list": ("stele.cli.masters:list_masters", "Show the masters and who leads."),
         },
     ),
+    "cluster": (
+        "Show and finalize the cluster version, after an upgrade.",
+        {
+            "version": ("stele.cli.versions:version", "Show the cluster version, and what each member runs."),
+            "finalize": (
+                "stele.cli.versions:finalize",
+                "End an upgrade: allow what the release before cannot read.",
+            ),
+        },
+    ),
     "table": (
         "Create, alter, read and write tables.",
         {

@@ -28,6 +28,7 @@ from stele.client.nodes import (
     unpark_node,
     what_drain_waits_for,
 )
+from stele.client.versions import ClusterVersions, cluster_versions, finalize_version
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
@@ -41,7 +42,9 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 
 __all__ = [
     "Answer",
+    "ClusterVersions",
     "NodeStatus",
+    "cluster_versions",
     "cluster_view",
     "drain_node",
     "forget_node",
@@ -52,6 +55,7 @@ __all__ = [
     "node_status",
     "node_status_of",
     "fence_node",
+    "finalize_version",
     "park_node",
     "retire_node",
     "tablet_called",

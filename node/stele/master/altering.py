@@ -19,7 +19,8 @@ from stele.master.liveness import Report
 from stele.master.port import swap
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
-from stele.master.tables import KINDS, check_one_release, is_name
+from stele.master.tables import KINDS, is_name
+from stele.master.versions import require_version
 from stele.model.alter import Step, altered
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import TabletId
@@ -43,7 +44,7 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
 
     Raises:
         Rejected: INVALID_ARGUMENT: lists all faults; NOT_FOUND; ALREADY_PRESENT: the new name is used; TOO_LARGE;
-            UNSUPPORTED_VERSION: a node runs another release.
+            UNSUPPORTED_VERSION: the cluster version is not finalized.
         Retryable: NOT_READY: the table is being created or altered.
     """
     alter_id = id_from_pb(request.alter_id)
@@ -132,7 +133,7 @@ def _check_may_alter(lead: Leadership, table: TableRecord, where: str, *, column
         raise Retryable(
             f"{where}{len(young)} of its tablets are being created; try again", code=Code.NOT_READY
         )
-    check_one_release(lead, where)
+    require_version(lead, 2, where.removesuffix(": "))
 
 
 def _check_room(

@@ -15,6 +15,7 @@ from stele.master.leadership import Leadership
 from stele.master.placement import check_machines
 from stele.master.port import swap
 from stele.master.records import NodeRecord, TabletRecord
+from stele.master.versions import require_version
 from stele.model.bounds import HOLDER_CHARS_MAX, cut
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import MemberType
@@ -40,6 +41,7 @@ async def place_tablet(lead: Leadership, request: pb.PlaceTabletRequest) -> ByHa
             raise Rejected("the catalog's tablet has a replica on each master, and cannot be placed by hand")
         if row.state != "RUNNING":
             raise Rejected(f"tablet {tablet_id} is {row.state}; only a RUNNING one can be placed by hand")
+        require_version(lead, 2, f"tablet {tablet_id[:8]}")
         lead.check_settled()
         wanted = _wanted(_Asked(lead, row), request)
         if wanted:

@@ -30,6 +30,7 @@ from stele.master.records import (
     TabletRecord,
     decode,
 )
+from stele.model.cluster_version import FIRST_CLUSTER_VERSION
 from stele.model.errors import Code, Rejected
 from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId
 from stele.model.schema import Schema
@@ -144,6 +145,11 @@ class Catalog:
         return record
 
     # --- questions ---
+
+    @property
+    def cluster_version(self) -> int:
+        """The finalized cluster version; before the first rows are written, the first one."""
+        return self.cluster.cluster_version if self.cluster is not None else FIRST_CLUSTER_VERSION
 
     @property
     def live_tables(self) -> list[TableRecord]:

@@ -134,6 +134,7 @@ def view_head(found: master_pb2.GetClusterViewResponse, scene: Scene, cluster_id
         found.claim.CopyFrom(claim_to_pb(scene.catalog.claim))
     found.now_us, found.settled = scene.wall_us, scene.settled
     found.policy.CopyFrom(policy_to_pb(scene.catalog.policy, scene.options))
+    found.cluster_version = scene.catalog.cluster_version
 
 
 def view_nodes(scene: Scene, counts: Mapping[str, int]) -> list[master_pb2.NodeViewPB]:
@@ -275,6 +276,7 @@ def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB
             zone=node.zone,
             version=node.version,
             role=node.role,
+            cluster_version=node.cluster_version,
         ),
         state=master_pb2.NodeStatePB.Value(node.state),
         heartbeat_age_ms=scene.liveness.age_ms(node.node_id, scene.now_ms),

@@ -31,6 +31,7 @@ from stele.master.records import (
 from stele.master.standing_in import StandIn
 from stele.master.starts import Starts
 from stele.master.view_changes import ViewChanges
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration
 from stele.model.errors import Code, NotLeader, Retryable, SteleError, of_later_program
 from stele.model.ids import CATALOG_TABLET_ID, TableId
@@ -42,7 +43,6 @@ from stele.tserver.wall_clock import monotonic_us
 
 log = structlog.get_logger("stele.master")
 
-CLUSTER_VERSION = 1
 CATALOG_TABLE_ID = TableId("0" * 32)
 _BARRIER_RETRY_S = 0.05
 

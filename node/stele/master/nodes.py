@@ -64,6 +64,7 @@ def _wanted(lead: Leadership, life: NodeLife) -> NodeRecord | None:
         machine=told.machine,
         zone=told.zone,
         version=told.version,
+        cluster_version=told.cluster_version,
     )
     if life.registered is not None and life.registered.incarnation >= present.incarnation:
         wanted = replace(wanted, **life.registered._asdict())

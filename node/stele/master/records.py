@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stele.model.by_hand import NOT_BY_HAND, ByHand
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration, decode_configuration, encode_configuration
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
@@ -62,7 +63,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Row):
-    """The cluster; there is one. `cluster_version` is written, but nothing reads it yet."""
+    """The cluster; there is one. `cluster_version`: the finalized one (versions.py). It is also the version byte of
+    the row, so masters that read only earlier ones end."""
 
     cluster_id: str
     cluster_version: int
@@ -176,6 +178,9 @@ class NodeRecord(Row):
     wanted: str = ""
     owner: str = ""
     left_ms: int = 0
+    cluster_version: int = 0
+    """The newest that its program reads, as it registered last; 0: it does not say, so 1. For display: a master of an
+    earlier release does not keep it up to date."""
 
     @property
     def returns(self) -> bool:
@@ -365,7 +370,13 @@ def encode(record: Any) -> bytes:
     """The bytes of a record's row. Values from a later program come last."""
     values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
     values += record.surplus
-    return bytes([VERSION]) + json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode()
+    return (
+        bytes([_version_of(record)]) + json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode()
+    )
+
+
+def _version_of(record: Any) -> int:
+    return max(VERSION, record.cluster_version) if isinstance(record, ClusterRecord) else VERSION
 
 
 def _plain(value: Any) -> Any:
@@ -386,10 +397,11 @@ def decode(kind: type[R], data: bytes) -> R:
         Corrupt: the bytes are not a row.
     """
     version = data[0] if data else 0
-    if version > VERSION:
-        raise _later(kind, f"version {version}, but this program reads version {VERSION}")
+    newest = CLUSTER_VERSION if kind is ClusterRecord else VERSION
+    if version > newest:
+        raise _later(kind, f"version {version}, but this program reads up to version {newest}")
     try:
-        if version != VERSION:
+        if version < VERSION:
             raise ValueError(f"version {version}")
         values = parse_json(data[1:])
     except ValueError as exc:

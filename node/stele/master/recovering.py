@@ -19,6 +19,7 @@ from stele.master.leadership import Leadership
 from stele.master.liveness import Report, is_given_up
 from stele.master.port import drop, insert, swap
 from stele.master.records import RecoveryRecord, TabletRecord
+from stele.master.versions import require_readers
 from stele.model.bounds import HOLDER_CHARS_MAX, cut
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
@@ -37,7 +38,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
 
     Raises:
         Rejected: NOT_FOUND; UNSAFE_CHANGE, a majority is heard; CAS_FAILED, the tablet was recovered meanwhile;
-            INVALID_ARGUMENT, the survivor is none.
+            INVALID_ARGUMENT, the survivor is none; UNSUPPORTED_VERSION, a live member could not read it.
         Retryable: NOT_READY, too little is known yet of the nodes.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
@@ -56,6 +57,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
                 "recovered meanwhile; look again",
                 code=Code.CAS_FAILED,
             )
+        require_readers(lead, 2, f"recover tablet {tablet_id[:8]}")
         refuse_majority(lead, row)
         peer = _survivor(lead, row, *survivor)
         last_logged = opid_from_pb(request.last_logged)

@@ -14,6 +14,7 @@ from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import swap
 from stele.master.records import TableRecord
+from stele.master.versions import require_version
 from stele.model.errors import Code, Rejected
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2
@@ -41,6 +42,7 @@ async def set_replication_factor(
             raise Rejected(f"table {table.name!r} is deleted", code=Code.NOT_FOUND)
         if table.replication_factor == factor:
             return table
+        require_version(lead, 2, f"replication factor {factor} of {table.name!r}")
         changed = replace(
             table, replication_factor=factor, replication_factor_before=table.replication_factor
         )

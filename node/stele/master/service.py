@@ -29,6 +29,7 @@ from stele.master.cluster_view import (
 from stele.master.heartbeat_bounds import bound_heartbeat
 from stele.master.liveness import LastStart, NodeLife, refuse_older
 from stele.master.master import Master
+from stele.master.versions import finalize, refuse_earlier
 from stele.model.errors import Code, Rejected, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.model.schema import Schema
@@ -144,6 +145,8 @@ class MasterService(MasterServiceServicer):
                 )
             if len(liveness.nodes) > len(nodes):
                 liveness.forget_strangers(nodes)
+        if scene is not None:
+            refuse_earlier(scene.catalog, request)
         if row is not None:
             refuse_older(request, LastStart(row.incarnation, row.start, row.log_synced))
         return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
@@ -332,6 +335,14 @@ class MasterService(MasterServiceServicer):
         lead = await self._master.confirmed_lead()
         await lead.do(standing_in.set_policy(lead, request.policy))
         return pb.SetDriverPolicyResponse()
+
+    async def FinalizeClusterVersion(
+        self, request: pb.FinalizeClusterVersionRequest, context: Any
+    ) -> pb.FinalizeClusterVersionResponse:
+        """Allow what members of an earlier cluster version cannot read."""
+        lead = await self._master.confirmed_lead()
+        version = await lead.do(finalize(lead, request))
+        return pb.FinalizeClusterVersionResponse(cluster_version=version)
 
     async def BeginIntent(self, request: pb.BeginIntentRequest, context: Any) -> pb.BeginIntentResponse:
         """Begin or take over an intent."""

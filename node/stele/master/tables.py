@@ -18,6 +18,7 @@ from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.removals import deleted
+from stele.master.versions import require_version
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
@@ -90,23 +91,6 @@ def is_name(text: str) -> bool:
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
-def check_one_release(lead: Leadership, where: str) -> None:
-    """Refuse what an older release cannot read, while a live node or master runs another one.
-
-    One that is away may be of an older release: then its replicas wait until it is upgraded.
-
-    Raises:
-        Rejected: UNSUPPORTED_VERSION.
-    """
-    releases = sorted({n.version for n in lead.catalog.nodes.values() if n.version and lead.is_alive(n)})
-    if len(releases) > 1:
-        raise Rejected(
-            f"{where}nodes and masters run different releases ({', '.join(releases[:5])}), and an older one cannot read "
-            "the change; upgrade all of them first",
-            code=Code.UNSUPPORTED_VERSION,
-        )
-
-
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
     """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does
     nothing.
@@ -124,7 +108,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         _check_defaults(table)
         partitioning = PartitionSchema.from_json(table.partitioning)
         if partitioning.has_gaps:
-            check_one_release(lead, f"create table {table.name!r}: ")
+            require_version(lead, 2, f"create table {table.name!r} with gaps between its ranges")
         check_replication_factor(
             table.replication_factor,
             len({c.machine for c in lead.candidates()}),

@@ -20,6 +20,7 @@ from stele.master.driving import check_epoch, commit_order
 from stele.master.leadership import Leadership
 from stele.master.port import swap
 from stele.master.records import ADMINISTRATOR, DRIVER, KEPT, NodeRecord
+from stele.master.versions import require_version
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId
 from stele.model.kvop import KeyOperation
@@ -46,7 +47,8 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
 
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; INVALID_ARGUMENT: it is RETIRED, or
-            somebody else asked for what is wanted now, or the time is missing or out of place.
+            somebody else asked for what is wanted now, or the time is missing or out of place;
+            UNSUPPORTED_VERSION: DRAINED, PARKED or FENCED before the cluster version is finalized.
     """
     node_id = id_from_pb(request.node_id)
     wanted = _WANTED.get(request.wanted, "")
@@ -66,6 +68,8 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
             raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
         owner = DRIVER if request.epoch else ADMINISTRATOR
         _check_owner(node, owner, request.override)
+        if wanted in (*KEPT, "DRAINED"):
+            require_version(lead, 2, f"node {node.name or node_id} is to be {wanted}")
         changed = _changed(node, wanted, owner, request.reason, request.for_ms)
         now_ms = lead.now_ms()
         if changed != node:

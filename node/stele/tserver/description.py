@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stele import __version__
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2, tserver_pb2
@@ -70,6 +71,7 @@ class NodeDescription:
             zone=self.options.zone,
             version=__version__,
             role=self.options.role,
+            cluster_version=CLUSTER_VERSION,
         )
 
     def status(

@@ -136,7 +136,9 @@ class MasterLoop:
         self._asked = True
         self._admission.no_answer(self.address)
         self._bound()
-        if self._may_log:
+        if self._may_log and error.code is Code.UNSUPPORTED_VERSION:
+            log.error("a master refuses this node", master=self.address, error=str(error))
+        elif self._may_log:
             log.info("master not reached", master=self.address, error=str(error))
         self._may_log = False
 

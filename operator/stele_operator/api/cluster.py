@@ -6,7 +6,7 @@ Invariants: every field has an effect today. Defaults are published and never ch
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -316,6 +316,11 @@ class Balance(Model):
 class TabletClusterSpec(Model):
     """Masters and nodes that serve tables together."""
 
+    version: Literal["0.1", "0.2"] | None = Field(
+        default=None,
+        description="Release to finalize: once all masters and nodes run it or a later one, its formats and features are allowed, "
+        "and the release before cannot come back. A lower one changes nothing. Absent: nothing is finalized.",
+    )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
         default=None,
         description="Container image of masters and nodes. Absent: the operator's own setting. A change is rolled "

@@ -222,6 +222,14 @@ class SetDriverPolicy(Base):
     policy: StandingPolicy
 
 
+@dataclass(frozen=True, slots=True)
+class FinalizeVersion(Base):
+    """End an upgrade: allow what the release before cannot read."""
+
+    event = "VersionFinalized"
+    version: int
+
+
 Action = (
     CreateObject
     | PatchObject
@@ -234,4 +242,5 @@ Action = (
     | DeleteTable
     | SetFinalizers
     | SetDriverPolicy
+    | FinalizeVersion
 )

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
+from stele.model.cluster_version import RELEASES
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import diagnosis, formation, member_objects, rolling, tables
 from stele_operator.plan.actions import (
     Action,
     CreateTable,
+    FinalizeVersion,
     GrowClaim,
     SetDriverPolicy,
     SetReplicationFactor,
@@ -120,6 +122,7 @@ def make_plan(o: Observation) -> Plan:
             findings += more_findings
     findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
     actions += _standing(o, policy)
+    actions += _finalizing(o)
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
@@ -219,6 +222,18 @@ def _standing(o: Observation, policy: Policy | None) -> list[Action]:
     if wanted == o.catalog.standing:
         return []
     return [SetDriverPolicy("the policy of the masters differs from spec.healing and spec.budget", wanted)]
+
+
+def _finalizing(o: Observation) -> list[Action]:
+    """Finalize what spec.version names, once all members read it. The masters check that again."""
+    release = o.cluster.spec.version if o.cluster.spec is not None else None
+    if release is None or o.catalog is None:
+        return []
+    wanted = RELEASES[release]
+    if o.catalog.finalized >= wanted or o.catalog.readable < wanted:
+        return []
+    why = f"spec.version is {release}, and all masters and nodes read cluster version {wanted}"
+    return [FinalizeVersion(why, wanted)]
 
 
 def asked_again(o: Observation, action: Action) -> bool:

@@ -266,6 +266,10 @@ class Catalog:
     names: dict[str, str] = field(default_factory=dict)
     standing: StandingPolicy | None = None
     """The policy in force while no driver is heard; None: masters of an earlier version keep none."""
+    finalized: int = 1
+    """The finalized cluster version."""
+    readable: int = 1
+    """The newest cluster version that all members read."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 

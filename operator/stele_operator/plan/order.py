@@ -21,6 +21,7 @@ from stele_operator.plan.actions import (
     DeleteObject,
     DeletePod,
     DeleteTable,
+    FinalizeVersion,
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
@@ -73,6 +74,8 @@ def needs(action: Action) -> tuple[str, ...]:
             return _MASTERS, _held_by_finalizer(action.group)
         case RegisterNode() | AlterTable() | DeleteTable() | SetReplicationFactor() | SetDriverPolicy():
             return (_MASTERS,)
+        case FinalizeVersion():
+            return (_MASTERS,)
         case _:
             return ()
 
@@ -95,6 +98,8 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.group
         case SetDriverPolicy():
             return (kind,)
+        case FinalizeVersion():
+            return kind, str(action.version)
 
 
 class Failure(Protocol):

@@ -105,6 +105,7 @@ class NodeRegistrationPB(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     flight_address: _builtins.str
     http_port: _builtins.int
@@ -113,6 +114,8 @@ class NodeRegistrationPB(_message.Message):
     version: _builtins.str
     role: _builtins.str
     """"node", "master" """
+    cluster_version: _builtins.int
+    """the newest whose formats it reads and writes; 0: a program of release 0.1.0, so 1"""
     def __init__(
         self,
         *,
@@ -123,10 +126,11 @@ class NodeRegistrationPB(_message.Message):
         zone: _builtins.str = ...,
         version: _builtins.str = ...,
         role: _builtins.str = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "flight_address", b"flight_address", "http_port", b"http_port", "machine", b"machine", "role", b"role", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster_version", b"cluster_version", "flight_address", b"flight_address", "http_port", b"http_port", "machine", b"machine", "role", b"role", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1653,6 +1657,7 @@ class GetClusterViewResponse(_message.Message):
     GONE_TABLETS_FIELD_NUMBER: _builtins.int
     GONE_TABLES_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.bytes
     leader: _builtins.bytes
     term: _builtins.int
@@ -1665,6 +1670,8 @@ class GetClusterViewResponse(_message.Message):
     """the first page of a whole view: the caller forgets what it has"""
     now_ms: _builtins.int
     """the leader's steady clock, by which the ages in this page are told"""
+    cluster_version: _builtins.int
+    """the finalized one; 0: masters of release 0.1.0, so 1"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeViewPB]:
         """nodes and masters"""
@@ -1713,10 +1720,11 @@ class GetClusterViewResponse(_message.Message):
         gone_tablets: _abc.Iterable[_builtins.bytes] | None = ...,
         gone_tables: _abc.Iterable[_builtins.bytes] | None = ...,
         now_ms: _builtins.int = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "policy", b"policy", "upto", b"upto"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "claim", b"claim", "cluster_id", b"cluster_id", "gone_tables", b"gone_tables", "gone_tablets", b"gone_tablets", "intents", b"intents", "leader", b"leader", "more", b"more", "nodes", b"nodes", "now_ms", b"now_ms", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term", "upto", b"upto"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anew", b"anew", "claim", b"claim", "cluster_id", b"cluster_id", "cluster_version", b"cluster_version", "gone_tables", b"gone_tables", "gone_tablets", b"gone_tablets", "intents", b"intents", "leader", b"leader", "more", b"more", "nodes", b"nodes", "now_ms", b"now_ms", "now_us", b"now_us", "policy", b"policy", "settled", b"settled", "tables", b"tables", "tablets", b"tablets", "term", b"term", "upto", b"upto"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2090,6 +2098,47 @@ class KeepLeaderResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KeepLeaderResponse: _TypeAlias = KeepLeaderResponse  # noqa: Y015
+
+@_typing.final
+class FinalizeClusterVersionRequest(_message.Message):
+    """Refused while a master or node is silent, or runs a program of an earlier version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
+    cluster_version: _builtins.int
+    """0: the newest of the leader master"""
+    def __init__(
+        self,
+        *,
+        cluster_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_version", b"cluster_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinalizeClusterVersionRequest: _TypeAlias = FinalizeClusterVersionRequest  # noqa: Y015
+
+@_typing.final
+class FinalizeClusterVersionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
+    cluster_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        cluster_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_version", b"cluster_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinalizeClusterVersionResponse: _TypeAlias = FinalizeClusterVersionResponse  # noqa: Y015
 
 @_typing.final
 class FirstMasterPB(_message.Message):

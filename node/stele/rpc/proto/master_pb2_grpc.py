@@ -139,6 +139,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
                 _registered_method=True)
+        self.FinalizeClusterVersion = channel.unary_unary(
+                '/stele.v1.MasterService/FinalizeClusterVersion',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionResponse.FromString,
+                _registered_method=True)
         self.ConfirmFormation = channel.unary_unary(
                 '/stele.v1.MasterService/ConfirmFormation',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.ConfirmFormationRequest.SerializeToString,
@@ -279,6 +284,13 @@ class MasterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FinalizeClusterVersion(self, request, context):
+        """New formats and features are used once all members read them, and this was asked for. It is final.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ConfirmFormation(self, request, context):
         """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves.
         """
@@ -393,6 +405,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.KeepLeader,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.SerializeToString,
+            ),
+            'FinalizeClusterVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinalizeClusterVersion,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionResponse.SerializeToString,
             ),
             'ConfirmFormation': grpc.unary_unary_rpc_method_handler(
                     servicer.ConfirmFormation,
@@ -967,6 +984,33 @@ class MasterService:
             '/stele.v1.MasterService/KeepLeader',
             stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.KeepLeaderResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinalizeClusterVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/FinalizeClusterVersion',
+            stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.FinalizeClusterVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class MasterServiceStub:
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
     KeepLeader: _grpc.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]
     """An administrator's: no driver moves this tablet's leader for a time."""
+    FinalizeClusterVersion: _grpc.UnaryUnaryMultiCallable[_master_pb2.FinalizeClusterVersionRequest, _master_pb2.FinalizeClusterVersionResponse]
+    """New formats and features are used once all members read them, and this was asked for. It is final."""
     ConfirmFormation: _grpc.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -87,6 +89,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     """What somebody wants of a node: a driver, or an administrator (epoch 0)."""
     KeepLeader: _aio.UnaryUnaryMultiCallable[_master_pb2.KeepLeaderRequest, _master_pb2.KeepLeaderResponse]  # type: ignore[assignment]
     """An administrator's: no driver moves this tablet's leader for a time."""
+    FinalizeClusterVersion: _aio.UnaryUnaryMultiCallable[_master_pb2.FinalizeClusterVersionRequest, _master_pb2.FinalizeClusterVersionResponse]  # type: ignore[assignment]
+    """New formats and features are used once all members read them, and this was asked for. It is final."""
     ConfirmFormation: _aio.UnaryUnaryMultiCallable[_master_pb2.ConfirmFormationRequest, _master_pb2.ConfirmFormationResponse]  # type: ignore[assignment]
     """To each first master, once all of them have formatted their volumes. Until then it neither votes nor serves."""
 
@@ -241,6 +245,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.KeepLeaderResponse, _abc.Awaitable[_master_pb2.KeepLeaderResponse]]:
         """An administrator's: no driver moves this tablet's leader for a time."""
+
+    @_abc_1.abstractmethod
+    def FinalizeClusterVersion(
+        self,
+        request: _master_pb2.FinalizeClusterVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.FinalizeClusterVersionResponse, _abc.Awaitable[_master_pb2.FinalizeClusterVersionResponse]]:
+        """New formats and features are used once all members read them, and this was asked for. It is final."""
 
     @_abc_1.abstractmethod
     def ConfirmFormation(

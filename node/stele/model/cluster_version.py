@@ -1,0 +1,26 @@
+"""The cluster version: which formats and features a cluster uses. Masters, nodes and clients share it.
+
+Invariant: nothing that a program of an earlier cluster version cannot read, or would carry out wrongly, is written
+before the masters have finalized its version (stele.master.versions).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FIRST_CLUSTER_VERSION: Final = 1
+"""Of release 0.1.0. Its programs do not tell a cluster version."""
+CLUSTER_VERSION: Final = 2
+"""The newest that this program reads and writes. It reads all before it, too. Raise it by one in the first change of a
+release that earlier programs would misread (docs/releasing.md)."""
+CHANGES: Final = {
+    2: "altered tables; ranges with gaps; nodes that are drained, parked or fenced; replicas placed by hand; changed replication factors",
+}
+"""What each version after the first one allows."""
+RELEASES: Final = {"0.1": 1, "0.2": 2}
+"""The cluster version of each release, newest last. The next release is named before it is made."""
+
+
+def told(version: int) -> int:
+    """The cluster version of a member whose message says `version`; 0: it says nothing."""
+    return version or FIRST_CLUSTER_VERSION
