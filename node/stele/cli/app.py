@@ -55,6 +55,7 @@ _GROUPS = {
                 "Form a new cluster: introduce its first masters to each other.",
             ),
             "list": ("stele.cli.masters:list_masters", "Show the masters and who leads."),
+            "set-count": ("stele.cli.masters:set_count", "Set how many masters the cluster has: 1, 3 or 5."),
         },
     ),
     "cluster": (

@@ -1,4 +1,4 @@
-"""`stele master form`, `stele master list`."""
+"""`stele master form`, `stele master list`, `stele master set-count`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from stele.cli.options import Shared, json_option, masters_option, with_client
 from stele.cli.output import say, show_json, show_table
+from stele.cli.replicas import follow, wait_option
 
 
 @click.command()
@@ -76,3 +77,48 @@ def list_masters(masters: str, as_json: bool) -> None:
         show_json([{"node": node, "address": address, "leads": leads} for node, address, leads in rows])
     else:
         show_table(("node", "address", ""), [(n, a, "leader" if leads else "") for n, a, leads in rows])
+
+
+@click.command()
+@click.argument("count", type=click.Choice(["1", "3", "5"]))
+@wait_option
+@masters_option
+def set_count(count: str, wait: bool, wait_s: float, masters: str) -> None:
+    """Set how many masters the cluster has: 1, 3 or 5.
+
+    To have more, first start them with `stele master run --join`, each on its own machine. A driver then gives each a copy
+    of the catalog and then a vote, one at a time. To have fewer, name the smaller number: masters that are away or drained
+    leave first, and the leader last. Then stop those that `stele master list` no longer shows. Refused where a TabletCluster
+    describes the cluster.
+
+    Example: stele master set-count 5 --wait
+    """
+    from stele.client import AsyncClient
+    from stele.model.config import MemberType
+    from stele.model.ids import CATALOG_TABLET_ID
+    from stele.rpc.convert import config_from_pb, id_from_pb
+    from stele.rpc.proto import master_pb2
+
+    wanted = int(count)
+
+    def far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
+        (catalog,) = [t for t in view.tablets if id_from_pb(t.tablet_id) == CATALOG_TABLET_ID]
+        peers = config_from_pb(catalog.config).peers
+        voters = sum(p.member_type is MemberType.VOTER for p in peers)
+        under_way = len(peers) - voters
+        joining = f", {under_way} joining" if under_way else ""
+        return voters == wanted and not under_way, f"{voters} of {wanted} masters{joining}"
+
+    async def work(client: AsyncClient) -> None:
+        answer = await client.masters.call("SetMasterCount", master_pb2.SetMasterCountRequest(masters=wanted))
+        if answer.before == wanted:
+            say(
+                f"the cluster has {wanted} masters already"
+                if wanted > 1
+                else "the cluster has 1 master already"
+            )
+        else:
+            say(f"number of masters: {answer.before} becomes {wanted}")
+        await follow(client, far, wait_s if wait else 0.0)
+
+    with_client(masters, work)

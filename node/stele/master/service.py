@@ -13,7 +13,17 @@ from typing import Any
 import structlog
 
 from stele import metrics
-from stele.master import altering, departed, driving, recovering, replicas, standing_in, tables, wanted
+from stele.master import (
+    altering,
+    counting,
+    departed,
+    driving,
+    recovering,
+    replicas,
+    standing_in,
+    tables,
+    wanted,
+)
 from stele.master import by_hand as by_hands
 from stele.master.cluster_view import (
     Scene,
@@ -237,6 +247,13 @@ class MasterService(MasterServiceServicer):
         lead = await self._master.confirmed_lead()
         table = await lead.do(replicas.set_replication_factor(lead, request))
         return pb.SetReplicationFactorResponse(table=table_info(self._master.scene(), table))
+
+    async def SetMasterCount(
+        self, request: pb.SetMasterCountRequest, context: Any
+    ) -> pb.SetMasterCountResponse:
+        """Set the number of masters. A driver adds or removes them."""
+        lead = await self._master.confirmed_lead()
+        return pb.SetMasterCountResponse(before=await lead.do(counting.set_master_count(lead, request)))
 
     async def RecoverTablet(self, request: pb.RecoverTabletRequest, context: Any) -> pb.RecoverTabletResponse:
         """Give up what a tablet's lost majority had, and let one survivor go on alone."""

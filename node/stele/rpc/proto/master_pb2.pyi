@@ -517,6 +517,45 @@ class SetReplicationFactorResponse(_message.Message):
 Global___SetReplicationFactorResponse: _TypeAlias = SetReplicationFactorResponse  # noqa: Y015
 
 @_typing.final
+class SetMasterCountRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MASTERS_FIELD_NUMBER: _builtins.int
+    masters: _builtins.int
+    """1, 3 or 5"""
+    def __init__(
+        self,
+        *,
+        masters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["masters", b"masters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMasterCountRequest: _TypeAlias = SetMasterCountRequest  # noqa: Y015
+
+@_typing.final
+class SetMasterCountResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    before: _builtins.int
+    def __init__(
+        self,
+        *,
+        before: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMasterCountResponse: _TypeAlias = SetMasterCountResponse  # noqa: Y015
+
+@_typing.final
 class PlaceTabletRequest(_message.Message):
     """What an administrator asks of one tablet's replicas. A driver carries it out; nothing undoes it but RELEASE_PLACEMENT."""
 

@@ -54,6 +54,11 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.FromString,
                 _registered_method=True)
+        self.SetMasterCount = channel.unary_unary(
+                '/stele.v1.MasterService/SetMasterCount',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountResponse.FromString,
+                _registered_method=True)
         self.PlaceTablet = channel.unary_unary(
                 '/stele.v1.MasterService/PlaceTablet',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.PlaceTabletRequest.SerializeToString,
@@ -174,6 +179,13 @@ class MasterServiceServicer:
 
     def SetReplicationFactor(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMasterCount(self, request, context):
+        """The masters follow: a driver adds and removes them, one at a time.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -320,6 +332,11 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.SetReplicationFactor,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.SerializeToString,
+            ),
+            'SetMasterCount': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMasterCount,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountResponse.SerializeToString,
             ),
             'PlaceTablet': grpc.unary_unary_rpc_method_handler(
                     servicer.PlaceTablet,
@@ -525,6 +542,33 @@ class MasterService:
             '/stele.v1.MasterService/SetReplicationFactor',
             stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMasterCount(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/SetMasterCount',
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetMasterCountResponse.FromString,
             options,
             channel_credentials,
             insecure,

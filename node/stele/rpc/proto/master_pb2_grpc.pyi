@@ -35,6 +35,8 @@ class MasterServiceStub:
     CreateTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]
     DeleteTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]
     SetReplicationFactor: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]
+    SetMasterCount: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetMasterCountRequest, _master_pb2.SetMasterCountResponse]
+    """The masters follow: a driver adds and removes them, one at a time."""
     PlaceTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]
     RecoverTablet: _grpc.UnaryUnaryMultiCallable[_master_pb2.RecoverTabletRequest, _master_pb2.RecoverTabletResponse]
     AlterTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]
@@ -68,6 +70,8 @@ class MasterServiceAsyncStub(MasterServiceStub):
     CreateTable: _aio.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]  # type: ignore[assignment]
     DeleteTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]  # type: ignore[assignment]
     SetReplicationFactor: _aio.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]  # type: ignore[assignment]
+    SetMasterCount: _aio.UnaryUnaryMultiCallable[_master_pb2.SetMasterCountRequest, _master_pb2.SetMasterCountResponse]  # type: ignore[assignment]
+    """The masters follow: a driver adds and removes them, one at a time."""
     PlaceTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.PlaceTabletRequest, _master_pb2.PlaceTabletResponse]  # type: ignore[assignment]
     RecoverTablet: _aio.UnaryUnaryMultiCallable[_master_pb2.RecoverTabletRequest, _master_pb2.RecoverTabletResponse]  # type: ignore[assignment]
     AlterTable: _aio.UnaryUnaryMultiCallable[_master_pb2.AlterTableRequest, _master_pb2.AlterTableResponse]  # type: ignore[assignment]
@@ -122,6 +126,14 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.SetReplicationFactorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.SetReplicationFactorResponse, _abc.Awaitable[_master_pb2.SetReplicationFactorResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetMasterCount(
+        self,
+        request: _master_pb2.SetMasterCountRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.SetMasterCountResponse, _abc.Awaitable[_master_pb2.SetMasterCountResponse]]:
+        """The masters follow: a driver adds and removes them, one at a time."""
 
     @_abc_1.abstractmethod
     def PlaceTablet(
