@@ -19,7 +19,6 @@ from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from tests.driver.test_moves_on_processes import SCHEMA, Writer, driving, until
 from tests.harness import Cluster
-from tests.harness.processes import Member
 
 HASHED = PartitionSchema((HashPartition((0,), 3),))
 
@@ -44,15 +43,12 @@ async def set_count(client: AsyncClient, masters: int) -> None:
         await asyncio.sleep(0.5)
 
 
-def started(cluster: Cluster, count: int) -> list[Member]:
+def start(cluster: Cluster, count: int) -> None:
     """More masters, which wait for the catalog. They are told of those there already."""
-    fresh = []
     for _ in range(count):
         member = cluster._member("master", len(cluster.masters))
+        cluster.masters.append(member)
         cluster.launch(member, "--join")
-        fresh.append(member)
-    cluster.masters += fresh
-    return fresh
 
 
 async def nodes_know(client: AsyncClient, cluster: Cluster, masters: set[str]) -> None:
@@ -82,12 +78,12 @@ async def test_one_three_five_three_under_writes(tmp_path: Path) -> None:
             told: list[Progress] = []
             async with driving(given, told):
                 writer = Writer(client, "t")
-                started(cluster, 2)
+                start(cluster, 2)
                 await set_count(client, 3)
                 await until(client, lambda v: len(voters(v)) == 3)
                 print(f"1 to 3: longest write {writer.take_longest_ms():.0f} ms")
 
-                started(cluster, 2)
+                start(cluster, 2)
                 await set_count(client, 5)
                 view = await until(client, lambda v: bool(v.intents) or len(voters(v)) == 5)
                 cluster.kill(cluster.member(view.leader_master))
