@@ -103,7 +103,7 @@ def set_count(count: str, wait: bool, wait_s: float, masters: str) -> None:
 
     def far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
         (catalog,) = [t for t in view.tablets if id_from_pb(t.tablet_id) == CATALOG_TABLET_ID]
-        peers = config_from_pb(catalog.config).peers
+        peers = config_from_pb(catalog.committed_config).peers
         voters = sum(p.member_type is MemberType.VOTER for p in peers)
         under_way = len(peers) - voters
         joining = f", {under_way} joining" if under_way else ""
