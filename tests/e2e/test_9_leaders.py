@@ -14,9 +14,9 @@ MASTERS = f"{CLUSTER}-masters:7051"
 WITHIN_S = 60.0
 
 
-def groups(bench: Bench) -> list[Group]:
-    """The table's tablets: who leads each, and which nodes have voters of it. By the masters' view."""
-    pod = bench.pods("node")[0].metadata.name
+def groups(bench: Bench, pod: str = "") -> list[Group]:
+    """The table's tablets: who leads each, and which nodes have voters of it. By the masters' view, asked in `pod`."""
+    pod = pod or bench.pods("node")[0].metadata.name
     listed = json.loads(bench.execute(pod, "stele", "tablet", "list", "--json", "--masters", MASTERS))
     found = []
     for row in listed:
