@@ -72,7 +72,7 @@ def test_a_row_of_a_later_program_comes_back_whole(row: object) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda r: type(r).__name__)
 def test_an_unknown_version_or_shape_is_refused_and_is_no_damage(row: object) -> None:
-    for unknown in (b"\x02" + encode(row)[1:], b"\x02\xff", b"\x01[]", b'\x01{"0":1}', b'\x01"abcdefghijkl"'):
+    for unknown in (b"\x7f" + encode(row)[1:], b"\x7f\xff", b"\x01[]", b'\x01{"0":1}', b'\x01"abcdefghijkl"'):
         if unknown == b"\x01[]" and isinstance(row, ClaimRecord):
             continue  # all of its fields have a default
         with pytest.raises(Rejected, match="upgrade this program") as refused:
