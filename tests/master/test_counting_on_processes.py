@@ -17,6 +17,7 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+from tests.badinput.test_cluster import stele
 from tests.driver.test_moves_on_processes import SCHEMA, Writer, driving, until
 from tests.harness import Cluster
 
@@ -93,9 +94,12 @@ async def test_one_three_five_three_under_writes(tmp_path: Path) -> None:
                 print(f"3 to 5, the leader killed: longest write {writer.take_longest_ms():.0f} ms")
 
                 leave = pb.WantNodeRequest(node_id=id_to_pb(first.node_id), wanted=pb.WANTED_DRAINED)
-                await set_count(client, 3)
+                code, out = await stele(cluster, "master", "set-count", "3")
+                assert code == 0 and "number of masters: 5 becomes 3" in out, out
                 await client.masters.call("WantNode", leave)
                 view = await until(client, lambda v: len(voters(v)) == 3 and first.node_id not in voters(v))
+                code, out = await stele(cluster, "master", "set-count", "3", "--wait")
+                assert code == 0 and "the cluster has 3 masters already" in out, out
                 print(f"5 to 3, the first one leaves: longest write {writer.take_longest_ms():.0f} ms")
 
                 staying = {m.address for m in cluster.masters if m.node_id in voters(view)}
