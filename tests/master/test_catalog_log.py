@@ -123,8 +123,8 @@ async def test_a_batch_that_there_is_no_room_for_is_not_proposed(log: CatalogLog
 @pytest.mark.parametrize(
     ("ends", "changed_ends"),
     [
-        (b'"m1"]', b'"m1","","","",0,0,0,false,"","",0]'),
-        (b'"m1","","","",0,0,0,false,"","",0,"rack 7",[1.5]]',) * 2,
+        (b'"m1"]', b'"m1","","","",0,0,0,false,"","",0,0]'),
+        (b'"m1","","","",0,0,0,false,"","",0,0,"rack 7",[1.5]]',) * 2,
     ],
     ids=["earlier", "later"],
 )
