@@ -46,6 +46,7 @@ _INTEGERS = {
     _F.TYPE_UINT64: (0, 1, 1 << 63, (1 << 64) - 1),
     _F.TYPE_FIXED64: (0, 1 << 63, (1 << 64) - 1),
     _F.TYPE_INT64: (-(1 << 63), -2, (1 << 63) - 1),
+    _F.TYPE_SINT32: (0, -1, -(2**31), 2**31 - 1),
     _F.TYPE_SINT64: (-(1 << 63), 0, (1 << 63) - 1),
     _F.TYPE_ENUM: (0, 9, -1, (1 << 31) - 1),
     _F.TYPE_BOOL: (True, False),
@@ -169,6 +170,8 @@ def templates(
             owner="me",
             told="x",
         ),
+        "FinalizeClusterVersion": master_pb2.FinalizeClusterVersionRequest(cluster_version=CLUSTER_VERSION),
+        "SetMasterCount": master_pb2.SetMasterCountRequest(masters=1),
         "WantNode": master_pb2.WantNodeRequest(
             node_id=nobody, wanted=master_pb2.WANTED_PARKED, for_ms=60_000
         ),
