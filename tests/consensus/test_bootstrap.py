@@ -27,7 +27,15 @@ class Heard(Network):
         self.heard: list[tuple[int, Message]] = []
 
     def send(
-        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message, quiet: bool
+        self,
+        sender: TestNode,
+        to: NodeId,
+        tablet: bytes,
+        from_: int,
+        to_: int,
+        message: Message,
+        quiet: bool,
+        incarnation: int,
     ) -> None:
         self.heard.append((to_, message))
 
