@@ -186,7 +186,7 @@ async def test_without_masters_a_node_serves_until_they_refuse_it(tmp_path: Path
             one.log_path.unlink()
             cluster.restart(one)
             async with asyncio.timeout(100):
-                while "without the masters' word on" not in one.tail():
+                while "without the masters' answer on" not in one.tail():
                     await asyncio.sleep(0.1)
         await write_and_tell(client, table, 300)
         cluster.resume(master)

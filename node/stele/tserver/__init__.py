@@ -1,4 +1,5 @@
-"""A node: volume, log, tablets, services, heartbeats, probes, made into one process. A master is a node with an extension.
+"""A node: volume, log, tablets, services, heartbeats and probes in one process. A master is a node with an
+extension.
 
 Imports consensus and rpc; nothing of Kubernetes.
 """

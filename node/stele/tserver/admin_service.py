@@ -1,4 +1,5 @@
-"""TabletServerAdminService: what masters order of a node: create, alter, delete, flush."""
+"""TabletServerAdminService: the orders of masters to a node. They create, alter, delete and flush
+replicas."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class AdminService(TabletServerAdminServiceServicer):
         return pb.DeleteTabletResponse()
 
     async def AlterTablet(self, request: pb.AlterTabletRequest, context: Any) -> pb.AlterTabletResponse:
-        """Give a tablet that this node leads a newer schema. Its other replicas get it by the log."""
+        """Give a tablet that this node leads a newer schema. The other replicas get it through the log."""
         tablet_id = TabletId(id_from_pb(request.tablet_id))
         with self._fences.of_catalog(tablet_id, opid_from_pb(request.catalog_opid)) as order:
             replica = self._replicas.get(tablet_id)
@@ -90,7 +91,8 @@ class AdminService(TabletServerAdminServiceServicer):
             if machine.schema.version < schema.version:
                 if not follows(schema, machine.schema):
                     raise Rejected(
-                        f"schema version {schema.version} does not follow version {machine.schema.version} of tablet "
+                        f"schema version {schema.version} does not follow version {machine.schema.version} "
+                        f"of tablet "
                         f"{tablet_id}: expected the next version, the same key, the same types",
                         code=Code.SCHEMA_MISMATCH,
                     )
@@ -101,6 +103,6 @@ class AdminService(TabletServerAdminServiceServicer):
         return pb.AlterTabletResponse(schema_version=machine.schema.version)
 
     async def FlushTablet(self, request: pb.FlushTabletRequest, context: Any) -> pb.FlushTabletResponse:
-        """Write what is in memory to files."""
+        """Flush rows in memory to files."""
         flushed = await self._replicas.get(id_from_pb(request.tablet_id)).storage.flush()
         return pb.FlushTabletResponse(flushed=opid_to_pb(flushed))

@@ -1,10 +1,12 @@
-"""Whether the masters admit this start of the volume. The heartbeater tells what they answer; the startup waits for it.
+"""Whether the masters admit this start of the volume. The heartbeater passes their answers in; the startup
+waits for the decision.
 
-An older copy of a volume may have forgotten votes and acknowledged rows. Each master compares what this start tells with
-what it heard before, and refuses the start if it knows better.
+An older copy of a volume may have forgotten votes and acknowledged rows. Each master compares what this start
+reports with what it heard before. It refuses the start if it has heard of newer state.
 
-Owns the masters' votes on this start (`AdmissionVotes`). Writes nothing, ends nothing. Invariant: of a start that was
-admitted, only the refusal of a majority counts; of any other, also one that a master still holds up after DOUBT_S.
+Owns the masters' votes on this start (`AdmissionVotes`). Writes nothing, ends nothing. Invariant: for a start
+that was admitted, only the refusal of a majority counts. For any other start, one master's refusal counts
+too, if it still stands after DOUBT_S.
 """
 
 from __future__ import annotations
@@ -19,21 +21,24 @@ from stele.rpc.proto import master_pb2
 from stele.tserver.admission_votes import AdmissionVotes
 
 DOUBT_S = 3.0
-"""How long a start that some master refuses waits for the others' votes, unless it was admitted before."""
+"""How long a start that some master refuses waits for the others' votes. Not used for a start that was
+admitted before."""
 _GRACE_S = 1.0
-"""How long a start with enough votes waits for masters that have not answered yet: a refusal may be on its way."""
+"""How long a start with enough votes waits for masters that have not answered yet. One of them may be about
+to refuse."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`condemned`: a majority has evidence that the volume is an older copy, so no later start of it may go on either."""
+    """`condemned`: a majority has evidence that the volume is an older copy. No later start of it may go on
+    either."""
 
     error: SteleError
     condemned: bool
 
 
 class Admission:
-    """Of one start. Made on the node's event loop, and used there only."""
+    """The admission of one start. Made on the node's event loop, and used there only."""
 
     def __init__(self, votes: AdmissionVotes) -> None:
         self._votes = votes
@@ -58,7 +63,7 @@ class Admission:
         self._note_asked(address)
 
     def no_answer(self, address: str) -> None:
-        """The master at `address` was asked and did not say yes."""
+        """The master at `address` was asked and gave no admission."""
         self._note_asked(address)
 
     def refused(self, address: str, error: SteleError) -> None:
@@ -88,12 +93,12 @@ class Admission:
         return self._votes.doubt is not None and not self._votes.admitted
 
     async def wait_may_open(self) -> None:
-        """Wait until so many masters did not refuse this start that its replicas may open."""
+        """Wait until enough masters did not refuse this start, so that its replicas may open."""
         await self._until(lambda: self._votes.may_open)
         await self._all_asked()
 
     async def wait_admitted(self) -> None:
-        """Wait until so many masters admit this start that all may count on what it tells."""
+        """Wait until enough masters admit this start, so that all masters may rely on what it reports."""
         await self._until(lambda: self._votes.admitted)
         await self._all_asked()
 
@@ -103,11 +108,11 @@ class Admission:
 
     @property
     def admitted(self) -> bool:
-        """What heartbeats say: masters may count on what this start tells."""
+        """Whether masters may rely on what this start reports. Heartbeats carry it."""
         return self._admitted
 
     def admit(self) -> None:
-        """Say so from now on, until the start is refused."""
+        """Report so from now on, until the start is refused."""
         self._admitted = not self.refusal.done()
 
     # --- deciding
@@ -117,7 +122,7 @@ class Admission:
         self._heard.set()
 
     async def _all_asked(self) -> None:
-        """Until every master has answered or failed once, or had its time."""
+        """Wait until every master has answered or failed once, or its time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):
                 await self._until(lambda: self._masters <= self._asked)

@@ -1,11 +1,13 @@
-"""The masters' votes on a start: is this volume the newest of its node? Pure; `Admission` feeds it what heartbeats brought.
+"""The masters' votes on a start: is this volume the newest of its node? Pure; `Admission` passes in what
+heartbeats brought.
 
-A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older). What counts here is
-which masters were asked, and what each said last.
+A master refuses an older copy by what it heard of the newest (see stele.master.liveness.refuse_older). This
+module counts the last answer of each master that was asked.
 
 Invariants: a start is admitted once the leader, and a majority of the masters that had a catalog to read, did not refuse it.
-Only then masters remember what it tells: a start that nobody could judge must not make them refuse the newest one. No single
-master ends a start: a majority must refuse it. Its volume is condemned when a majority says that it is an older copy.
+Only then do masters store what it reports. Otherwise a start that nobody could judge might make them refuse
+the newest one. No single master ends a start: a majority must refuse it. Its volume is condemned when a
+majority says that it is an older copy.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from stele.rpc.proto import master_pb2
 
 
 def newest(error: SteleError) -> int:
-    """The newest start of the node that the master which refuses this one knows; 0 if it does not say."""
+    """The node's newest start that the refusing master knows; 0 if it does not say."""
     return error.newest if isinstance(error, StartRefused) else 0
 
 
 class AdmissionVotes:
-    """The votes on one start of node `own`. `given`: the number of masters, until one of them says how many there are."""
+    """The votes on one start of node `own`. `given`: the number of masters in the options, used until a
+    master gives the real number."""
 
     def __init__(self, own: NodeId, role: str, given: int) -> None:
         self._own = own
@@ -43,7 +46,7 @@ class AdmissionVotes:
         master = named or self._at.get(address, address)
         self._is_at(address, master)
         self._refusals[master] = error
-        # What it said before no longer counts. A start that was admitted once is ended only by a majority.
+        # What it said before no longer counts. Only a majority ends a start that was admitted once.
         if not self.admitted:
             for votes in (self._heard, self._read, self._as_leader):
                 votes.discard(master)
@@ -55,7 +58,8 @@ class AdmissionVotes:
 
     @property
     def verdict(self) -> SteleError | None:
-        """The refusal of a majority of the masters, None without one. VOLUME_OLD if a majority says that, else as `doubt`."""
+        """The refusal of a majority of the masters; None without one. VOLUME_OLD if a majority gives that
+        reason, else as `doubt`."""
         refusals = list(self._refusals.values())
         masters = max((r.masters for r in refusals if isinstance(r, StartRefused)), default=0)
         needed = max(masters, len(self._masters)) or self._given
@@ -66,8 +70,8 @@ class AdmissionVotes:
 
     @property
     def doubt(self) -> SteleError | None:
-        """The error of a master that refuses this start, None if none does. STALE_INCARNATION comes first, and of several the one
-        with the newest incarnation."""
+        """The error of a master that refuses this start; None if none does. STALE_INCARNATION comes first; of
+        several, the one with the newest incarnation."""
         refusals = sorted(self._refusals.values(), key=lambda r: (r.code is Code.VOLUME_OLD, -newest(r)))
         return refusals[0] if refusals else None
 
@@ -87,13 +91,14 @@ class AdmissionVotes:
 
     @property
     def admitted(self) -> bool:
-        """Whether the leader and a majority of the masters with a catalog admit it: masters may count on what it tells."""
+        """Whether the leader and a majority of the masters with a catalog admit it. Then masters may rely on
+        what it reports."""
         return bool(self._as_leader) and 2 * len(self._read & self._masters) > len(self._masters)
 
     @property
     def may_open(self) -> bool:
-        """Whether replicas may open. When all masters start at once, none has a catalog before they elect a leader: then
-        it is enough for a master that all others did not refuse it."""
+        """Whether replicas may open. When all masters start at once, none has a catalog before they elect a
+        leader. Then a master may open its replicas once no other master refuses it."""
         if self.admitted or not self._is_master:
             return self.admitted
         heard = self._heard | {self._own}

@@ -1,6 +1,7 @@
-"""ConsensusService: membership, hand-over, state, the order to copy a tablet here, and how peers open their streams.
+"""ConsensusService: membership, hand-over, state, orders to copy a tablet here, and how peers open their
+streams.
 
-The messages between nodes themselves are stele.rpc.peers and inbound.
+Messages between nodes are handled by stele.rpc.peers and inbound.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _PREPARE_TIMEOUT_S = 20.0
 
 
 class ConsensusService(ConsensusServiceServicer):
-    """Served by every node and master. `copy_source(node_id, address)` makes the source of a copy; `changed(key)`: what is here
-    under this key differs from what was last reported.
+    """Served by every node and master. `copy_source(node_id, address)` makes the source of a copy;
+    `changed(key)`: what this node has under this key differs from its last report.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
 
     async def LeaderStepDown(self, request: pb.LeaderStepDownRequest, context: Any) -> Any:
-        """Hand leadership to a node that is caught up, or to the best voter. Done if that node leads already.
+        """Hand leadership to a node that is caught up, or to the best voter. Does nothing if that node leads
+        already.
 
         Raises:
-            Retryable: NOT_LEADER; TIMED_OUT, it leads on; NOT_READY, the node lacks much of the log.
+            Retryable: NOT_LEADER; TIMED_OUT, this replica still leads; NOT_READY, the node lacks much of the
+            log.
             Rejected: the node cannot lead; CAS_FAILED, this replica leads in another term than the caller thinks.
         """
         order = self._fences.of_driver(request.driver_epoch)
@@ -85,7 +88,8 @@ class ConsensusService(ConsensusServiceServicer):
         replica.check_leader()
         if request.term not in (0, replica.term):
             raise Rejected(
-                f"replica {replica.replica_id} leads in term {replica.term}, not {request.term}: it was elected again",
+                f"replica {replica.replica_id} leads in term {replica.term}, not {request.term}: it was "
+                f"elected again; read the state and try again",
                 code=Code.CAS_FAILED,
             )
         target: ReplicaId | None = None
@@ -134,7 +138,7 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.UnsafeChangeConfigResponse(config=config_to_pb(config))
 
     async def GetConsensusState(self, request: pb.GetConsensusStateRequest, context: Any) -> Any:
-        """What the replicas here know of their tablets; all replicas if no tablet is named."""
+        """The state of the replicas here; all replicas if the request names no tablet."""
         replicas = self._replicas
         reports: list[common_pb2.ReplicaStatusPB]
         if request.tablet_ids:
@@ -150,7 +154,8 @@ class ConsensusService(ConsensusServiceServicer):
         )
 
     async def StartTabletCopy(self, request: pb.StartTabletCopyRequest, context: Any) -> Any:
-        """Begin a copy to this node, or tell how far it is. For a witness, answered once it logs and votes."""
+        """Begin a copy to this node, or report its progress. For a witness, answered once it logs and
+        votes."""
         fenced = self._fences.of_driver(request.driver_epoch)
         order = CopyOrder(
             tablet_id=TabletId(id_from_pb(request.tablet_id)),
@@ -165,9 +170,11 @@ class ConsensusService(ConsensusServiceServicer):
             cause=cut(request.reason),
         )
         if order.log_only and not order.witness:
-            raise Rejected("log_only needs witness: any other replica has no log without its rows")
+            raise Rejected("log_only needs witness: only a witness has a log before it has rows")
         if not order.replica_id or not order.source_node or not order.source_address:
-            raise Rejected("a copy names its replica_id, its source node and the source's address")
+            raise Rejected(
+                "the request to copy lacks the replica_id, the source node or the source's address"
+            )
         source = self._copy_source(order.source_node, order.source_address)
         with fenced:
             copy = await self._manager.start_copy(order, source)

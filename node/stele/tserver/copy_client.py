@@ -27,13 +27,14 @@ from stele.rpc.ticket import CopyTicket
 from stele.tserver.maintenance import give_memory_back
 
 FLIGHT_OPTIONS: tuple[tuple[str, int], ...] = (
-    # How much may be under way on a stream. By default gRPC raises it until it takes some hundred MB of a node's memory.
+    # How many bytes may be in flight on a stream. By default gRPC raises it until it takes some hundred MB of
+    # a node's memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 4 << 20),
     ("grpc.http2.max_frame_size", 1 << 20),
 )
 _BEGIN_TIMEOUT_S = 30.0
-"""A session takes a flush and hard links."""
+"""The time limit for opening a session, which takes a flush and hard links."""
 
 
 class RemoteFrames:
@@ -45,7 +46,7 @@ class RemoteFrames:
         self._stream = FlightStream(connections, address, ticket.encode(), stop)
 
     def cancel(self) -> None:
-        """End a read that waits for the source."""
+        """Cancel a read that waits for the source."""
         self._stream.cancel()
 
     def __iter__(self) -> Iterator[tuple[int, pa.Buffer, int]]:

@@ -1,4 +1,5 @@
-"""What a copy needs of the node that it fills (`CopyHome`): room, a place, a stream, and the replica's start."""
+"""What a copy needs from the node that it fills (`CopyHome`): room, a directory, a stream in the log, and the
+replica's start."""
 
 from __future__ import annotations
 

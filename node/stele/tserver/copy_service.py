@@ -1,6 +1,6 @@
 """TabletCopyService: copy sessions on this node's replicas for receivers elsewhere, and their files over Arrow Flight.
 
-The event loop only decides whether the caller may have what it asks for; Flight's threads read the bytes. Invariant: a ticket
+The event loop only checks the caller's rights; Flight's threads read the bytes. Invariant: a ticket
 is checked as strictly as the metadata of a call.
 """
 
@@ -36,7 +36,7 @@ class TabletCopyService(TabletCopyServiceServicer):
         self._sessions = sessions
 
     async def BeginTabletCopySession(self, request: pb.BeginTabletCopySessionRequest, context: Any) -> Any:
-        """Flush the replica, link its files, and keep its log from there on."""
+        """Flush the replica, link its files, and keep its log from that point on."""
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         info = await self._sessions.begin(replica, opid_from_pb(request.at_least))
         return pb.BeginTabletCopySessionResponse(
@@ -65,7 +65,7 @@ class TabletCopyService(TabletCopyServiceServicer):
 
 
 class CopyFiles:
-    """CopyProvider of a node."""
+    """The CopyProvider of a node."""
 
     def __init__(self, identity: Identity, book: PeerBook, sessions: CopySessions) -> None:
         self._identity = identity

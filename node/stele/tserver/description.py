@@ -1,6 +1,6 @@
-"""What a node tells of itself: to masters, peers, tools and probes.
+"""What a node reports of itself to masters, peers, tools and probes.
 
-Decides nothing. Invariant: what it tells of the volume is what was last written there.
+Decides nothing. Invariant: what it reports of the volume is what was last written there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from stele.tserver.volume import Volume
 
 
 class NodeDescription:
-    """Of one start. Where the options leave a port open, addresses are known only once `listens` was called."""
+    """The description of one start. Ports that the options leave open are known only once `listens` was
+    called."""
 
     def __init__(self, options: NodeOptions, volume: Volume) -> None:
         self.options = options
@@ -36,7 +37,7 @@ class NodeDescription:
         self._http_port = options.http_port
 
     def listens(self, address: str, flight_address: str, http_port: int) -> None:
-        """Note where this node is reached, as HOST:PORT and a port. Called once, before anything is served."""
+        """Set the node's HOST:PORT and its HTTP port. Called once, before anything is served."""
         self.identity.address = address
         self._flight_address = flight_address
         self._http_port = http_port
@@ -48,21 +49,22 @@ class NodeDescription:
 
     @property
     def http_port(self) -> int:
-        """Of probes and metrics."""
+        """The HTTP port of probes and metrics."""
         return self._http_port
 
     @property
     def record(self) -> NodeRecord:
-        """What the volume says of the node."""
+        """The node's record on the volume."""
         return self._volume.record
 
     @property
     def formed(self) -> bool:
-        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all others."""
+        """Whether a first master's formation was confirmed, or a copy of the catalog came to it; true for all
+        other nodes."""
         return self.record.formed
 
     def registration(self) -> master_pb2.NodeRegistrationPB:
-        """What masters know a node by."""
+        """The node's registration with the masters."""
         return master_pb2.NodeRegistrationPB(
             address=self.identity.address,
             flight_address=self.flight_address,
@@ -77,7 +79,7 @@ class NodeDescription:
     def status(
         self, *, disk_free_bytes: int, replicas: int, masters: tuple[str, ...]
     ) -> tserver_pb2.GetNodeStatusResponse:
-        """The node as tools see it; `masters` are those that it tells of itself."""
+        """The node as tools see it; `masters`: the masters that it knows."""
         return tserver_pb2.GetNodeStatusResponse(
             node_id=id_to_pb(self.identity.node_id),
             cluster_id=id_to_pb(self.identity.cluster_id),

@@ -1,6 +1,7 @@
-"""What a process may have in it beside a node: a master. `start_node` is given what makes it.
+"""What a process may have in addition to a node: a master. `start_node` gets the function that makes it.
 
-Invariant: an extension works on the node only through its ports, and ends while the node's connections still stand.
+Invariant: an extension uses the node only through its ports, and ends while the node's connections still
+stand.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ExtensionPorts:
 
 
 class Extension(Protocol):
-    """Called on the node's event loop."""
+    """An extension. All methods are called on the node's event loop."""
 
     def add_services(self, server: grpc.aio.Server) -> None:
         """Add servicers to the node's gRPC server. Called once, before `start`."""
@@ -45,27 +46,28 @@ class Extension(Protocol):
         """Why the process is not ready though its node is; "" if it is."""
 
     async def stop(self) -> None:
-        """End, once leaderships were handed over and nothing is served any more. Also where `start` was not called."""
+        """End, once leaderships were handed over and nothing is served any more. Also called if `start` was
+        not."""
 
 
 MakeExtension = Callable[[ExtensionPorts], Extension]
 
 
 class NoExtension:
-    """Of a plain node. `NoExtension` itself is its MakeExtension."""
+    """The extension of a plain node: it does nothing. `NoExtension` itself is its MakeExtension."""
 
     def __init__(self, ports: ExtensionPorts) -> None:
         pass
 
     def add_services(self, server: grpc.aio.Server) -> None:
-        """None."""
+        """Adds no servicers."""
 
     def start(self) -> None:
-        """Nothing."""
+        """Begins nothing."""
 
     def why_unready(self) -> str:
         """Ready whenever the node is."""
         return ""
 
     async def stop(self) -> None:
-        """Nothing."""
+        """Ends nothing."""

@@ -1,16 +1,18 @@
 """Refuses orders of masters and drivers that a newer one has replaced. Owned by the node; asked by its services.
 
-An order of a master carries the catalog's (term, index), one of a driver its claim's epoch. The leader master's heartbeats
-tell the newest term and epoch. node.json keeps what must survive a restart: a term or an epoch when it rises, which is
-once per election or take-over, and the OpId of an order that erases a replica for good, because nothing else would be
-left to refuse a late order that made it again.
+An order of a master carries the catalog's (term, index); an order of a driver carries its claim's epoch.
+Heartbeats of the leader master carry the newest term and epoch. node.json keeps what must survive a restart.
+That is a term or an epoch when it rises, which is once per election or take-over. It is also the OpId of an
+order that erases a replica for good: nothing else would be left to refuse a late order that makes the replica
+again.
 
-What an order names becomes the newest only once the order was carried out. It may exceed what was heard by FENCE_STEP_MAX
-at most: otherwise one order with a huge number would shut out all others for good.
+What an order names becomes the newest only once the order was carried out. A number may exceed the newest
+known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out all others for
+good.
 
-Invariant: an order is carried out only if none of a newer term or epoch was carried out, is under way or was told by a
-heartbeat, and none with a newer index for its tablet. What an order raised survives power loss before it is answered;
-of one that erases, before anything is erased.
+Invariant: an order is carried out only if no newer term or epoch is known, from an order or a heartbeat, and
+no newer index for its tablet. What an order raised is durable before the order is answered. For an order that
+erases, it is durable before anything is erased.
 """
 
 from __future__ import annotations
@@ -35,20 +37,22 @@ class _Known:
 
 
 class Fences:
-    """What one node has heard of terms, epochs and orders."""
+    """The terms, epochs and orders that one node has heard of."""
 
     def __init__(self, volume: Volume, in_thread: InThread) -> None:
         record = volume.record
         self._volume = volume
         self._in_thread = in_thread
         self._floor = record.catalog
-        """Orders before this are refused for every tablet: the tablet that they name may have been erased since."""
+        """Orders below this are refused for every tablet, because the tablet that they name may have been
+        erased since."""
         self._known = _Known(record.catalog.term, record.driver_epoch, record.catalog)
         self._newest: dict[str, OpId] = {}
         self._under_way: list[Order] = []
 
     def learned(self, term: int, epoch: int) -> None:
-        """Learn from the leader master's answer to a heartbeat. A huge leap is followed in steps, one per heartbeat."""
+        """Take the newest term and epoch from the leader master's answer to a heartbeat. A huge leap is
+        followed in steps, one per heartbeat."""
         known = self._known
         known.term = max(known.term, min(term, known.term + TERM_JUMP_MAX, TERM_MAX))
         known.epoch = max(known.epoch, min(epoch, known.epoch + TERM_JUMP_MAX, EPOCH_MAX))
@@ -58,14 +62,15 @@ class Fences:
 
         Raises:
             Rejected: STALE_EPOCH, its claim was taken over.
-            Retryable: NOT_READY, this node has not heard yet of anything near that epoch.
+            Retryable: NOT_READY, the epoch is far above all that this node has heard of.
         """
         order = Order(self, epoch=epoch)
         if epoch:
             known = max(self._known.epoch, *(other.epoch for other in self._under_way), 0)
             if epoch < known:
                 raise Rejected(
-                    f"this order is of driver epoch {epoch}, but epoch {known} was already heard: another driver took over",
+                    f"this order is of driver epoch {epoch}, but this node has heard of epoch {known}: "
+                    f"another driver took over",
                     code=Code.STALE_EPOCH,
                 )
             _refuse_leap("driver epoch", epoch, self._known.epoch)
@@ -78,7 +83,7 @@ class Fences:
 
         Raises:
             Rejected: STALE_EPOCH, that catalog leader was replaced, or a newer order about the tablet was carried out.
-            Retryable: NOT_READY, this node has not heard yet of anything near that term.
+            Retryable: NOT_READY, the term is far above all that this node has heard of.
         """
         order = Order(self, tablet_id=tablet_id, opid=opid)
         if opid != OPID_NONE:
@@ -89,7 +94,8 @@ class Fences:
             heard = max(known, self._floor, OpId(self._known.term, 0), *terms, *same)
             if opid < heard:
                 raise Rejected(
-                    f"tablet {tablet_id}: an order from catalog {opid}; {heard} was already heard",
+                    f"tablet {tablet_id}: this order is from catalog {opid}, but this node has heard of "
+                    f"{heard}; ask the leader master",
                     code=Code.STALE_EPOCH,
                 )
             _refuse_leap("catalog term", opid.term, self._known.term)
@@ -100,7 +106,7 @@ class Fences:
 
     def _end(self, order: Order, cut_off: bool) -> None:
         self._under_way.remove(order)
-        if cut_off:  # its caller went away, and it goes on
+        if cut_off:  # its caller went away, but the order continues
             self._raise(order)
 
     def _raise(self, order: Order) -> None:
@@ -154,24 +160,25 @@ class Order:
         self._fences._end(self, kind is not None and issubclass(kind, asyncio.CancelledError))
 
     async def carried_out(self) -> None:
-        """The order changed something: older ones are refused from now on, after a restart too."""
+        """The order changed something: refuse older ones from now on, after a restart too."""
         await self._fences._carried_out(self)
 
     def found_nothing(self) -> None:
-        """There was nothing to change. Refuse older orders about this tablet until a restart: one that is still on its way would
-        make what this order was to remove."""
+        """There was nothing to change. Refuse older orders about this tablet until a restart. Otherwise a
+        late one could make again what this order was to remove."""
         if self.opid != OPID_NONE:
             self._fences._note(self)
 
     async def erases(self) -> None:
-        """The order is about to erase a replica: refuse older ones before that, so that none makes the replica again."""
+        """The order is about to erase a replica. Refuse older orders first, so that none makes the replica
+        again."""
         await self._fences._erases(self)
 
 
 def _refuse_leap(what: str, number: int, heard: int) -> None:
     if number > heard + FENCE_STEP_MAX:
         raise Retryable(
-            f"{what} {number}: this node has heard of {heard} only, and takes {FENCE_STEP_MAX} more at most; a master's next "
-            "heartbeat tells it the newest, so ask again",
+            f"{what} {number}: this node knows {heard} and accepts at most {FENCE_STEP_MAX} more; it learns "
+            f"the newest from its next heartbeat, so try again",
             code=Code.NOT_READY,
         )

@@ -1,7 +1,8 @@
-"""Carries out that somebody fenced this node: it runs and serves nobody. Called by the heartbeater.
+"""Fences this node when an administrator asks for it: it runs, but serves nobody. Called by the heartbeater.
 
-Owns the wish as the last leader master told it. The leaders here are handed over first; then no replica answers or says
-anything (`Replicas.fence`). Invariant: it stays so through restarts, until a leader master says otherwise.
+Owns the wanted state that the last leader master gave. The leaders here are handed over first; then no
+replica sends or answers anything (`Replicas.fence`). Invariant: it stays so through restarts, until a leader
+master says otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Fencing:
-    """Of one node. `fenced`: what its volume remembers. `remember(fenced)` writes that; it blocks."""
+    """The fencing of one node. `fenced`: the state on its volume. `remember(fenced)` writes it; it blocks."""
 
     def __init__(
         self, replicas: Replicas, *, fenced: bool, remember: Callable[[bool], None], in_thread: InThread
@@ -32,7 +33,7 @@ class Fencing:
         replicas.fence(fenced)
 
     def told(self, fenced: bool) -> None:
-        """A leader master says whether this node is to be fenced."""
+        """Take from a leader master whether this node is to be fenced."""
         if fenced == self._wanted:
             return
         self._wanted = fenced
@@ -46,7 +47,7 @@ class Fencing:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _follow(self) -> None:
-        """Until all is as wanted, which may change meanwhile."""
+        """Wait until the node is as wanted. The wanted state may change meanwhile."""
         while self._replicas.fenced != self._wanted:
             wanted = self._wanted
             if wanted:

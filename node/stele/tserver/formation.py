@@ -1,8 +1,8 @@
 """How a volume becomes a node's (`take_volume`), and how first masters become a cluster (`Formation`).
 
 Invariant: a volume is formatted only if the masters never saw this node id, or as a first master while no other one is
-formed. A first master neither votes nor serves before all first masters are known to have formatted. Its first replica of
-the catalog never starts once a later one has come to this node.
+formed. A first master does not vote or serve until all first masters are known to have formatted. Its first
+replica of the catalog never starts once a later replica has come to this node.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ async def take_volume(options: NodeOptions) -> Volume:
     """Lock and open the volume; format it first if it is empty and may be.
 
     Raises:
-        Fate: it is not for this process.
-        Rejected: this process could not listen; nothing was written.
+        Fate: the volume is not for this process. Rejected: this process could not listen; nothing was
+        written.
     """
     fd = lock_directory(options.data_dir)
     try:
@@ -87,7 +87,8 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
         if formed:
             raise volume_empty(
                 directory,
-                f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a new node",
+                f"the masters have seen node {options.node_id} with a formatted volume: it is lost; start a "
+                f"new node",
             )
     first = tuple((m.node_id, m.address) for m in options.first_masters)
     log.info("formatting the volume", role=options.role, first_masters=len(first))
@@ -104,7 +105,7 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
 
 
 async def _can_listen(options: NodeOptions) -> None:
-    """Checked before the masters are asked, since that may take any time."""
+    """Checked before the masters are asked, since their answer may take any time."""
     host, _ = split_address(options.listen)
     await check_free(options.listen, "--listen")
     for flag, port in options.other_ports:
@@ -112,8 +113,9 @@ async def _can_listen(options: NodeOptions) -> None:
 
 
 async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
-    """Ask the leader master, until it answers: whether this node was seen with a formatted volume, and the fork id."""
-    # The node is not on record yet, so it calls like a client, without a node id.
+    """Ask the leader master until it answers. Returns whether this node was seen with a formatted volume, and
+    the fork id."""
+    # The node is not on record yet. So it calls like a client, without a node id.
     pool = ChannelPool(Identity(cluster_id=options.cluster_id, fork_id=options.fork_id or None))
     request = master_pb2.RegisterNodeRequest(node_id=id_to_pb(options.node_id), role=options.role)
     told = ""
@@ -135,7 +137,8 @@ async def _ask_masters(options: NodeOptions) -> tuple[bool, str]:
 
 
 class Formation:
-    """Of a first master, from its format until it votes. On every other node it does nothing."""
+    """A first master's part in forming the cluster, from its format until it votes. On every other node it
+    does nothing."""
 
     def __init__(
         self,
@@ -150,9 +153,10 @@ class Formation:
         self._in_thread = in_thread
 
     async def make_first_catalog(self) -> None:
-        """On a first master that is not formed, make its first replica of the catalog, and do not start it yet.
+        """On a first master that is not formed, make its first replica of the catalog, without starting it.
 
-        Not if a later replica is here: then the others formed a catalog without this volume, and a driver had it copied here.
+        Makes none if a later replica is here: then the others formed a catalog without this volume, and a
+        driver copied it here.
         """
         record = self._volume.record
         if record.formed or not record.first_masters:
@@ -179,7 +183,8 @@ class Formation:
         )
 
     async def confirm(self, masters: Sequence[tuple[str, str]]) -> None:
-        """All first masters have formatted. From here on this one votes. Idempotent. `masters`: (node_id, format_id) of each.
+        """All first masters have formatted, so this one votes from now on. Idempotent. `masters`: (node_id,
+        format_id) of each.
 
         Raises:
             Rejected: this node is not listed with its own format id, or the list is not that of --first-masters.
@@ -187,11 +192,11 @@ class Formation:
         """
         record = self._volume.record
         if record.role != "master" or not record.first_masters:
-            raise Rejected(f"node {record.node_id} is no first master; there is nothing to confirm")
+            raise Rejected(f"node {record.node_id} is not a first master; there is nothing to confirm")
         if (record.node_id, record.format_id) not in [(n, f) for n, f in masters]:
             raise Rejected(
-                f"first master {record.node_id} has format id {record.format_id}, which is not listed: its volume was "
-                "formatted anew after the list was made; it must be replaced",
+                f"first master {record.node_id} has format id {record.format_id}, which is not listed: its "
+                f"volume was formatted again after the list was made; replace this master",
                 code=Code.PERMISSION_DENIED,
             )
         if sorted(n for n, _ in masters) != sorted(n for n, _ in record.first_masters):
@@ -201,7 +206,8 @@ class Formation:
         await self._manager.whole(self._form())
 
     async def _form(self) -> None:
-        """Carried out to its end: half of it would leave a formed master whose catalog is not started."""
+        """Carried out completely, even if the caller goes. Half of it would leave a formed master whose
+        catalog is not started."""
         if not self._volume.record.formed:
             await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
             log.info("formation confirmed", masters=len(self._volume.record.first_masters))
@@ -213,7 +219,8 @@ class Formation:
             self._manager.carry_out(self._join())
 
     async def _join(self) -> None:
-        """Remove the first replica before the volume counts as formed: a formed volume starts every replica of the catalog."""
+        """Remove the first replica before the volume counts as formed, because a formed volume starts every
+        replica of the catalog."""
         await self._manager.drop_held()
         await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))
         log.info("the catalog was copied here: this first master needs no confirmation any more")

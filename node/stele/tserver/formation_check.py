@@ -1,10 +1,11 @@
 """Asks, before a first master formats an empty volume, whether the cluster has formed already. Called by formation.py, once.
 
 A pod keeps --first-masters for as long as it lives. Its volume may be empty long after the cluster has formed: the mount was
-late, or the disk was lost. The other first masters know, because it stands on their volumes.
+late, or the disk was lost. The other first masters know it from their volumes.
 
-Invariant: it returns only when every other first master has said that it is not formed. None of them has voted yet, then, so no
-vote of an earlier volume of this master counts anywhere. First masters that ask at the same time answer each other.
+Invariant: it returns only when every other first master has said that it is not formed. None of them has
+voted yet, so no vote of an earlier volume of this master counts anywhere. First masters that ask at the same
+time answer each other.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ async def ensure_not_formed(options: NodeOptions) -> None:
                 if status is not None and status.formed and status.role == "master":
                     raise volume_empty(
                         options.data_dir,
-                        f"master {id_from_pb(status.node_id)} at {address} says that the cluster has formed: this first "
+                        f"master {id_from_pb(status.node_id)} at {address} says that the cluster has formed: "
+                        f"this first "
                         "master's volume is gone",
                     )
             silent = [address for address in others if found[address] is None]
@@ -72,7 +74,7 @@ async def ensure_not_formed(options: NodeOptions) -> None:
 
 
 async def _status(pool: ChannelPool, address: str, node_id: str) -> pb.GetNodeStatusResponse | None:
-    """What the master at `address` says of itself; None if `node_id` does not answer there ("": if nobody does)."""
+    """The status of the master at `address`; None if `node_id` does not answer there ("": if nobody does)."""
     try:
         answer: pb.GetNodeStatusResponse = await pool.unary(
             address,
@@ -104,7 +106,7 @@ class _Unformatted(grpc.GenericRpcHandler):
         self._options = options
 
     def service(self, handler_call_details: Any) -> Any:
-        """The handler of a method, whichever it is."""
+        """The handler of a method, the same for all."""
         if handler_call_details.method == _STATUS:
             return grpc.unary_unary_rpc_method_handler(
                 self._answer, pb.GetNodeStatusRequest.FromString, pb.GetNodeStatusResponse.SerializeToString

@@ -1,6 +1,7 @@
 """What probes and /identity answer for a node. Asks nobody and waits for nothing.
 
-Invariant: liveness never depends on quorum, peers or disks, so that a sick cluster is not restarted in circles.
+Invariant: liveness never depends on quorum, peers or disks, so that a cluster in trouble is not restarted
+again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ READY_AFTER_MS = 30_000
 
 
 class NodeHealth:
-    """Of one node. `ending()`: why it serves no more, "" while it does. `extra_ready()`: why its extension is not ready, or ""."""
+    """The health of one node. `ending()`: why it no longer serves, "" while it does. `extra_ready()`: why its
+    extension is not ready, or ""."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class NodeHealth:
         return "" if self._replicas.opened else "replicas are being opened"
 
     def ready(self) -> str:
-        """Serving and caught up."""
+        """Whether the node serves and has caught up."""
         if ending := self._ending():
             return ending
         if self._replicas.fenced:
@@ -69,7 +71,7 @@ class NodeHealth:
             return f"{len(waiting)} replicas have not caught up"
         options = self._description.options
         if options.role == "node" and options.masters and not self._heartbeater.leader_heard:
-            return "no leader master has heard this node yet"
+            return "no leader master has received this node's heartbeat yet"
         return ""
 
     def identity(self) -> Mapping[str, Any]:
@@ -78,8 +80,8 @@ class NodeHealth:
 
 
 def _starts(replica: Replica) -> bool:
-    """Whether it will find a leader soon. A replica that its configuration does not name hears of none: a copy that is not
-    added yet, or a removed replica."""
+    """Whether the replica will find a leader soon. One that its configuration does not name hears from none:
+    a copy that is not added yet, or a removed replica."""
     if replica.state is ReplicaState.CONFIGURING:
         return replica.config.peer(replica.replica_id) is not None
     return replica.state is ReplicaState.BOOTSTRAPPING

@@ -1,7 +1,8 @@
-"""What this node tells in its heartbeats: who it is, how it is, what changed on it. Used by the heartbeater's loops.
+"""The content of this node's heartbeats: its identity, its health, and what changed on it. Used by the
+heartbeater's loops, which decide whom to send it to.
 
-Decides nothing about whom to tell. Invariant: heartbeats are numbered in the order in which they are made, and all of one
-process carry the same random start.
+Invariant: heartbeats are numbered in the order in which they are made, and all of one process carry the same
+random start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from stele.wal.log import Log
 
 
 class HeartbeatSource:
-    """Of one node. `log_found`: the place where this start found the end of the log, 0 if masters admitted that before."""
+    """Makes the heartbeats of one node. `log_found`: where this start found the end of the log; 0 if masters
+    admitted that before."""
 
     def __init__(
         self,
@@ -49,8 +51,8 @@ class HeartbeatSource:
 
     @property
     def may_report(self) -> bool:
-        """Whether replicas may be told of: all are known, and none has failed only because the node's log did. A driver
-        would replace those, though the node has them all when it starts again."""
+        """Whether replicas may be reported: all are known, and none has failed only because the node's log
+        did. A driver would replace those, though they are intact and serve after a restart."""
         return self._replicas.opened and self._log.failed is None
 
     @property
@@ -60,15 +62,15 @@ class HeartbeatSource:
 
     @property
     def replica_count(self) -> int:
-        """How many replicas a full report names."""
+        """How many replicas a full report contains."""
         return len(all_keys(self._replicas))
 
     def full_report(self) -> list[common_pb2.ReplicaStatusPB]:
-        """Of all replicas."""
+        """A report of all replicas."""
         return all_reports(self._replicas)
 
     def report(self, keys: Iterable[StreamKey]) -> tuple[list[common_pb2.ReplicaStatusPB], list[StreamKey]]:
-        """Of some replicas: their reports, and the keys of those that are not here any more."""
+        """A report of some replicas, and the keys of those that are no longer here."""
         reports: list[common_pb2.ReplicaStatusPB] = []
         removed: list[StreamKey] = []
         for key in keys:
@@ -86,7 +88,8 @@ class HeartbeatSource:
         master: str,
         addresses_digest: int,
     ) -> pb.TSHeartbeatRequest:
-        """A heartbeat for `master`, the node id that answered last at its address; "" before."""
+        """A heartbeat for `master`, the node id that answered last at its address; "" before the first
+        answer."""
         identity = self._description.identity
         free, used = self._monitor.disk_bytes
         request = pb.TSHeartbeatRequest(
@@ -109,11 +112,11 @@ class HeartbeatSource:
         return request
 
     def registration(self) -> pb.NodeRegistrationPB:
-        """What masters know a node by."""
+        """The node's registration with the masters."""
         return self._description.registration()
 
     def register_request(self) -> pb.RegisterNodeRequest:
-        """That puts a node on record which the masters do not know."""
+        """A registration that puts on record a node unknown to the masters."""
         description = self._description
         return pb.RegisterNodeRequest(
             node_id=id_to_pb(description.identity.node_id), role=description.options.role

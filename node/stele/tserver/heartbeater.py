@@ -1,15 +1,17 @@
-"""Tells every master that this node lives, and what changed on it; learns who the masters are.
+"""Sends heartbeats and reports to every master, and learns who the masters are.
 
 There is one loop per address (master_loop.py): each in the leader's list or in another master's, and each given at start.
-The list of a master that does not lead may be old, but may name a leader that is at no other address known here.
+The list of a master that does not lead may be old. But it may name a leader that no other list names.
 
-Two addresses may lead to one master, since names are given and addresses are learned. Its node id tells. Then one loop
-speaks, and the others rest; they are looked at now and then, because a name may lead elsewhere later. A given address where
-nobody answers is asked less and less often: the name of a retired master stays in --masters for ever. But it is asked
-each time while fewer than a majority of the masters answer.
+Two addresses may lead to one master, since names are given and addresses are learned. The node id in the
+answers shows it. Then one loop sends, and the others rest. Each of them tries again now and then, because a
+name may lead elsewhere later. A given address where nobody answers is tried less and less often, because the
+name of a retired master stays in --masters. While fewer than a majority of the masters answer, it is tried
+each time.
 
-Reports are incremental. A change is told to a master until that master, as leader, has acknowledged it. A full report goes
-to a new leader, after this node's own start, when a master asks for it, and when more changed than a full report says.
+Reports are incremental. A change is sent to a master until that master, as leader, has acknowledged it. A
+full report goes to a new leader, after this node's own start, when a master asks for it, and when more
+changed than a full report says.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ log = structlog.get_logger("stele.tserver.heartbeat")
 
 
 class Heartbeater:
-    """Of one node. `given`: the masters' addresses of --masters. `remember(addresses)` is told each new list of a leader."""
+    """The heartbeater of one node. `given`: the addresses in --masters. `remember(addresses)` is called with
+    each new list of a leader."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Heartbeater:
         self._match_loops()
 
     def changed(self, key: StreamKey) -> None:
-        """A replica's report is due: soon, and again until a leader has it."""
+        """A replica's report is due: send it soon, and again until a leader has it."""
         for loop in self._loops.values():
             loop.changed(key)
 
@@ -93,35 +96,37 @@ class Heartbeater:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """All masters to tell: those of a leader's last list, those given at start, and those that other masters name."""
+        """All masters to send to: those of a leader's last list, those given at start, and those that other
+        masters name."""
         return tuple(dict.fromkeys((*self._known, *self._given, *self._named)))
 
     @property
     def _named(self) -> tuple[str, ...]:
-        """Those that any master names."""
+        """The addresses that any master names."""
         return (*self._known, *itertools.chain.from_iterable(self._told.values()))
 
     # --- for the loops (OtherLoops)
 
     @property
     def addresses_digest(self) -> int:
-        """Of the nodes' addresses, as a leader told them last."""
+        """The nodes' addresses, as a leader gave them last."""
         return self._addresses_digest
 
     def speaks(self, loop: MasterLoop) -> bool:
-        """Whether this loop is the one that tells its master: of several, the first in the order of `addresses`."""
+        """Whether this loop is the one that sends to its master: of several, the first in the order of
+        `addresses`."""
         loops = (other for a in self.addresses if (other := self._loops.get(a)) is not None)
         return next((o for o in loops if o.answers and o.master == loop.master), loop) is loop
 
     def may_rest(self, loop: MasterLoop) -> bool:
-        """Whether it does no harm if this loop's address is not asked for a while."""
+        """Whether this loop may leave its address alone for a while."""
         if loop.answers:
             return not self.speaks(loop)
         answering = {other.master for other in self._loops.values() if other.answers} & self._in_force
         return loop.address not in self._named and 2 * len(answering) > len(self._in_force)
 
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
-        """A master that leads has answered: learn what it tells."""
+        """A master that leads has answered: take over its lists."""
         self._leader_heard = True
         self._fences.learned(response.term, response.driver_epoch)
         self._fencing.told(response.fenced)
@@ -129,7 +134,8 @@ class Heartbeater:
         self._learn_addresses(response)
 
     def told_masters(self, by: str, response: pb.TSHeartbeatResponse) -> None:
-        """The list of the master at `by`, which does not lead: no other master is forgotten for it."""
+        """Take the list of the master at `by`, which does not lead. No other known master is dropped for
+        it."""
         masters = tuple(m.address for m in response.masters if m.address)
         if masters and masters != self._told.get(by):
             self._told[by] = masters
@@ -150,8 +156,8 @@ class Heartbeater:
             self._remember(masters)
 
     def _learn_addresses(self, response: pb.TSHeartbeatResponse) -> None:
-        """Where the nodes are. Configurations hold the addresses of their time. If all peers moved since, as after a power
-        failure of a whole cluster, nobody would find anybody."""
+        """The nodes' addresses. A configuration holds the addresses of its time. If all peers moved since, as
+        after a power failure of a whole cluster, no node would find another."""
         for one in response.addresses:
             node_id = id_from_pb(one.node_id)
             if node_id != self._pool.identity.node_id:

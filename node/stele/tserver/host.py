@@ -1,4 +1,5 @@
-"""What a replica needs from its node (`stele.consensus.ports.Host`), put together from the node's parts. Decides nothing.
+"""What a replica needs from its node (`stele.consensus.ports.Host`), assembled from the node's parts. Decides
+nothing.
 
 Invariant: nothing here blocks the event loop. Calls on hot paths are the parts' own methods, with nothing in between.
 """
@@ -20,7 +21,8 @@ from stele.wal.log import Log
 
 
 class NodeHost:
-    """The Host of all replicas of a node. `report_due(key)`: the masters are to be told about this replica again."""
+    """The Host of all replicas of a node. `report_due(key)`: this replica must be reported to the masters
+    again."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class NodeHost:
         self._random = random.Random()
 
     def latest_time(self) -> int:
-        """The highest hybrid time that an entry which is not committed may bear."""
+        """The highest hybrid time that an uncommitted entry may have."""
         return self._wall_clock.latest_time
 
     def randint(self, a: int, b: int, /) -> int:
@@ -59,11 +61,11 @@ class NodeHost:
         return a + int(self._random.random() * (b - a + 1))
 
     def changed(self, replica: HostedReplica) -> None:
-        """State, role, term or configuration of a replica differ from what was last reported."""
+        """The state, role, term or configuration of a replica differs from its last report."""
         self.changed_key(replica.superblock.key)
 
     def changed_key(self, key: StreamKey) -> None:
-        """What is here under this key differs from what was last reported. Nobody is told while the node stops."""
+        """What is here under this key differs from the last report. Ignored while the node stops."""
         if not self._shutdown.stopping:
             self._report_due(key)
 

@@ -1,9 +1,10 @@
-"""Keeps the node's log small: collects what no replica needs, and writes old entries again at its end. Called by maintenance.
+"""Keeps the node's log small: removes segments that no replica needs, and writes old entries again at the
+log's end.
 
-A few old entries may keep many segments. They are written again, so that the segments can go.
+Called by maintenance. A few old entries may pin many segments; once written again, the segments can go.
 
-Invariant: no more is written again than others wrote meanwhile, plus HELD_BYTES. So a log that has to keep most of its entries
-is not written round and round.
+Invariant: no more is written again than was written anew meanwhile, plus HELD_BYTES. So a log that must keep
+most of its entries is not rewritten for ever.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from stele.wal.report import Pin
 log = structlog.get_logger("stele.tserver.log_space")
 
 HELD_BYTES = 256 << 20
-"""The most of the log that the unflushed entries of one replica may keep, with what others wrote after them. Less on small
-volumes: see HELD_SHARE. A replica that keeps more is flushed. If no flush helps, its entries are written again."""
+"""How many bytes of the log one replica's unflushed entries may pin, with what others wrote after them. Less
+on small volumes: see HELD_SHARE. A replica that pins more is flushed; if no flush helps, its entries are
+written again."""
 HELD_SHARE = 4
-"""The same as a share: one part in so many of what an anchor may hold."""
+"""The same as a share: one part in this many of what an anchor may hold."""
 WRITE_AGAIN_BYTES = 32 << 20
-"""How much of one replica is written again at most. A leader with half of that uncommitted takes no more writes."""
+"""How many bytes of one replica are written again at most. A leader with half of that uncommitted takes no
+more writes."""
 
 
 class LogSpace:
-    """Of one node. Lets the log drop segments, and tells replicas if their log begins later now."""
+    """The log space of one node. Lets the log drop segments, and tells replicas whose log now begins
+    later."""
 
     def __init__(self, replicas: Replicas, node_log: Log, host: Host) -> None:
         self._replicas = replicas
@@ -77,14 +81,14 @@ class LogSpace:
         self._starts = starts
 
     def _let_go(self, replica: Replica) -> None:
-        """Let go of what a FAILED replica keeps of the log, once a majority without it has more.
+        """Release the log that a FAILED replica pins, once a majority without it has more: once the commit
+        index is above all that this replica had.
 
-        That is so once more is committed than this replica ever had, since it did not acknowledge that. Until then it may
-        belong to the majority that has its entries, and be the only one that is left.
+        Until then it may be the only one left of the majority that has its entries.
         """
         if replica.superblock.young_witness:
             return
-        with contextlib.suppress(Rejected):  # what created its stream may have been lost
+        with contextlib.suppress(Rejected):  # the record that created its stream may have been lost
             stream = self._node_log.stream(replica.superblock.key)
             if replica.committed_elsewhere > stream.last_opid.index:
                 stream.abandon_entries()
@@ -92,8 +96,8 @@ class LogSpace:
     # --- written again
 
     async def _write_again(self) -> None:
-        """Write entries again that keep too much of the log and that no flush helps, as in a group without a majority. The segments
-        that held them go with a later collection, once the new copy is synced."""
+        """Write entries again that pin too much of the log and that no flush helps, as in a group without a
+        majority. The segments that held them go with a later collection, once the new copy is synced."""
         self._earn()
         pins = [pin for pin in self._node_log.pins() if pin.bytes > self.held_max]
         self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}
@@ -110,7 +114,7 @@ class LogSpace:
                 await self._move(pin, replica)
 
     def _earn(self) -> None:
-        """Raise the credit by what others have written: so much may be written again."""
+        """Raise the credit by what others have written: as much may be written again."""
         others = self._node_log.stats.bytes_written - self._written_again_bytes
         if others > self._others_bytes:
             self._credit_bytes += others - self._others_bytes
@@ -140,7 +144,7 @@ class LogSpace:
 
 
 def _no_flush_helps(replica: Replica) -> bool:
-    """Whether a replica keeps what it keeps of the log, however often its store is flushed."""
+    """Whether no flush of its store would make a replica release its log."""
     if replica.state is ReplicaState.FAILED:
         return True
     machine, core = replica.machine, replica.core

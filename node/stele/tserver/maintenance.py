@@ -40,32 +40,36 @@ ROUND_S = 0.5
 COLLECT_S = 5.0
 """Pause between two collections of the log, and between two looks at copy sessions and idle clients."""
 _CLOSE_S = 5.0
-"""When the node stops: how long a finished merge may take to come into use."""
+"""When the node stops: how long to wait until a finished merge is in use."""
 FLUSH_AGE_MS = 120_000
-"""A store is flushed so long after its first unflushed row; later if a flush writes much again, see REWRITTEN_BYTES."""
+"""A store is flushed this long after its first unflushed row. It waits longer if a flush writes much again,
+see REWRITTEN_BYTES."""
 REWRITTEN_BYTES = 8 << 20
-"""A flush may have to write again what was flushed before. For every so many bytes of that, a store waits FLUSH_AGE_MS more."""
+"""A flush may have to write again what was flushed before. For each piece of this size, a store waits
+FLUSH_AGE_MS more."""
 QUIET_MS = 10_000
-"""A store of more than QUIET_BYTES that was not written to for so long is flushed, so that an idle node is small."""
+"""A store of more than QUIET_BYTES that was not written to for this long is flushed, so that an idle node
+uses little memory."""
 QUIET_BYTES = 1 << 20
 RECLAIM_MS = 10_000
 """Pause before looking again for stores with many dead rows."""
 STORES_AT_ONCE = 200
-"""After looking at so many stores, let everything else on the event loop run. One look takes 3 us, more for a store with many
-files."""
+"""After looking at this many stores, let the rest of the event loop run. One look takes 3 us, more for a
+store with many files."""
 FLUSH_REST_MS = 30_000
-"""How long a store is left alone after its flush failed, for instance for want of disk space."""
+"""How long a store is left alone after its flush failed, for example because the disk was full."""
 COMPACTION_REST_MS = 30_000
-"""How long a store is left alone after its merge failed. The next one may fail too, after writing as much."""
+"""How long a store is left alone after its merge failed. The next merge may fail too, after writing as
+much."""
 SEGMENTS_KEPT = 2
-"""Merges leave disk space for so many more segments of the log."""
+"""How many more segments of the log merges leave disk space for."""
 
 
 Merge = tuple[Replica, TabletStore, CompactionJob]
 
 
 class Maintenance:
-    """Of one node. It does nothing by itself before `start`."""
+    """The maintenance of one node. Does nothing before `start`."""
 
     def __init__(
         self,
@@ -108,8 +112,8 @@ class Maintenance:
         ]
 
     async def close(self) -> None:
-        """Stop. A merge under way is given up, and one that is finished comes into use. A flush under way ends with its
-        replica."""
+        """Stop. A merge under way is given up; one that is finished is put to use. A flush under way ends
+        with its replica."""
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -129,8 +133,8 @@ class Maintenance:
     # --- flushes
 
     async def flush_due(self) -> None:
-        """Flush, one after the other, the stores that are large, old or idle, or that pin the log. While all together take too
-        much memory, flush the largest, however small."""
+        """Flush the stores that are large, old or idle, or that pin the log, one at a time. While all stores
+        together take too much memory, flush the largest, however small."""
         while await self._flush_round():
             await self._host.in_thread(give_memory_back)
             if not self._stores.over:
@@ -155,8 +159,8 @@ class Maintenance:
         return flushed
 
     async def _flush_largest(self, left: dict[StreamKey, Replica]) -> bool:
-        """Flush the largest stores in `left` while all together take too much, and take them out of it. Return whether one was
-        flushed."""
+        """Flush the largest stores in `left` and remove them from it, while all together take too much
+        memory. Return whether one was flushed."""
         flushed = False
         while left and self._stores.over:
             key, largest = max(left.items(), key=lambda item: held_bytes(item[1]))
@@ -209,9 +213,9 @@ class Maintenance:
     # --- merges
 
     async def merge_due(self) -> None:
-        """Merge, one after the other, what is due and has room. Stores take turns."""
+        """Merge what is due and has room, one store at a time. Stores take turns."""
         while True:
-            await self._monitor.measure()  # the merge before took space, and gave some back
+            await self._monitor.measure()  # the merge before took space, and released some
             due = await self._next_merge() or await self._next_reclaim()
             if due is None:
                 return
@@ -229,7 +233,8 @@ class Maintenance:
     async def _next_reclaim(self) -> Merge | None:
         """A merge of all files of a store with many dead rows.
 
-        Looked for only while no other merge is due. Return after each look, so that other merges wait for one at most.
+        Looked for only while no other merge is due. Returns after each look, so that other merges wait for
+        one look at most.
         """
         now = self._host.now_ms()
         if now < self._reclaim_ms:
@@ -256,8 +261,8 @@ class Maintenance:
         return None
 
     async def _in_turn(self) -> AsyncIterator[tuple[Replica, TabletStore]]:
-        """All stores of running replicas whose merges did not just fail, beginning behind the one merged last. Each is looked at
-        when its turn comes."""
+        """All stores of running replicas whose merges did not just fail, beginning after the one merged last.
+        Each is looked at when its turn comes."""
         now = self._host.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
         replicas = list(self._replicas)

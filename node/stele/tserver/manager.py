@@ -2,8 +2,9 @@
 
 Decides no membership; obeys orders that pass its checks. The files are replica_files.py, starting is replica_starter.py.
 
-Invariant: at most one replica of a tablet lives here. Orders for one tablet go one after another, and each is carried out
-to its end though its caller has gone. What a crash left half-made or half-removed is removed at the next start.
+Invariant: at most one replica of a tablet lives here. Orders for one tablet run one at a time, and each is
+carried out completely, even if its caller has gone. What a crash left half-made or half-removed is removed at
+the next start.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ log = structlog.get_logger("stele.tserver")
 
 T = TypeVar("T")
 _CLOSE_S = 2.0
-"""How long an order under way may take to end when the node stops; the next start removes what it left."""
+"""How long an order under way may take to end when the node stops. The next start removes what it left."""
 
 
 class TabletManager:
-    """`hold(superblock)`: whether not to start it yet. `changed(key)`: what is here under this key differs from before."""
+    """`hold(superblock)`: whether the start of a replica must wait. `changed(key)`: what is here under this
+    key has changed."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class TabletManager:
         """Open what is on the volume, several at once. A damaged replica becomes FAILED; the others go on.
 
         Raises:
-            Rejected: UNSUPPORTED_VERSION, a later program wrote the files of one.
-            OSError: the system has no descriptor or memory, not even to see what is there.
+            Rejected: UNSUPPORTED_VERSION, a later program wrote the files of one. OSError: the system lacks
+            the descriptors or memory to list the replicas.
         """
 
         async def open_one(found: Found) -> None:
@@ -105,12 +107,12 @@ class TabletManager:
             await self._starter.start(superblock)
 
     async def _clear(self, remove: Callable[[StreamKey], Awaitable[None]], key: StreamKey) -> None:
-        """Files that a sick disk does not let go are no reason to keep the other replicas from starting."""
+        """Files that a failing disk does not let us remove must not keep the other replicas from starting."""
         try:
             async with self._lock(key.tablet_id):
                 await remove(key)
         except OSError as exc:
-            log.error("not removed, the next start tries again", replica=str(key), error=str(exc))
+            log.error("not removed; the next start tries again", replica=str(key), error=str(exc))
 
     async def release_held(self) -> None:
         """Start the replicas that were held back. Idempotent."""
@@ -123,7 +125,7 @@ class TabletManager:
             await self._files.erase(superblock.key)
 
     def _take_held(self) -> Iterator[Superblock]:
-        """Each replica that is held back, once, whoever else takes some meanwhile."""
+        """Each replica that is held back, once, even if others start or remove some meanwhile."""
         while held := next(iter(self._here.held.values()), None):
             self._here.release(held.key)
             yield held
@@ -144,22 +146,22 @@ class TabletManager:
 
     @property
     def waiting_to_start(self) -> int:
-        """How many replicas wait for what the system lacks, and are started later."""
+        """How many replicas wait for resources of the system, and are started later."""
         return self._starter.waiting
 
     async def whole(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Carry `operation` out to its end like an order, whoever asked for it."""
+        """Carry out `operation` completely, like an order, even if its caller goes."""
         return await self._orders.run(operation)
 
     def carry_out(self, operation: Coroutine[Any, Any, None]) -> None:
-        """As `whole`, where nobody waits for it."""
+        """As `whole`, but nobody waits for it."""
         self._orders.start(operation)
 
     def _lock(self, tablet_id: TabletId) -> asyncio.Lock:
         return self._changing.setdefault(tablet_id, asyncio.Lock())
 
     async def create(self, superblock: Superblock, config: Configuration) -> bool:
-        """Make a new replica of a new tablet and start it; whether there was anything to do: it may be there.
+        """Make a new replica of a new tablet and start it. Returns False if it was there already.
 
         Raises:
             Rejected: ALREADY_PRESENT, another replica of the tablet is, or was, here.
@@ -196,16 +198,17 @@ class TabletManager:
         incarnation: int = 0,
         erases: Callable[[], Awaitable[None]] | None = None,
     ) -> bool:
-        """Tombstone or remove a replica (0: whichever is here); whether there was one: it may be gone already.
-        `cas_config_index`, `incarnation`: of the newest configuration that the order knows. `erases` is awaited before
-        anything is removed for good.
+        """Tombstone or remove a replica (0: whichever is here). Returns False if it was gone already.
+        `cas_config_index`, `incarnation`: those of the newest configuration that the order is based on.
+        `erases` is awaited before anything is removed for good.
 
         Raises:
-            Rejected: CAS_FAILED, it knows a newer committed configuration than the order; INVALID_ARGUMENT.
-            Retryable: NOT_READY while replicas are being opened and the one that is meant is not known yet.
+            Rejected: CAS_FAILED, the replica has a newer committed configuration than the order;
+            INVALID_ARGUMENT. Retryable: NOT_READY while replicas are being opened and this one is not known
+            yet.
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
-            raise Rejected("a replica is deleted to TOMBSTONED or DELETED")
+            raise Rejected("data state of a delete: expected TOMBSTONED or DELETED")
         return await self._orders.run(
             self._delete(tablet_id, replica_id, target, (incarnation, cas_config_index), reason, erases)
         )
@@ -226,7 +229,7 @@ class TabletManager:
             wanted = [
                 k for k in dict.fromkeys(keys) if k.tablet_id == tablet_id and replica_id in (0, k.replica_id)
             ]
-            if not (wanted and replica_id):  # it may be on the volume all the same
+            if not (wanted and replica_id):  # it may still be on the volume
                 self._here.refuse_unless_open()
             if wanted and target is DataState.DELETED and erases is not None:
                 await erases()
@@ -240,7 +243,8 @@ class TabletManager:
             config = replica.committed_config
             if config.version > cas:
                 raise Rejected(
-                    f"replica {key} has committed configuration {config.opid_index} of incarnation {config.incarnation}, but "
+                    f"replica {key} has committed configuration {config.opid_index} of incarnation "
+                    f"{config.incarnation}, but "
                     f"this order was made at {cas[1]} of incarnation {cas[0]}; read the configuration again",
                     code=Code.CAS_FAILED,
                 )
@@ -252,8 +256,8 @@ class TabletManager:
         if replica is not None:
             await replica.stop()
         self._here.release(key)
-        # It stays known until it is gone for good: an order that a full disk cut short is given again, and were it told
-        # that nothing is here, the rows would stay, and what they hold of the log.
+        # The replica stays known until it is gone for good. An order that a full disk cut short is sent
+        # again. If the answer were that nothing is here, its rows would stay, and the log that they pin.
         tombstone: Superblock | None = None
         if replica is not None and target is DataState.TOMBSTONED:
             tombstone = _tombstone_of(replica)
@@ -297,9 +301,10 @@ class TabletManager:
             return self._here.get(key.tablet_id).config, True
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
-        """Begin a copy, or give the one that runs or is done; None: the replica is here and complete. One that still
-        fetches goes on at the order's rate, and is begun anew where the order names another source; a witness keeps what has
-        arrived. One that is to log only fetches nothing; ordered again without that, it does.
+        """Begin a copy, or return the one that runs or is done; None if the replica is here and complete. A
+        copy that still fetches continues at the order's rate. It begins again if the order names another
+        source; a witness keeps what has arrived. A log-only copy fetches nothing until an order without
+        `log_only` comes.
 
         Raises:
             Rejected: ALREADY_PRESENT, a live replica of the tablet is here, or this replica_id is a tombstone.
@@ -328,12 +333,13 @@ class TabletManager:
             return copy
 
     async def _going_on(self, key: StreamKey, order: CopyOrder) -> TabletCopy | None:
-        """The copy under this key, if it goes on by this order; None if there is none, or it was cancelled to begin anew."""
+        """The copy under this key, if this order continues it. None if there is none, or it was cancelled to
+        begin again."""
         running = self._here.copies.get(key)
         if running is None:
             return None
         if running.waits and not order.log_only:
-            await running.cancel()  # it has prepared the witness, or is about to: now its rows are wanted
+            await running.cancel()  # it has prepared the witness, or is about to; now fetch its rows
             return None
         if running.failed:
             return None
@@ -342,7 +348,7 @@ class TabletManager:
         if running.order.source_node == order.source_node:
             running.pace(order.bytes_per_second)
             return running
-        log.info("the copy is begun anew", replica=str(key), source=order.source_node)
+        log.info("the copy begins again", replica=str(key), source=order.source_node)
         await running.cancel()
         return None
 
@@ -354,7 +360,9 @@ class TabletManager:
         """
         if key in self._here.tombstones:
             raise Rejected(
-                f"replica {key} is a tombstone; an id is never used again", code=Code.ALREADY_PRESENT
+                f"replica {key} is a tombstone, and a replica_id is never used again; choose a new "
+                f"replica_id",
+                code=Code.ALREADY_PRESENT,
             )
         here = self._here.by_key(key)
         if here is not None and here.state is ReplicaState.FAILED:

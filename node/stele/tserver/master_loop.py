@@ -27,34 +27,35 @@ from stele.tserver.wall_clock import WallClock
 log = structlog.get_logger("stele.tserver.heartbeat")
 
 REST_MAX_S = 15.0
-"""Longest pause between two questions to an address that rests. A new master under an old name may be found this late, if
-the leader does not name it."""
+"""Longest pause between two tries at an address that rests. A new master under an old name is found this late
+at worst, if the leader does not name it."""
 _COALESCE_S = 0.05
 _TIMEOUT_S = 2.0
 
 
 class OtherLoops(Protocol):
-    """What a loop asks of all loops, and tells them. Implemented by Heartbeater."""
+    """What a loop asks from all loops together, and reports to them. Implemented by Heartbeater."""
 
     @property
     def addresses_digest(self) -> int:
-        """Of the nodes' addresses, as a leader told them last."""
+        """The nodes' addresses, as a leader gave them last."""
 
     def speaks(self, loop: MasterLoop) -> bool:
-        """Whether this loop is the one that tells its master."""
+        """Whether this loop is the one that sends to its master."""
 
     def may_rest(self, loop: MasterLoop) -> bool:
-        """Whether it does no harm if this loop's address is not asked for a while."""
+        """Whether this loop may leave its address alone for a while."""
 
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
         """A master that leads has answered."""
 
     def told_masters(self, by: str, response: pb.TSHeartbeatResponse) -> None:
-        """The master at `by` has answered, which does not lead."""
+        """The master at `by`, which does not lead, has answered."""
 
 
 class MasterLoop:
-    """`master`: the node id that answered last at `address`, "" before. `answers`: it did when it was asked last."""
+    """`master`: the node id that answered last at `address`, "" before. `answers`: whether the last call was
+    answered."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class MasterLoop:
         self._count = 0
         self._full_due = True
         self._register_due = True
-        self._leader_term = 0  # of the master at the other end; 0: it does not lead
+        self._leader_term = 0  # the term of the master at the other end; 0: it does not lead
         self._wake = asyncio.Event()
         self._may_log = True
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -143,8 +144,9 @@ class MasterLoop:
         self._may_log = False
 
     async def _register(self) -> None:
-        """A node whose volume was formatted where no master was given is on no record, and heartbeats make none."""
-        with contextlib.suppress(SteleError):  # the next heartbeat is told NOT_FOUND again
+        """A node that formatted its volume without any master given is on no record. Heartbeats do not make
+        one."""
+        with contextlib.suppress(SteleError):  # the next heartbeat is answered NOT_FOUND again
             await self._pool.unary(
                 self.address,
                 MasterServiceStub,
@@ -154,7 +156,8 @@ class MasterLoop:
             )
 
     def _bound(self) -> None:
-        """For a master that does not answer, keep no more than a full report would say: it may never answer again."""
+        """For a master that does not answer, keep no more than a full report contains. It may never answer
+        again."""
         if self._full_due or len(self._dirty) > self._source.replica_count:
             self._begin_anew()
 

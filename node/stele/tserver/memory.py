@@ -1,10 +1,11 @@
 """How much memory this process may use, how it is shared out, and how much of it stores and scans hold.
 
-A scan holds the rows in memory that it reads, also those that were flushed meanwhile. Many slow readers, each begun on other
-rows, would hold them all.
+A scan keeps the rows that it reads in memory, even those that were flushed meanwhile. Many slow readers that
+began at different times could keep all of them.
 
-Invariant: while stores hold more than twice their share, no leader here takes a write. Only stores count that a flush makes
-smaller, so a FAILED replica holds nobody up. While scans hold as much as the share of the stores, no other memtable is scanned.
+Invariant: while stores hold more than twice their share, no leader here takes a write. Only stores that a
+flush makes smaller count, so a FAILED replica blocks nobody. While scans hold as much as the share of the
+stores, no further memtable is scanned.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
 
 PROGRAM_BYTES = 192 << 20
-"""The memory of an empty node with its compaction worker."""
+"""Memory that an empty node with its compaction worker takes."""
 LEAST_BYTES = 16 << 20
-"""The smallest share: that of the largest message."""
+"""The smallest share. It must hold the largest message."""
 LOOK_MS = 20
-"""How long a sum is used again: each write asks for it."""
+"""How long a sum is reused, since each write asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """Bytes at most: `budget_bytes` of requests being worked on; `queue_bytes` of log entries that are not written yet;
-    `cache_bytes` of the newest log entries; `stores_bytes` of rows in stores before the largest is flushed, and as many that
-    scans hold. `limit_bytes`: the limit that was shared out, 0 if none is known."""
+    """Upper bounds in bytes. `budget_bytes`: requests being worked on. `queue_bytes`: log entries that are
+    not written yet. `cache_bytes`: the newest log entries. `stores_bytes`: rows in stores before the largest
+    is flushed; scans may hold as many again. `limit_bytes`: the limit that was shared out, 0 if none is
+    known."""
 
     budget_bytes: int = 256 << 20
     queue_bytes: int = 64 << 20
@@ -42,8 +44,9 @@ class MemoryShares:
 
     @staticmethod
     def of(limit_bytes: int, budget_bytes: int | None = None) -> MemoryShares:
-        """Of a process that may use `limit_bytes` (0: not known, which gives the defaults): parts of what is left beside the
-        program and its worker, never more than the defaults. `budget_bytes`: given by the user."""
+        """The shares of a process that may use `limit_bytes` (0: not known, which gives the defaults). They
+        are parts of what the program and its worker leave, and never more than the defaults. `budget_bytes`:
+        given by the user."""
         most = MemoryShares()
         free = max(limit_bytes - PROGRAM_BYTES, limit_bytes // 8) if limit_bytes else 8 * most.stores_bytes
         return MemoryShares(
@@ -55,7 +58,7 @@ class MemoryShares:
         )
 
     def in_mib(self) -> dict[str, int]:
-        """As a start logs them."""
+        """The shares as a start logs them."""
         return {
             "limit_mib": self.limit_bytes >> 20,
             "budget_mib": self.budget_bytes >> 20,
@@ -66,8 +69,8 @@ class MemoryShares:
 
 
 def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many bytes this process may use: the least limit of its control group (version 2 or 1), of the groups above it, and
-    of the machine's memory. 0 if nothing tells it."""
+    """How many bytes this process may use. That is the least of three limits: its control group (version 2 or
+    1), the groups above it, and the machine's memory. 0 if nothing shows it."""
     limits = []
     with suppress(OSError, ValueError, IndexError):
         told = next(
@@ -85,13 +88,13 @@ def memory_limit(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """The limits of a group and of those above it. In a container `path` may be the machine's, and the container's own group be
-    the root."""
+    """The limits of a group and of those above it. In a container, `path` may be the machine's, while the
+    root is the container's own group."""
     found = []
     group = root / path.lstrip("/")
     for each in (group, *group.parents):
         with suppress(OSError, ValueError):
-            found.append(int((each / name).read_text()))  # "max" is no number: no limit
+            found.append(int((each / name).read_text()))  # "max" is not a number: no limit
         if each == root:
             break
     return found
@@ -109,7 +112,7 @@ class StoreMemory:
 
     @property
     def over(self) -> bool:
-        """Whether a store is to be flushed, however small."""
+        """Whether a store must be flushed, however small."""
         return self.bytes > self.bytes_max
 
     @property
@@ -123,12 +126,12 @@ class StoreMemory:
 
     @property
     def bytes(self) -> int:
-        """The sum as it is now."""
+        """The sum now."""
         return sum(map(held_bytes, self._replicas))
 
 
 def held_bytes(replica: Replica) -> int:
-    """What the rows take that a flush of this replica writes."""
+    """How many bytes the rows take that a flush of this replica writes."""
     machine = replica.machine
     if machine is None or not replica.running or machine.applied == machine.flushed:
         return 0
@@ -136,9 +139,9 @@ def held_bytes(replica: Replica) -> int:
 
 
 class ScanMemory:
-    """What the scans of a node hold of rows in memory, flushed or not. Any thread.
+    """How many bytes of rows in memory the scans of a node hold, flushed or not.
 
-    The sorted rows of a memtable are shared by its scans, and counted once.
+    Any thread. The scans of a memtable share its sorted rows, so those count once.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -148,10 +151,11 @@ class ScanMemory:
 
     @contextmanager
     def held(self, memory: Mapping[int, int]) -> Iterator[None]:
-        """To be entered while a scan lasts. `memory`: how many bytes it holds, by the serial number of their memtable.
+        """Enter this for the time of a scan. `memory`: how many bytes it holds, by the serial number of their
+        memtable.
 
         Raises:
-            Retryable: THROTTLED, scans hold as much as they may already, and this one would hold another memtable.
+            Retryable: THROTTLED, scans already hold as much as they may, and this one needs another memtable.
         """
         scan = object()
         with self._lock:
@@ -161,7 +165,7 @@ class ScanMemory:
             if sum(held.values()) >= self.bytes_max and not memory.keys() <= held.keys():
                 metrics.flight_throttled.labels("memory").inc()
                 raise Retryable(
-                    "scans hold as much memory on this node as they may; try another replica",
+                    "the scans on this node already use all memory that they may; try another replica",
                     code=Code.THROTTLED,
                 )
             self._scans[scan] = memory
@@ -170,4 +174,4 @@ class ScanMemory:
         finally:
             del self._scans[
                 scan
-            ]  # without the lock: a scan that nobody reads may be ended anywhere, by the collector
+            ]  # without the lock: the garbage collector may end a scan that nobody reads at any place

@@ -1,4 +1,5 @@
-"""Raft messages to protobuf and back. Called for every message between nodes, so written out field by field.
+"""Raft messages to protobuf and back. Runs for every message between nodes, so it is written out field by
+field for speed.
 
 An encoded envelope is the concatenation of two parts. `encode_head` is the same for all messages to a peer; `encode_body` is
 the same for all peers that get a message.
@@ -19,19 +20,20 @@ from stele.rpc.convert import entry_from_pb, id_from_pb, id_to_pb, opid_from_pb
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 QUIET = consensus_pb2.ConsensusMessage(quiet=True).SerializeToString()
-"""Appended to head and body, it marks a message as quiet."""
+"""Appended to head and body. It marks a message as quiet."""
 
 
 @lru_cache(16_384)
 def encode_head(tablet_id: bytes, sender: ReplicaId, to: ReplicaId, incarnation: int) -> bytes:
-    """The fields of an envelope that say whose message it is."""
+    """The fields of an envelope that identify sender, receiver and tablet."""
     return consensus_pb2.ConsensusMessage(
         tablet_id=tablet_id, from_replica=sender, to_replica=to, tablet_incarnation=incarnation
     ).SerializeToString()
 
 
 def encode_body(message: Message) -> bytes:
-    """The field of an envelope that is the message. Field by field: a submessage that is assigned is copied."""
+    """The field of an envelope that holds the message. Set field by field: protobuf copies a submessage that
+    is assigned."""
     envelope = consensus_pb2.ConsensusMessage()
     match message:
         case UpdateRequest():

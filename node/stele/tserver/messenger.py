@@ -1,8 +1,8 @@
-"""Raft messages between the replicas of this node and their peers on others, with the groups that need none (quiet.py).
+"""Raft messages between this node's replicas and their peers on other nodes, and the groups that need none
+(quiet.py). Owns the transport, both directions, and the last encoded message. Decides nothing about tablets.
 
-Owns the transport, both directions, and the last encoded message. Decides nothing about tablets.
-
-Invariant: a message reaches only the replica that it names, and only if both are of the same incarnation of the tablet. `send` never waits; what cannot be sent is lost, which Raft tolerates.
+Invariant: a message reaches only the replica that it names, and only if sender and receiver have the same
+incarnation of the tablet. `send` never waits; what cannot be sent is lost, which Raft tolerates.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Messenger:
-    """Of one node. `dial_configured`: whether a peer may be dialled at the address that a configuration names. False on an
-    adopted volume, whose configurations may name the nodes of the volume that it was copied from.
-    """
+    """The messenger of one node. `dial_configured`: whether a peer may be dialled at an address from a
+    configuration. False on an adopted volume: its configurations may name nodes of the volume that it was
+    copied from."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Messenger:
             rng=random.Random(),
         )
         self._inbound = PeerInbound(self._transport, budget, streams)
-        # What was sent last, until the next tick at most: a leader sends the same to each peer, one after the other.
+        # What was sent last, until the next tick at most. A leader sends the same to each peer in turn.
         self._encoded: tuple[Message | None, bytes] = None, b""
         self._once = OncePer()
 
     def send(
         self, replica: HostedReplica, node_id: NodeId, to: ReplicaId, message: Message, *, quiet: bool = False
     ) -> None:
-        """As `Host.send`. A fenced node sends nothing, and takes nothing."""
+        """As `Host.send`. A fenced node sends and accepts nothing."""
         if self._replicas.fenced:
             return
         superblock = replica.superblock

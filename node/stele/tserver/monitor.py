@@ -1,14 +1,15 @@
-"""Watches the node's disk, log and wall clock: once a second how full the disk is, at every tick whether the log moves.
+"""Watches the node's disk, log and wall clock. Checks once a second how full the disk is, and at every tick
+whether the log makes progress.
 
-Owns the last measurement of the disk. About tablets it decides one thing: a node whose disk is nearly full, or whose
-clock is wrong, hands its leaderships over.
+Owns the last measurement of the disk. A node whose disk is nearly full, or whose clock is wrong, hands its
+leaderships over.
 
-A disk that hangs gives no error, and the node goes on answering heartbeats: nobody would heal its tablets. So the node
-ends, and is healed like a silent one. (CockroachDB does the same after the same 20 s.)
+A disk that hangs gives no error, and the node still answers heartbeats. So nobody would heal its tablets.
+Therefore the node ends, and is healed like a silent one. (CockroachDB does the same after 20 s, too.)
 
-Invariant: each time the disk gets full, leaderships are handed over once, however long it stays full. If all nodes are
-full, they would go round and round otherwise. A leader whose clock is wrong can write nothing, so while the clock is
-wrong they are handed over again every HAND_OVER_S.
+Invariant: each time the disk gets full, leaderships are handed over once, however long it stays full.
+Otherwise leaderships would go round in circles when all nodes are full. A leader whose clock is wrong can
+write nothing, so while the clock is wrong they are handed over again every HAND_OVER_S.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HAND_OVER_S = 10.0
 class NodeMonitor:
     """Its owner calls `look` once a second, `tick` at each tick, and `measure` before anything reads `disk_bytes`.
 
-    `fail(error)` ends the node. A log that does not move for `log_stall_ms` ends it.
+    `fail(error)` ends the node. A log that makes no progress for `log_stall_ms` ends it.
     """
 
     def __init__(
@@ -68,16 +69,17 @@ class NodeMonitor:
         self.disk_bytes = await self._in_thread(self._volume.disk_bytes)
 
     async def look(self) -> None:
-        """One round."""
-        if self._node_log.failed is not None:  # first: a disk that fails may not say how full it is
+        """Do one round of checks."""
+        if self._node_log.failed is not None:  # first, because a failing disk may not report how full it is
             self._fail(self._node_log.failed)
         await self.measure()
         self._mind_space()
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed, as the replicas count it: a stall of this process is no stall of the disk.
+        """Time has passed, as the replicas count it, so a stall of this process is not taken for one of the
+        disk.
 
-        Not part of `look`: a disk that hangs holds that up too.
+        Not part of `look`, because a disk that hangs blocks that too.
         """
         self._mind_clock(now_ms)
         under_way = self._node_log.under_way
@@ -87,8 +89,8 @@ class NodeMonitor:
             waited_s = (now_ms - self._log_moved_ms) // 1000
             self._fail(
                 Retryable(
-                    f"the disk of {self._node_log.directory} hangs: a write or sync of the log has not returned for "
-                    f"{waited_s} s; look at the disk, then start again",
+                    f"the disk of {self._node_log.directory} hangs: a write or sync of the log has not "
+                    f"returned for {waited_s} s; check the disk, then start the node again",
                     code=Code.IO_ERROR,
                 )
             )
@@ -111,12 +113,17 @@ class NodeMonitor:
         self._told_low = low
 
     def _mind_clock(self, now_ms: int) -> None:
-        """Tell the replicas whether to stand for election. Each timestamp judges its own reading of the clock."""
+        """Tell the replicas whether to stand for election. Each timestamp checks its own reading of the
+        clock."""
         fault = self._wall_clock.fault(self._wall_clock.read())
         if self._fit != (not fault):
             self._fit, self._clock_due_ms = not fault, now_ms
             if fault:
-                log.error("this node makes no timestamps, and leads where nobody else can", error=fault)
+                log.error(
+                    "until then this node assigns no timestamps and leads only tablets that no other node "
+                    "can lead",
+                    error=fault,
+                )
             else:
                 log.warning("the clock of this node is right again")
             self._replicas.fit_to_lead(self._fit)

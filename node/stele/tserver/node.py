@@ -1,10 +1,12 @@
-"""A node assembled: `start_node` makes all parts, starts them in order, and gives the Node; process.py runs it.
+"""Assembles a node: `start_node` makes all parts, starts them in order, and returns the Node; process.py runs
+it.
 
-Decides nothing. First the volume and the log are opened, then all parts are made, each with the parts that it uses; then they
-are started. Nothing is set on a part once it is made. A master is a node with an extension (extension.py).
+Decides nothing. First the volume and the log are opened. Then all parts are made, each with the parts that it
+uses, and then started. No part is changed once it is made. A master is a node with an extension
+(extension.py).
 
-Invariant: nothing is served before the volume is locked and known to be this node's. What was begun is ended backwards, by
-`Node.stop` and by a start that fails alike; the volume's lock is let go of last.
+Invariant: nothing is served before the volume is locked and known to be this node's. `Node.stop`, and a start
+that fails, end what was begun in reverse order; the volume's lock is released last.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ log = structlog.get_logger("stele.tserver")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A node or master that runs. Its parts are here for whoever started it; no part has the Node itself."""
+    """A running node or master. Its parts are attributes for whoever started it; no part has the Node
+    itself."""
 
     options: NodeOptions
     volume: Volume
@@ -100,26 +103,26 @@ class Node:
 
     @property
     def node_id(self) -> NodeId:
-        """Of this node, for good."""
+        """The permanent UUID of this node."""
         return self.options.node_id
 
     @property
     def address(self) -> str:
-        """HOST:PORT where it is reached."""
+        """The HOST:PORT of its gRPC server."""
         return self.description.identity.address
 
     @property
     def incarnation(self) -> int:
-        """Of this start."""
+        """The incarnation of this start."""
         return self.description.identity.incarnation
 
     @property
     def failed(self) -> asyncio.Future[Exception]:
-        """Resolves with the first error that the node cannot go on with. It never raises."""
+        """Resolves with the first error after which the node cannot continue. It never raises."""
         return self.shutdown.failed
 
     async def stop(self, *, hand_over: bool = True) -> None:
-        """Unready, hand leaders over (`hand_over`), stop serving, close the log. Idempotent."""
+        """Become unready, hand leaders over (`hand_over`), stop serving, close the log. Idempotent."""
         if self.shutdown.begin(hand_over=hand_over):
             await self.life.aclose()
 
@@ -145,7 +148,7 @@ async def start_node(options: NodeOptions, extend: MakeExtension = NoExtension) 
 
 
 def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> Node:
-    """All parts, made and not started."""
+    """Make all parts without starting them."""
     options, volume, node_log, threads = opened.options, opened.volume, opened.log, opened.threads
     description, record, memory = opened.description, volume.record, options.memory
     shutdown, clock, wall_clock = Shutdown(), ReplicaClock(), WallClock(options.node_id)
@@ -314,7 +317,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
 
 
 async def _begin(node: Node) -> None:
-    """Start the parts. What is noted last is ended first."""
+    """Start the parts. The parts are ended in reverse order of their registration."""
     life, volume = node.life, node.volume
 
     def tick(now_ms: int) -> None:

@@ -37,50 +37,55 @@ class NodeRecord:
     node_id: NodeId
     role: str
     format_id: str
-    """Random, made at the format."""
+    """Random; made when the volume was formatted."""
     incarnation: int = 0
     formed: bool = True
     """False on a first master until its formation is confirmed."""
     masters: tuple[str, ...] = ()
-    """The newest list of a leader master: addresses."""
+    """A leader master's newest list of addresses."""
     first_masters: tuple[tuple[str, str], ...] = ()
-    """(node_id, address) in order; of a first master only."""
+    """(node_id, address) in order; on a first master only."""
     catalog: OpId = OPID_NONE
-    """Older orders of masters are refused, see stele.tserver.fences."""
+    """Orders of masters below this are refused, see stele.tserver.fences."""
     driver_epoch: int = 0
     """Orders of drivers with a lower epoch are refused."""
     found: int = 0
-    """Where the log ended at the first start that no majority of masters has admitted yet; 0 if each was."""
+    """Where the log ended at the first start that no majority of masters has admitted yet; 0 if each start
+    was admitted."""
     refused: str = ""
-    """Why the masters refused this volume as an older copy, for ever. What it writes at each start would otherwise make it
-    look newer than it is."""
+    """Why the masters refused this volume as an older copy, for ever. Kept because each start writes to the
+    log, which would later make the volume look newer than it is."""
     fork_id: str = ""
-    """Which copy of the cluster's volumes this is; "": as the cluster was formed."""
+    """Which copy of the cluster's volumes this is; "": the original."""
     given: tuple[str, ...] = ()
-    """The --masters of the start that learned `masters`, or of the first start; empty if that is not known."""
+    """The --masters of the start that learned `masters`, or of the first start; empty if not known."""
     adopted: bool = False
-    """The volume was copied, or taken elsewhere. Addresses in its configurations may be another copy's: none is dialled."""
+    """The volume was copied, or taken elsewhere. Addresses in its configurations may belong to the original's
+    nodes, so none is dialled."""
     taken_back: tuple[str, ...] = ()
-    """When, and after which refusal, administrators had the volume used all the same; see `take_back`."""
+    """When administrators took the volume back into use, and after which refusal; see `take_back`."""
     accepting: bool = False
-    """Ask the masters to accept that the log ends too early. Until they have noted what the newest such start tells."""
+    """Ask the masters to accept that the log ends too early, until they have recorded what the newest such
+    start reports."""
     fenced: bool = False
-    """The node serves nobody, until a leader master says otherwise."""
+    """The node serves nobody until a leader master ends it."""
     rewritten: tuple[str, ...] = ()
-    """When, and for which tablet, administrators made the replica here the only voter; see stele.tserver.offline."""
+    """When, and for which tablet, an administrator made the replica here the only voter; see
+    stele.tserver.offline."""
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
-        """Whether this replica waits until the formation is confirmed: it is a first master's first one of the catalog."""
+        """Whether this replica waits until the formation is confirmed. That is a first master's first replica
+        of the catalog."""
         return key.tablet_id == CATALOG_TABLET_ID and not self.formed and not self.is_later_catalog(key)
 
     def is_later_catalog(self, key: StreamKey) -> bool:
-        """Whether this is a replica of the catalog that came after the first ones, by a copy."""
+        """Whether this replica of the catalog came later, by a copy."""
         return key.tablet_id == CATALOG_TABLET_ID and key.replica_id > len(self.first_masters)
 
 
 def is_formatted(directory: Path) -> bool:
-    """Whether a node's record stands in `directory`."""
+    """Whether `directory` holds a node's record."""
     return any((directory / name).exists() for name in (NODE_FILE, _COPY_FILE))
 
 
@@ -104,10 +109,11 @@ def write_record(directory: Path, record: NodeRecord) -> None:
 
 
 def read_record(directory: Path) -> NodeRecord:
-    """The node's record, from the copy where node.json is damaged. Writes nothing: the start writes both.
+    """The node's record; read from the copy if node.json is damaged. Writes nothing: the start writes both
+    files.
 
     Raises:
-        Corrupt: neither is whole.
+        Corrupt: both are damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
     try:
@@ -117,14 +123,14 @@ def read_record(directory: Path) -> NodeRecord:
             record = _read_file(directory / _COPY_FILE)
         except Corrupt:
             raise damaged from None
-        log.warning("node.json was damaged and is written anew from its copy", fault=str(damaged))
+        log.warning("node.json was damaged; it is written again from its copy", fault=str(damaged))
         return record
 
 
 def _read_file(path: Path) -> NodeRecord:
     try:
         raw = parse_json(path.read_text())
-        checksum = raw.pop(_CHECKSUM, None)  # absent: written before there was one
+        checksum = raw.pop(_CHECKSUM, None)  # absent in files written before checksums existed
         if checksum is not None and checksum != _checksum(raw):
             raise Corrupt(
                 f"{path}: damaged: its fields are not those that its checksum {checksum} was made of"
@@ -132,7 +138,8 @@ def _read_file(path: Path) -> NodeRecord:
         version = int(raw["version"])
         if version > FORMAT_VERSION:
             raise Rejected(
-                f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade it",
+                f"{path}: version {version} is unknown, this program reads up to {FORMAT_VERSION}; upgrade "
+                f"it",
                 code=Code.UNSUPPORTED_VERSION,
             )
         catalog = raw.get("catalog")

@@ -1,10 +1,10 @@
 """Looks at one replica on a volume that no process uses, and makes it the only voter of its tablet. For `stele local cmeta`.
 
-This is how the catalog is recovered when its majority is gone: without a leader nobody could order it. What is written, and
-in which order, is stele.consensus.recovering; the volume's record keeps when and why.
+This recovers the catalog when its majority is gone: without a leader no master can order it.
+stele.consensus.recovering defines what is written in which order; the volume's record keeps when and why.
 
-Invariant: the volume is locked meanwhile, and nothing is changed that the node's next start would not change by itself,
-before the caller has accepted the loss.
+Invariant: the volume is locked meanwhile. Until the caller has accepted the loss, nothing changes that the
+node's next start would not change anyway.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from stele.wal.options import LogOptions
 
 _WRITE_S = 60.0
 TERM_AHEAD = 1_000
-"""How far the term is raised above what this replica knows. The lost ones may have been elected since, and nodes refuse
-orders of a lower term than they have heard."""
+"""How far the term is raised above what this replica knows. The lost replicas may have been elected since,
+and nodes refuse orders of a lower term than they have heard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One replica on the volume. `flushed`: what its synced files hold; `last_logged`: the end of its log."""
+    """One replica on the volume. `flushed`: the last entry in its synced files; `last_logged`: the end of its
+    log."""
 
     superblock: Superblock
     term: int
@@ -53,12 +54,12 @@ class Found:
 
     @property
     def incarnation(self) -> int:
-        """Of the tablet, as the replica has it."""
+        """The tablet's name and kind, from this replica."""
         return self.superblock.tablet_incarnation
 
 
 def look(directory: Path, tablet_id: str = "") -> Found:
-    """What the replica of a tablet on this volume holds; "": of the catalog.
+    """What the replica of a tablet on this volume holds. An empty id means the catalog.
 
     Raises:
         Fate: Usage, a process uses the volume.
@@ -70,7 +71,8 @@ def look(directory: Path, tablet_id: str = "") -> Found:
 
 
 def rewrite(directory: Path, tablet_id: str, now: str, owner: str) -> Configuration:
-    """Make the replica of a tablet on this volume its only voter. Returns the configuration. `now`: the time in words.
+    """Make the replica of a tablet on this volume its only voter. Returns the configuration. `now`: the time
+    as text.
 
     Raises what `look` raises.
     """
@@ -100,7 +102,8 @@ def _opened(directory: Path) -> Iterator[tuple[NodeRecord, Log]]:
         record = read_record(directory)
         if record.refused:
             raise Rejected(
-                f"{directory} was refused as an older copy ({record.refused}); first `stele local take-back` it"
+                f"{directory} was refused as an older copy ({record.refused}); first `stele local take-back` "
+                f"it"
             )
 
         def dispatch(callbacks: list[Callable[[], None]]) -> None:
@@ -147,7 +150,7 @@ def _found(directory: Path, record: NodeRecord, log: Log, tablet_id: str) -> Fou
 
 
 def _superblock(directory: Path, tablet_id: str) -> Superblock:
-    """Of the newest replica of the tablet that has rows."""
+    """The newest replica of the tablet that has rows."""
     home = directory / "tablets" / tablet_id
     numbers = (
         sorted((int(p.name) for p in home.iterdir() if p.name.isdigit()), reverse=True)
@@ -162,8 +165,8 @@ def _superblock(directory: Path, tablet_id: str) -> Superblock:
 
 
 class _NoChance:
-    """A core that is only looked at draws no time-outs."""
+    """Gives the core fixed time-outs; one that only reads state never uses them."""
 
     def randint(self, a: int, b: int, /) -> int:
-        """The lowest."""
+        """The lowest value."""
         return a

@@ -1,8 +1,8 @@
 """A node's volume and log, opened before any other part is made. Called by node.py, once.
 
-Invariant: what was opened is closed by the caller's exit stack, in this order: no thread works on the volume any more, then
-the log is closed, then the volume's lock is let go of. Whoever has the volume next would write beside it otherwise. This
-also holds for a start that is cancelled while the log is recovered.
+Invariant: the caller's exit stack closes in this order: threads that use the volume end, the log is closed,
+the volume's lock is released. Otherwise two processes could write to the volume at once. This also holds for
+a start that is cancelled while the log is recovered.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Opened:
 
 
 async def open_node(options: NodeOptions, life: AsyncExitStack) -> Opened:
-    """Take the volume and recover its log. `life` is told how to close both.
+    """Take the volume and recover its log. Registers with `life` how to close both.
 
     Raises:
         Fate: the volume is not fit for this process.
@@ -68,7 +68,8 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
     """Blocks."""
 
     def dispatch(callbacks: list[Callable[[], None]]) -> None:
-        """From the log's thread, once per sync. What the loop's thread syncs, it tells itself."""
+        """Dispatch callbacks from the log's thread, once per sync. Syncs of the loop's own thread run theirs
+        directly."""
         try:
             loop.call_soon_threadsafe(call_all, callbacks)
         except RuntimeError:  # the loop has closed: nobody waits for these any more

@@ -1,6 +1,6 @@
-"""What a node is started with. Made by the command line.
+"""The options that a node is started with. Made by the command line.
 
-Invariant: every NodeOptions is consistent. If it would not be, all faults are told together.
+Invariant: every NodeOptions is consistent. Otherwise it is not made, and the error lists all faults together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXIT_DISK = 5
 EXIT_VOLUME_OLD = 6
 EXIT_INVARIANT = 70
 EXIT_TRY_AGAIN = 75
-"""Nothing is damaged: the disk is full, or something that was needed did not answer."""
+"""Exit code: nothing is damaged, but the disk is full, or something that was needed did not answer."""
 
 WAL_SYNC = ("always", "interval", "never")
 
@@ -37,11 +37,12 @@ class FirstMaster:
 
 @dataclass(frozen=True, slots=True)
 class NodeOptions:
-    """Command line of `stele node run` and `stele master run`.
+    """The options of `stele node run` and `stele master run`.
 
-    `fork_id`: which copy of the cluster's volumes this is to be; "" is what the volume says, or the masters for an empty volume.
-    `first_masters` lets an empty volume be formatted as one of the first masters, `join` as a master that waits for a copy of
-    the catalog. A port 0, also that of `listen`, is chosen by the system; the chosen ones are told to the masters.
+    `fork_id`: which copy of the cluster's volumes this is; "" means as the volume says or, if that is empty,
+    as the masters say. `first_masters` lets an empty volume be formatted as one of the first masters, `join`
+    as a master that waits for a copy of the catalog. For port 0, also in `listen`, the system chooses a port;
+    heartbeats report it to the masters.
     """
 
     data_dir: Path
@@ -64,7 +65,8 @@ class NodeOptions:
     replica: ReplicaOptions = field(default_factory=ReplicaOptions)
     memory: MemoryShares = field(default_factory=MemoryShares)
     log_stall_ms: int = 20_000
-    """A write or sync of the log that does not return for so long ends the node. A busy disk takes much less."""
+    """A write or sync of the log that does not return for this long ends the node. A busy disk takes much
+    less."""
 
     def __post_init__(self) -> None:
         faults = []
@@ -79,7 +81,7 @@ class NodeOptions:
         if self.wal_sync not in WAL_SYNC:
             faults.append(f"--wal-sync {self.wal_sync!r}: expected one of {', '.join(WAL_SYNC)}")
         if self.first_masters and self.join:
-            faults.append("--first-masters and --join exclude each other")
+            faults.append("--first-masters and --join exclude each other; give one of them")
         if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:
             faults.append(f"--first-masters does not name this node, {self.node_id}")
         for flag, address in (("--listen", self.listen), ("--advertise", self.advertise or self.listen)):
@@ -95,7 +97,7 @@ class NodeOptions:
 
     @property
     def other_ports(self) -> tuple[tuple[str, int], ...]:
-        """Flags and ports beside that of `listen`, on the same host."""
+        """The other ports with their flags; all are on the host of `listen`."""
         return (
             ("--http-port", self.http_port),
             ("--flight-port", self.flight_port),
@@ -104,5 +106,5 @@ class NodeOptions:
 
     @property
     def advertised(self) -> str:
-        """HOST:PORT that others dial, in its canonical form: only IPv6 addresses stand in brackets."""
+        """HOST:PORT that others dial, in its canonical form: only IPv6 addresses are in brackets."""
         return join_address(*split_address(self.advertise or self.listen))

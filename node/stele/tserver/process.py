@@ -1,8 +1,8 @@
 """A node or master as a process: signals, exit codes, memory settings. Called by the command line.
 
-Invariant: the process ends with one of the documented exit codes, and says why in one line. If it cannot go on, it ends within
-END_S; if it is told to stop, within STOP_S, whatever its disk does. The system lets go of the volume's lock once no thread of
-the process is left.
+Invariant: the process ends with one of the documented exit codes, and says why in one line. If it cannot
+continue, it ends within END_S; if it gets a signal to stop, within STOP_S, whatever its disk does. The system
+releases the volume's lock once no thread of the process is left.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = structlog.get_logger("stele.tserver")
 
 TERMINATION_LOG = "STELE_TERMINATION_LOG"
 END_S = 10.0
-"""How long a node that cannot go on, or does not serve yet, may take to end."""
+"""How long a node that cannot continue, or does not serve yet, may take to end."""
 STOP_S = 30.0
 """How long a serving node may take to end; it hands its leaderships over first."""
 _GC_THRESHOLDS = (50_000, 50, 100)
@@ -46,7 +46,7 @@ _FILES = 1 << 20
 
 
 def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> int:
-    """Run a node until SIGTERM or SIGINT, or until the node cannot go on; the exit code."""
+    """Run a node until SIGTERM or SIGINT, or until it cannot continue. Returns the exit code."""
     import uvloop
 
     raise_file_limit()
@@ -55,8 +55,8 @@ def run_process(options: NodeOptions, extend: MakeExtension = NoExtension) -> in
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, after `run_process` closed all that is ours. The interpreter's own end would wait for Flight's readers, and
-    one of them may be stuck."""
+    """End at once, after `run_process` closed all that is ours. The interpreter's own exit would wait for
+    Flight's readers, and one of them may hang."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it any more
             stream.flush()
@@ -64,7 +64,8 @@ def end_process(code: int) -> NoReturn:
 
 
 def raise_file_limit() -> None:
-    """Each open column file holds a descriptor. Shells and service managers give 1,024 to a process that does not ask."""
+    """Raise the limit of open files. Each open column file holds a descriptor, and shells and service
+    managers give 1,024 by default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -114,15 +115,15 @@ async def _end(node: Node, error: Exception) -> int:
 
 
 def _end_within(seconds: float, code: int) -> None:
-    """Exit with `code` after so long. Threads that wait for a disk that hangs, or recover a long log, keep the interpreter from
-    ending. What is cut off here is recovered as after a crash."""
+    """Exit with `code` after this long. Threads that wait for a disk that hangs, or that recover a long log,
+    keep the interpreter from ending. Work that is cut off here is recovered as after a crash."""
     at_last = threading.Timer(seconds, os._exit, (code,))
     at_last.daemon = True
     at_last.start()
 
 
 def exit_code(error: BaseException) -> int:
-    """Say why, once and in one line; the exit code."""
+    """Log the reason, once and in one line. Returns the exit code."""
     line = str(error.args[0]) if isinstance(error, SteleError) else str(error) or repr(error)
     lacking = _lacking(error)
     if lacking is not None and lacking.errno in NO_SPACE:
@@ -130,7 +131,7 @@ def exit_code(error: BaseException) -> int:
             f"the disk is full ({lacking.filename or line}); free space or grow the volume, then start again"
         )
     elif lacking is not None:
-        line = f"{lacking.strerror} ({lacking.filename or line}); give the process or the machine more, then start again"
+        line = f"{lacking.strerror} ({lacking.filename or line}); raise its limit, then start again"
     if isinstance(error, Fate):
         line = f"{error.fate}: {error}"
     print(f"stele: {line}", file=sys.stderr, flush=True)
@@ -145,7 +146,7 @@ def exit_code(error: BaseException) -> int:
 
 def _code_of(error: BaseException) -> int:
     if _lacking(error) is not None or isinstance(error, Retryable):
-        return EXIT_TRY_AGAIN  # never EXIT_DISK: an operator would give a sound volume up
+        return EXIT_TRY_AGAIN  # never EXIT_DISK: an operator would give up an intact volume
     if isinstance(error, Fate):
         return error.exit_code
     if isinstance(error, Rejected):
@@ -156,7 +157,8 @@ def _code_of(error: BaseException) -> int:
 
 
 def _lacking(error: BaseException | None) -> OSError | None:
-    """The error by which the system said that it has no space, descriptor or memory; it may be the cause of `error`."""
+    """The error by which the system reported that it lacks space, a descriptor or memory. It may be the cause
+    of `error`."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (*NO_SPACE, *NO_MEANS):
             return error

@@ -2,14 +2,14 @@
 
 Owned by the messenger; called at each tick and for what comes in from other nodes. See stele.consensus.quiet.
 
-Instead of one heartbeat per group, two nodes exchange one ping. A ping says that the node lives, and nothing of its single
-replicas: one that FAILED, or is gone, would leave the others at rest without a leader. So a ping carries a digest of the
-groups that rest at both ends. If the digests differ for an election timeout, one node asks the other group by group, and wakes
-those that do not rest there.
+Instead of one heartbeat per group, two nodes exchange one ping. A ping shows that the node lives, but not
+that each replica does. A replica that FAILED, or is gone, would leave the others at rest without a leader. So
+a ping carries a digest of the groups that rest at both ends. If the digests differ for an election timeout,
+one node asks about each group, and wakes those that do not rest at the other.
 
 Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout, and each of them says
-that its own replica rests in the same term. The time of the question above may pass before that is noticed. However much
-other nodes ask, one tick works on one slice of it, and the nodes take turns.
+that its own replica rests in the same term. A change is noticed after the time that the question above takes,
+at worst. However much other nodes ask, one tick handles one slice of it, and the nodes take turns.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _GROUP = struct.Struct(">16sQ")
 _ASKED_MAX = 16_384
 """Groups in one question: 384 KiB, well below a frame. A longer question is not from this program."""
 _SLICE = 2_048
-"""How many groups of a question or an answer one tick works on: a few milliseconds."""
+"""How many groups of a question or an answer one tick handles: a few milliseconds of work."""
 _SLICES_MAX = 64
-"""Most slices that wait from one node. What is dropped beyond that is asked again."""
+"""Most slices that wait from one node. Further ones are dropped, and their sender asks again."""
 _U64 = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 
@@ -71,12 +71,13 @@ class QuietGroups:
         self._now_ms = now_ms
         self._heard_ms: dict[NodeId, int] = {}
         self._resting: dict[StreamKey, _Rest] = {}
-        # Count and digest of the groups at rest that are shared with a node, as last told to it.
+        # Count and digest of the groups at rest that are shared with a node, as last sent to it.
         self._sums: dict[NodeId, tuple[int, int]] = {}
         self._differs_since_ms: dict[NodeId, int] = {}
         self._greeted: dict[NodeId, None] = {}
-        self._by_group: dict[bytes, StreamKey] = {}  # of those at rest
-        # What other nodes asked or answered and is not worked on yet, in slices: (node, whether it asked, groups).
+        self._by_group: dict[bytes, StreamKey] = {}  # the digest of those at rest
+        # What other nodes asked or answered and no tick has handled yet, in slices: (node, whether it asked,
+        # groups).
         self._said: FairQueue[tuple[NodeId, bool, bytes]] = FairQueue()
         self._said_by: Counter[NodeId] = Counter()
         self._once = OncePer()
@@ -91,7 +92,7 @@ class QuietGroups:
     def heard(self, node_id: NodeId) -> None:
         """Messages from a node have come in."""
         self._heard_ms[node_id] = self._now_ms
-        # Anybody may give any name. A live node that is dropped here is back with its next message.
+        # Any name may be in a message. A live node that is dropped here is back with its next message.
         if len(self._heard_ms) > bounds.PEERS_HEARD_MAX:
             del self._heard_ms[next(iter(self._heard_ms))]
 
@@ -103,14 +104,15 @@ class QuietGroups:
     def take(self, replica: Replica, sender: ReplicaId, message: Message) -> bool:
         """Take a message that is marked quiet. Returns whether the replica rests now, so that the message needs no answer."""
         if not follow_quiet(replica, sender, message, self.lives):
-            # Followers say nothing to each other while their leader leads. Begin to ping, so as to be heard next time.
+            # Followers send each other nothing while their leader leads. Begin to ping, so that others hear
+            # this node next time.
             self._greeted.update(dict.fromkeys(n for n in peer_nodes(replica) if not self.lives(n)))
             return False
         self._rests(replica)
         return True
 
     def told(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
-        """A node says something of its replicas at rest: its digest, a question, or an answer."""
+        """Take what a node sent about its replicas at rest: its digest, a question, or an answer."""
         if resting.asks:
             self._listen(node_id, True, resting.asks)
         elif resting.awake:
@@ -174,7 +176,7 @@ class QuietGroups:
         self._by_group[group] = key
 
     def _stirs(self, key: StreamKey) -> None:
-        """The replica rests no longer, if it did."""
+        """Wake the replica, if it rests."""
         rest = self._resting.pop(key, None)
         if rest is not None and self._by_group.get(rest.group) == key:
             del self._by_group[rest.group]
@@ -219,7 +221,8 @@ class QuietGroups:
             self._ping(node_id, consensus_pb2.RestingPB(awake=awake))
 
     def _wake_groups(self, node_id: NodeId, awake: bytes) -> None:
-        """Let time go on for these groups: a leader's heartbeats show who answers, and a follower without a leader elects one."""
+        """Wake these groups: a leader's heartbeats show who answers, and a follower without a leader starts
+        an election."""
         woken = 0
         for group in _groups(awake):
             replica = self._rests_here(group, node_id)

@@ -27,7 +27,7 @@ _NEWER_RETRY_MS = 20
 VALUES_MAX = 65_536
 """Most keys times columns of one point read."""
 KEYS_MAX = 1_024
-"""Most keys of one point read. Each is looked up by itself, in some 70 us."""
+"""Most keys of one point read. Each key is looked up separately, in some 70 us."""
 
 
 async def point_read(
@@ -39,20 +39,20 @@ async def point_read(
     in_thread: InThread,
     until: float,
 ) -> bytes:
-    """An Arrow IPC stream of the rows with these keys, in key order. `keys`: an Arrow IPC record batch message. Given up at
-    `until` by the event loop's clock, when the caller asks again.
+    """An Arrow IPC stream of the rows with these keys, in key order. `keys`: an Arrow IPC record batch
+    message. Gives up at `until` by the event loop's clock; the caller then tries again.
 
     Raises:
         Rejected: keys that are no record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
             more columns than a table has.
-        Retryable: TIMED_OUT, no thread had time for it.
+        Retryable: TIMED_OUT, no thread was free in time.
     """
     machine = store_of(replica)
     schema = machine.schema
     if len(column_ids) > COLUMNS_MAX:
         raise Rejected(f"{len(column_ids)} columns in one read; at most {COLUMNS_MAX}", code=Code.TOO_LARGE)
     if len(set(column_ids)) != len(column_ids):
-        raise Rejected("read: it names a column twice; expected each once")
+        raise Rejected("read: a column is named twice; name each once")
     columns = len(column_ids) or len(schema.columns)
     view = machine.view(HybridTime(snapshot))
 
@@ -62,13 +62,13 @@ async def point_read(
         batch = read_batch(keys, schema.to_arrow(schema.key_column_ids), "keys")
         if batch.num_rows > KEYS_MAX:
             raise Rejected(
-                f"{batch.num_rows} keys in one read; at most {KEYS_MAX}: scan, or read them by parts",
+                f"{batch.num_rows} keys in one read; at most {KEYS_MAX}; scan, or split the read",
                 code=Code.TOO_LARGE,
             )
         if batch.num_rows * columns > VALUES_MAX:
             raise Rejected(
-                f"{batch.num_rows} keys and {columns} columns in one read, at most {VALUES_MAX} values: scan, or read them "
-                "by parts",
+                f"{batch.num_rows} keys and {columns} columns in one read, at most {VALUES_MAX} values; "
+                f"scan, or split the read",
                 code=Code.TOO_LARGE,
             )
         with view:
@@ -122,7 +122,8 @@ def check_incarnation(replica: Replica, incarnation: int) -> None:
     own = replica.standing.superblock.tablet_incarnation
     if incarnation and incarnation != own:
         raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {own}, the request names {incarnation}; ask the masters again",
+            f"tablet {replica.tablet_id} is at incarnation {own}, but the request names {incarnation}; ask "
+            f"the masters again",
             code=Code.STALE_INCARNATION,
         )
 
@@ -136,19 +137,19 @@ def check_tablet(replica: Replica, kind: str, incarnation: int) -> None:
     check_incarnation(replica, incarnation)
     superblock = replica.standing.superblock
     if superblock.kind != kind:
-        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, the request is for a {kind}")
+        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, but the request is for a {kind}")
 
 
 def refuse_newer(machine: TabletStore, version: int) -> None:
     """Refuse a request that was made with a newer schema than the tablet has applied.
 
     Raises:
-        Retryable: NOT_READY: the change is on its way here.
+        Retryable: NOT_READY: this replica has not applied the change yet.
     """
     if version > machine.schema.version:
         raise Retryable(
-            f"the request was made with schema version {version}, this replica has {machine.schema.version} so far; "
-            "try again",
+            f"the request has schema version {version}, but this replica has {machine.schema.version} so "
+            f"far; try again",
             code=Code.NOT_READY,
             retry_after_ms=_NEWER_RETRY_MS,
         )

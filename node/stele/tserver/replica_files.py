@@ -1,10 +1,10 @@
 """The replicas on the volume: their directories tablets/<tablet_id>/<replica_id>, and their streams in the node's log.
 
-Called by the tablet manager, which sees to it that one tablet is worked on by one order at a time. Knows nothing of running
+Called by the tablet manager, which runs one order per tablet at a time. Knows nothing of running
 replicas.
 
-Invariant: a tombstone, once written, never votes. What a crash left half-made or half-removed can be told at the next start:
-its superblock says COPYING, or is gone with its stream.
+Invariant: a tombstone, once written, never votes. The next start recognises what a crash left half-made or
+half-removed: its superblock says COPYING, or is gone with its stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Found:
 
 
 class ReplicaFiles:
-    """Of one node. `directory` is that of all tablets."""
+    """The replicas' files on one node. `directory`: holds all tablets."""
 
     def __init__(self, directory: Path, node_log: Log, host: Host) -> None:
         self.directory = directory
@@ -52,7 +52,7 @@ class ReplicaFiles:
         return self.directory / key.tablet_id / str(key.replica_id)
 
     def room_bytes(self) -> int:
-        """How much the disk can hold beside what it keeps free for the log. Blocks."""
+        """How many bytes the disk can take without the reserve that is kept for the log. Blocks."""
         free = int(self._log.files.free_bytes(self._log.directory))
         return max(0, free - int(self._log.options.low_space_bytes))
 
@@ -61,7 +61,7 @@ class ReplicaFiles:
 
         Raises:
             Rejected: UNSUPPORTED_VERSION, a later program wrote a superblock.
-            OSError: the system has no descriptor or memory, not even to see what is there.
+            OSError: the system lacks the descriptors or memory to list them.
         """
         return await self._host.in_thread(self._scan)
 
@@ -83,7 +83,8 @@ class ReplicaFiles:
             return [Found(key, read_superblock(directory), "")]
         except FileNotFoundError as exc:
             if key in self._log.recovery.streams:
-                # It comes before the stream and goes after it, so this is no debris: it may have voted.
+                # The superblock is made before the stream and removed after it. So this is no debris: the
+                # replica may have voted.
                 return [Found(key, None, f"{exc.filename} is missing: the superblock was lost")]
             remove_tree(directory)
             return []
@@ -93,7 +94,8 @@ class ReplicaFiles:
             return [Found(key, None, str(exc))]
 
     async def make(self, superblock: Superblock, config: Configuration) -> Superblock:
-        """Make a new replica with an empty store and a stream that begins with `config`; its superblock, which is READY.
+        """Make a new replica with an empty store and a stream that begins with `config`. Returns its
+        superblock, which is READY.
 
         Raises:
             Corrupt: IO_ERROR, the log has failed.
@@ -130,7 +132,7 @@ class ReplicaFiles:
         await self._log_done(lambda done: make_sole_voter(stream, node_id, address, order, done))
 
     async def tombstone(self, superblock: Superblock) -> None:
-        """Leave nothing of a replica but its superblock, which is this tombstone, and its vote."""
+        """Remove all of a replica but its vote and its superblock, which is this tombstone."""
         await self._host.in_thread(write_superblock, self.replica_directory(superblock.key), superblock)
         await self.bury(superblock.key)
 
@@ -149,7 +151,7 @@ class ReplicaFiles:
                 await self._log_done(lambda done: self._log.tombstone(key, done))
 
     async def erase(self, key: StreamKey) -> None:
-        """Remove a replica for good, whatever there is of it."""
+        """Remove a replica for good, whatever is left of it."""
         directory = self.replica_directory(key)
         debris = Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.COPYING)
 
@@ -157,8 +159,9 @@ class ReplicaFiles:
             if (directory / SUPERBLOCK).exists():
                 write_superblock(directory, debris)
 
-        # After a crash the next start goes on with it. On a full disk, where tables are dropped to make room, it goes without:
-        # then one that a crash cuts short here is FAILED, until its removal is ordered again.
+        # After a crash the next start completes this. If the disk is full, where tables are dropped to make
+        # room, the mark cannot be written. Then a replica that a crash leaves half-removed is FAILED until
+        # its removal is ordered again.
         with contextlib.suppress(OSError):
             await self._host.in_thread(mark)
         with contextlib.suppress(Rejected):  # it may never have had a stream
@@ -167,7 +170,7 @@ class ReplicaFiles:
         await self._host.in_thread(remove_if_empty, directory.parent)
 
     async def _log_done(self, ask: Callable[[Callable[[], None]], object]) -> None:
-        """Ask the log for something, and wait until it calls back."""
+        """Submit something to the log, and wait for its callback."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done() -> None:

@@ -1,8 +1,8 @@
-"""Starts replicas that are on the volume, and tries again where the system lacks something just now.
+"""Starts replicas that are on the volume, and tries again where the system lacks a resource for the moment.
 
-A replica for which the system has no descriptor or memory is not damaged: it is started again, with growing pauses. But
-while it does not run, its tablet has one replica less, and nobody heals it, since the node answers heartbeats. So after
-LACKING_MS the node ends, and is healed like a silent one.
+A replica for which the system has no descriptor or memory is not damaged: it is started again, with growing
+pauses. While it does not run, its tablet has one replica less. Nobody heals it, since the node answers
+heartbeats. So after LACKING_MS the node ends, and is healed like a silent one.
 
 Invariant: a replica is known to `Replicas` before it is started, and listeners hear of it once it has started.
 """
@@ -26,7 +26,7 @@ from stele.wal.log import Log
 log = structlog.get_logger("stele.tserver")
 
 LACKING_MS = 60_000
-"""How long a replica may wait for what the system does not give."""
+"""How long a replica may wait for resources of the system."""
 _AGAIN_S = (0.5, 15.0)
 """The first pause before it is started again, and the longest."""
 _OPEN_AT_ONCE = 8
@@ -45,7 +45,7 @@ class ReplicaStarter:
         self._options = options
         self._waiting: set[asyncio.Task[None]] = set()
         self.at_once = asyncio.Semaphore(_OPEN_AT_ONCE)
-        """To be held while one of many replicas is opened."""
+        """Held while one of many replicas is opened."""
 
     @property
     def waiting(self) -> int:
@@ -59,11 +59,12 @@ class ReplicaStarter:
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     def add_failed(self, key: StreamKey, error: str) -> None:
-        """A replica whose superblock cannot be read is here as FAILED: it may have voted, and a driver replaces it."""
+        """Register a replica whose superblock cannot be read as FAILED. It may have voted, and a driver
+        replaces it."""
         self._add(Superblock(key.tablet_id, key.replica_id, TableId(""), "", "", DataState.READY)).fail(error)
 
     async def start(self, superblock: Superblock) -> None:
-        """Start a replica in its data state. If the system lacks something just now, return, and start it later."""
+        """Start a replica in its data state. If the system lacks a resource, return, and start it later."""
         replica = self._add(superblock)
         try:
             await self._start(replica)
@@ -78,7 +79,7 @@ class ReplicaStarter:
         machine = await self._host.in_thread(open_machine, superblock, directory)
         try:
             await replica.rows_arrived(superblock, machine)
-        except BaseException:  # a repeated order copies again what did not come into use
+        except BaseException:  # a repeated order copies again what is not in use
             await self._host.in_thread(machine.close)
             raise
         self._replicas.started(replica)
@@ -104,7 +105,7 @@ class ReplicaStarter:
         begun_ms, (pause_s, longest_s) = self._host.now_ms(), _AGAIN_S
         key = replica.superblock.key
         while self._host.now_ms() - begun_ms < LACKING_MS:
-            log.warning("replica not started yet, it is tried again", replica=str(key), error=str(error))
+            log.warning("replica not started; it is tried again", replica=str(key), error=str(error))
             replica.start_waits(str(error))
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, longest_s)

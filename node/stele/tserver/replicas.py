@@ -1,4 +1,5 @@
-"""Which replicas are on this node. Finds them for requests and messages, and tells them of time and lost connections.
+"""Which replicas are on this node. Finds them for requests and messages, and passes time and lost connections
+on to them.
 
 Filled by the tablet manager and its starter alone; read by everything that serves. Never waits.
 
@@ -37,7 +38,7 @@ class Replicas:
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
         self._by_tablet: dict[str, dict[int, Replica]] = {}
-        # The replicas that are their tablet's only one here, by the id that requests carry.
+        # The only replica of each tablet here, by the id that requests carry.
         self._alone: dict[bytes, Replica] = {}
         self._routes: dict[tuple[bytes, int], Replica] = {}
         self.route = self._routes.get
@@ -51,7 +52,7 @@ class Replicas:
         self.held: Mapping[StreamKey, Superblock] = MappingProxyType(self._held)
         self._opened = False
         self._fenced = False
-        self._heirs: dict[StreamKey, NodeId] = {}  # of tablets that are being handed over
+        self._heirs: dict[StreamKey, NodeId] = {}  # the tablets that are being handed over
 
     def __iter__(self) -> Iterator[Replica]:
         return iter(list(self._by_key.values()))
@@ -61,12 +62,12 @@ class Replicas:
 
     @property
     def opened(self) -> bool:
-        """Whether it is known what is on the volume."""
+        """Whether all replicas on the volume are known."""
         return self._opened
 
     @property
     def fenced(self) -> bool:
-        """Whether no replica here may answer anybody, or say anything."""
+        """Whether no replica here may send or answer anything."""
         return self._fenced
 
     # --- finding
@@ -104,7 +105,8 @@ class Replicas:
         raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
 
     def of_request(self, tablet: bytes) -> Replica:
-        """As `get`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
+        """As `get`, by the id that a request carries. Also raises Rejected: INVALID_ARGUMENT for an invalid
+        id."""
         self._refuse_if_fenced()
         return self._alone.get(tablet) or self.get(id_from_pb(tablet))
 
@@ -113,16 +115,16 @@ class Replicas:
             raise Retryable("this node is fenced; ask another one", code=Code.NOT_READY)
 
     def refuse_unless_open(self) -> None:
-        """Return if it is known what is on the volume.
+        """Return if all replicas on the volume are known.
 
         Raises:
             Retryable: NOT_READY.
         """
         if not self._opened:
-            raise Retryable("this node opens its replicas; try again", code=Code.NOT_READY)
+            raise Retryable("this node is still opening its replicas; try again", code=Code.NOT_READY)
 
     def keys_of(self, tablet_id: str) -> list[StreamKey]:
-        """Of a tablet: the key of its `current` replica, and those of copies whose replica is not here yet."""
+        """The key of a tablet's `current` replica, and the keys of copies whose replica is not here yet."""
         replica = self.current(tablet_id)
         keys = [replica.superblock.key] if replica is not None else []
         return keys + [key for key in self.copies if key.tablet_id == tablet_id and key not in keys]
@@ -149,12 +151,12 @@ class Replicas:
             replica.fit_to_lead(fit)
 
     def fence(self, fenced: bool) -> None:
-        """Have no replica answer anybody or say anything from now on, or have them serve again."""
+        """Let no replica send or answer anything from now on, or let them serve again."""
         self._fenced = fenced
 
     async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
-        """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced voter does not take
-        one over, perhaps because it is unfit itself, ask the others too."""
+        """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced
+        voter does not take one over, perhaps because it is unfit itself, ask the other voters too."""
 
         async def hand_over(replica: Replica) -> None:
             others = [p.replica_id for p in replica.config.voters if p.replica_id != replica.replica_id]
@@ -224,11 +226,11 @@ class Replicas:
     # --- for the tablet manager
 
     def all_known(self) -> None:
-        """From now on it is known what is on the volume."""
+        """From now on all replicas on the volume are known."""
         self._opened = True
 
     def add(self, replica: Replica) -> None:
-        """A replica is here from now on, and messages reach it."""
+        """Register a replica, so that messages reach it."""
         key = replica.superblock.key
         self._by_key[key] = replica
         self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
@@ -240,7 +242,7 @@ class Replicas:
         self._held[superblock.key] = superblock
 
     def release(self, key: StreamKey) -> None:
-        """The replica is held back no longer. Does nothing if it was not."""
+        """The replica is no longer held back. Does nothing if it was not."""
         self._held.pop(key, None)
 
     def bury(self, tombstone: Superblock) -> None:
@@ -252,7 +254,7 @@ class Replicas:
         self._copies[key] = copy
 
     def gone(self, key: StreamKey, tombstone: Superblock | None) -> None:
-        """The replica is gone from the volume, with its copy; all that may be left is `tombstone`."""
+        """Remove the replica and its copy from the register; all that may be left is `tombstone`."""
         if tombstone is not None:
             self.bury(tombstone)
         else:

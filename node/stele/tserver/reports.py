@@ -1,4 +1,5 @@
-"""What a node tells the masters of its replicas: ReplicaStatusPB of started replicas, tombstones and copies.
+"""What a node reports to the masters about its replicas: ReplicaStatusPB of started replicas, tombstones and
+copies.
 
 Invariant: a replica that was reported once is reported until the masters know that it is gone.
 """
@@ -66,7 +67,7 @@ def report_one(replicas: Replicas, key: StreamKey) -> common_pb2.ReplicaStatusPB
 
 
 def all_keys(replicas: Replicas) -> list[StreamKey]:
-    """Every replica a full report has to name."""
+    """Every replica that a full report contains."""
     keys = [replica.superblock.key for replica in replicas]
     return list(dict.fromkeys([*keys, *replicas.tombstones, *replicas.copies]))
 

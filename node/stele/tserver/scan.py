@@ -1,7 +1,8 @@
 """Scans over Arrow Flight: what the Flight server asks of a node, on threads of its own.
 
-The event loop only says whether the snapshot is complete and hands out the view; rows are read in Flight's thread.
-Invariant: rows come from one immutable view, a damaged replica serves none, and scans hold a bounded share of memory.
+The event loop only waits for a complete snapshot and hands out the view; Flight's thread reads the rows.
+Invariant: rows come from one immutable view, a damaged replica serves no rows, and scans use a bounded share
+of memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PLAN_TIMEOUT_S = 10.0
 
 
 class Scans:
-    """ScanProvider of a node."""
+    """The ScanProvider of a node."""
 
     def __init__(self, description: NodeDescription, replicas: Replicas, memory: ScanMemory) -> None:
         self._description = description
@@ -41,13 +42,13 @@ class Scans:
     def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
         """Plan the scan of one tablet on this node. Masters plan whole tables."""
         if not command.tablet_id:
-            raise Rejected("a node plans scans of single tablets; ask a master for a table")
+            raise Rejected("a node plans scans of single tablets only; ask a master for the whole table")
         schema, snapshot, incarnation = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
         by_name = {c.name: c for c in schema.columns}
         unknown = [name for name in command.columns if name not in by_name]
         if unknown:
-            raise Rejected(f"scan: no columns {', '.join(unknown)}")
-        # All by id: the table may have more columns when the ticket is used.
+            raise Rejected(f"scan: the tablet has no columns {', '.join(unknown)}")
+        # All columns by id: the table may have more columns when the ticket is used.
         column_ids = tuple(int(by_name[name].id) for name in command.columns) or schema.column_ids
         ticket = Ticket(
             cluster_id=self._description.identity.cluster_id,
@@ -95,7 +96,7 @@ class Scans:
                 await replica.reads.snapshot_ready(snapshot)
         except TimeoutError:
             raise Retryable(
-                f"snapshot {ticket.snapshot} is not ready within {ticket.wait_ms} ms; try again",
+                f"snapshot {ticket.snapshot} was not ready within {ticket.wait_ms} ms; try again",
                 code=Code.SNAPSHOT_NOT_READY,
             ) from None
         refuse_newer(machine, ticket.schema_version)
@@ -112,7 +113,7 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
     """
     if ticket.schema_version == schema.version:
         return ticket.spec(schema)
-    why = "it names no columns"
+    why = "the ticket names no columns"
     try:
         spec = ticket.spec(schema)
         if spec.column_ids:
@@ -120,7 +121,8 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
     except Rejected as exc:
         why = str(exc.args[0])
     raise Rejected(
-        f"the ticket was made with schema version {ticket.schema_version}, the tablet has {schema.version}, and {why}; "
+        f"the ticket was made with schema version {ticket.schema_version}, but the tablet has "
+        f"{schema.version}, and {why}; "
         "plan the scan again",
         code=Code.SCHEMA_MISMATCH,
     )

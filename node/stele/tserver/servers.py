@@ -1,6 +1,8 @@
-"""What a node listens with: gRPC, the streams beside it, Flight and HTTP. The services behind them are services.py.
+"""The servers of a node: gRPC, the streams beside it, Flight and HTTP. services.py makes the services behind
+them.
 
-Owns the ports; decides nothing. Invariant: gRPC is served last, when every other port is known: a hello tells of them all.
+Owns the ports; decides nothing. Invariant: gRPC is served last, when every other port is known, because a
+hello carries all ports.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from stele.tserver.scan import Scans
 
 
 class Servers:
-    """Of one node. `server` has its services already."""
+    """The servers of one node. `server` has its services already."""
 
     def __init__(
         self,
@@ -43,7 +45,8 @@ class Servers:
         self._serving = False
 
     async def start(self) -> None:
-        """Listen on all ports, and note in the node's description where, since the system may have chosen ports.
+        """Listen on all ports, and record them in the node's description, since the system may have chosen
+        some.
 
         Raises:
             Rejected: a port in use, a bad address.
@@ -69,7 +72,7 @@ class Servers:
         self._serving = True
 
     async def stop_serving(self) -> None:
-        """Answer no peer and no client any more; probes are still told why."""
+        """Answer no peer and no client any more. Probes still get the reason."""
         if self._serving:
             await rpc_server.stop(self._server, 0.2)
         await self._streams.close()
@@ -77,5 +80,5 @@ class Servers:
             await asyncio.get_running_loop().run_in_executor(None, self._flight.close)
 
     async def close(self) -> None:
-        """Tell probes nothing more."""
+        """Stop answering probes."""
         await self._http.close()

@@ -1,4 +1,4 @@
-"""The gRPC services that every node and master answers, put together from the node's parts. Called by node.py, once."""
+"""The gRPC services of every node and master, made from the node's parts. Called by node.py, once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whether a node ends, and why: it was told to stop, or one of its parts found that it cannot go on.
+"""Whether a node ends, and why: it got an order to stop, or one of its parts cannot continue.
 
-Any part may call `fail`; whoever runs the node waits for `failed`. Invariant: the first failure is the one that is told.
+Any part may call `fail`; process.py waits for `failed`. Invariant: the first failure is the one that is
+reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Shutdown:
-    """Of one node. Made on its event loop, and used there only."""
+    """The shutdown of one node. Made on its event loop, and used there only."""
 
     def __init__(self) -> None:
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -23,29 +24,29 @@ class Shutdown:
 
     @property
     def stopping(self) -> bool:
-        """Whether the node was told to stop."""
+        """Whether the node got an order to stop."""
         return self._stopping
 
     @property
     def hands_over(self) -> bool:
-        """Whether leaderships are to be handed over at the end. A node that failed leaves at once."""
+        """Whether leaderships are handed over at the end. A node that failed ends at once."""
         return self._hand_over and not self.failed.done()
 
     def begin(self, *, hand_over: bool) -> bool:
-        """The node is told to stop. False if it was told before."""
+        """Record the order to stop. False if there was one before."""
         if self._stopping:
             return False
         self._stopping, self._hand_over = True, hand_over
         return True
 
     def fail(self, error: Exception) -> None:
-        """The node cannot go on. It ends, and leaves all files as they are."""
+        """Record that the node cannot continue. It ends, and leaves all files as they are."""
         if not self.failed.done():
             log.error("node fails", error=str(error), exc_info=error)
             self.failed.set_result(error)
 
     def reason(self) -> str:
-        """Why the node serves no more; "" while it does."""
+        """Why the node no longer serves; "" while it does."""
         if self._stopping:
             return "stopping"
         return str(self.failed.result()) if self.failed.done() else ""

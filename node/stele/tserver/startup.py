@@ -1,9 +1,11 @@
-"""From an opened volume to replicas that run: the masters' word on the volume, the replicas, the first catalog, maintenance.
+"""Takes a node from an opened volume to running replicas: the masters' answer on the volume, the replicas,
+the first catalog, maintenance.
 
-Runs in the background while the node already answers probes; requests for replicas are told NOT_READY meanwhile.
+Runs in the background while the node already answers probes; requests for replicas get NOT_READY meanwhile.
 
-Invariant: no replica votes or acknowledges anything before the masters had their chance to refuse an older copy of the volume.
-A start that they refuse ends the node, and what they said is on the volume first, if the disk lets it.
+Invariant: no replica votes or acknowledges anything before the masters had their chance to refuse an older
+copy of the volume. A start that they refuse ends the node. Before that, their answer is written to the
+volume, if the disk allows it.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from stele.tserver.volume import Fate, Volume, volume_old
 log = structlog.get_logger("stele.tserver")
 
 ADMISSION_S = 3.0
-"""How long a start waits for the masters' word on its volume. Without masters tablets must come back all the same."""
+"""How long a start waits for the masters' answer on its volume. Tablets must come back even when no master
+answers."""
 ACCEPTED_S = 60.0
-"""How long an admitted volume that was taken back goes on saying so: by then each master has noted what it tells."""
+"""How long an admitted volume that was taken back still reports it. By then each master has recorded what the
+volume reports."""
 
 
 class Startup:
-    """Of one node. It does nothing before `begin`."""
+    """The startup of one node. It does nothing before `begin`."""
 
     def __init__(
         self,
@@ -63,11 +67,11 @@ class Startup:
 
     @property
     def opened_ms(self) -> int:
-        """When the last replica was opened, by the replicas' clock; 0 before."""
+        """When the last replica was opened, by the replicas' clock; 0 before that."""
         return self._opened_ms
 
     def begin(self) -> None:
-        """Begin, once the masters are being told of this start."""
+        """Begin, once heartbeats report this start to the masters."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._be_admitted()), loop.create_task(self._open_replicas())]
         self._refusal = loop.create_task(self._end_if_refused())
@@ -79,7 +83,7 @@ class Startup:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop, once the masters are told nothing more. A refusal that has come is still written down."""
+        """Stop, once heartbeats have stopped. A refusal that has come is still written to the volume."""
         await self.cancel()
         if self._refusal is not None:
             if not self._admission.refusal.done():
@@ -97,19 +101,21 @@ class Startup:
             self._shutdown.fail(exc)
 
     async def _wait_may_open(self) -> None:
-        """A volume that this start has formatted needs nobody's word: there is nothing that it could have forgotten."""
+        """A volume that this start has formatted needs no master's answer: there is nothing that it could
+        have forgotten."""
         if self._volume.new or not self._admission.has_masters:
             return
         try:
             async with asyncio.timeout(ADMISSION_S):
                 await self._admission.wait_may_open()
         except TimeoutError:
-            # A start that is doubted waits on: a majority admits it soon, the doubt ends, or the process does.
+            # A doubted start waits on: a majority admits it soon, the doubt ends, or the process does.
             await self._admission.wait_undoubted()
-            log.warning("starting without the masters' word on this volume", waited_s=ADMISSION_S)
+            log.warning("starting without the masters' answer on this volume", waited_s=ADMISSION_S)
 
     async def _be_admitted(self) -> None:
-        """Until the masters may count on what this start tells, and for a while longer where the volume was taken back."""
+        """Wait until the masters may rely on what this start reports, and a while longer if the volume was
+        taken back."""
         try:
             if not self._volume.new:
                 await self._admission.wait_admitted()
@@ -121,7 +127,7 @@ class Startup:
         self._admission.admit()
         if self._volume.record.accepting:
             await asyncio.sleep(ACCEPTED_S)
-            with contextlib.suppress(OSError):  # said once more at the next start: no harm
+            with contextlib.suppress(OSError):  # the next start reports it once more, which does no harm
                 await self._in_thread(
                     lambda: self._volume.update(lambda record: replace(record, accepting=False))
                 )
@@ -133,17 +139,18 @@ class Startup:
         try:
             await self._note(refusal)
         except OSError as exc:
-            log.error("what the masters said of the volume could not be noted", error=str(exc))
+            log.error("the masters' answer on the volume could not be written to it", error=str(exc))
         finally:
             why = str(refusal.error.args[0])
             stale = Fate("StaleStart", EXIT_TRY_AGAIN, why)
             self._shutdown.fail(volume_old(self._volume.directory, why) if refusal.condemned else stale)
 
     async def _note(self, refusal: Refusal) -> None:
-        """Write down what the next start is to know.
+        """Write what the next start needs to know.
 
-        The refused start was one of an older copy, or ran beside another, or somebody spoke in this node's name. So the next
-        one gets a number above all that the masters have heard, and is judged by its log alone.
+        The refused start was an older copy, or ran beside another start, or another process used this node's
+        name. So the next start gets a number above all that the masters have heard, and is judged by its log
+        alone.
         """
         record = self._volume.record
         own = record.incarnation

@@ -1,7 +1,7 @@
 """TabletServerService: writes, point reads and key space operations over client streams; checksums and status by unary calls.
 
-Parses requests at the edge and hands them to replicas. Invariant: nothing is proposed that was not validated, and
-whatever a client sent comes back as a result or as a SteleError.
+Parses requests at the edge and hands them to replicas. Invariant: only what was validated is proposed, and
+every request gets a result or a SteleError.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELET
 
 
 class TabletService(TabletServerServiceServicer):
-    """Served by every node and master. `in_read_thread` does a point read, `status` tells of the node. `make_streams(answers)`
-    makes what takes in clients' streams; their requests are answered here, as `stele.rpc.client_stream.Answers`.
+    """Served by every node and master. `in_read_thread` does a point read, `status` describes the node.
+    `make_streams(answers)` makes the handler of clients' streams; this class answers their requests, as
+    `stele.rpc.client_stream.Answers`.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TabletService(TabletServerServiceServicer):
         try:
             plain = machine.check_block(block)
         except Rejected:
-            # A retry of a write that was applied before the schema changed gets its outcome.
+            # A retry of a write that was applied before the schema changed gets the outcome of that write.
             if not 0 < made_with < machine.schema.version or not machine.may_know(
                 client_id, request.sequence, request.first_attempt_us
             ):
@@ -176,9 +177,9 @@ class TabletService(TabletServerServiceServicer):
         body: bytes,
         deadline_ms: int,
     ) -> Outcome:
-        """Claim the keys and propose. A later caller that changes one of them meanwhile is told so.
+        """Claim the keys and propose. A later caller that changes one of them meanwhile gets an error.
 
-        A retry of an unfinished write finds its own claim: it is told CHANGE_IN_PROGRESS, to try again.
+        A retry of an unfinished write finds its own claim: it gets CHANGE_IN_PROGRESS and tries again.
         """
         machine = key_space_of(replica)
         inserts = [o for o in operations if o.op is KeyOp.INSERT]
@@ -190,7 +191,8 @@ class TabletService(TabletServerServiceServicer):
             try:
                 machine.reserve(token, operations, header)
             except Rejected:
-                # An earlier attempt may be committed and not applied yet, or what made room for this one.
+                # An earlier attempt, or the delete that made room for this one, may be committed but not
+                # applied yet.
                 await replica.reads.linearizable_read(deadline_ms)
                 replica.check_leader()
                 machine.reserve(token, operations, header)
@@ -202,10 +204,11 @@ class TabletService(TabletServerServiceServicer):
         return await replica.writes.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
     def _admit(self, replica: Replica, header: WriteHeader) -> None:
-        """Refuse a write whose client id was made by a clock far ahead, or whose client has too many unfinished writes.
+        """Refuse a write whose client id was made by a clock far ahead, or whose client has too many
+        unfinished writes.
 
-        Once forgotten, such an id would turn away the ids of right clocks. An id that the tablet knows was taken before,
-        perhaps by a leader with another clock.
+        Once such an id expired, ids of right clocks would be refused as too old. An id that the tablet knows
+        passes: a leader with another clock may have taken it.
         """
         machine = replica.machine
         if machine is None:
@@ -218,9 +221,10 @@ class TabletService(TabletServerServiceServicer):
                 raise Retryable(fault, code=Code.NOT_READY)
             wait_ms = -(-wait_us // 1_000)
             raise Rejected(
-                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the clock of node "
-                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s is taken; set the "
-                "clock of the machine that writes right",
+                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the "
+                f"clock of node "
+                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s is allowed; "
+                f"correct the clock of the writing machine",
                 code=Code.CLOCK_AHEAD,
                 retry_after_ms=wait_ms if wait_ms <= RETRY_AFTER_MS_MAX else 0,
             )

@@ -1,7 +1,8 @@
-"""The node's threads: where blocking work and point reads are done, and how Flight's own threads ask the event loop.
+"""The node's threads: pools for blocking work and for point reads, and how Flight's own threads call the
+event loop.
 
-Owns the two pools. Invariant: a thread of Flight waits no longer than it said, however busy the loop is. Once `close` has
-returned, no work given to `in_thread` is under way.
+Owns the two pools. Invariant: a thread of Flight waits no longer than its time-out, however busy the loop is.
+Once `close` has returned, no work given to `in_thread` is under way.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ READS_AT_ONCE = 4
 
 
 class InThread(Protocol):
-    """Runs blocking work in a thread. A caller that is cancelled before a thread was free takes the work back."""
+    """Runs blocking work in a thread. If a caller is cancelled before a thread was free, its work is
+    withdrawn."""
 
     def __call__(self, work: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
@@ -44,15 +46,16 @@ class NodeThreads:
         return await self._loop.run_in_executor(self._reads, work, *args)
 
     def submit(self, work: Callable[..., object], /, *args: Any) -> None:
-        """As `in_thread`, where nobody waits, and an error is nobody's."""
+        """As `in_thread`, but nobody waits for it, and errors are dropped."""
         self._io.submit(work, *args)
 
     def end_reads(self) -> None:
-        """Begin no further point read. Those under way end by themselves: they write nothing."""
+        """Begin no further point read. Those under way end on their own: they write nothing."""
         self._reads.shutdown(wait=False, cancel_futures=True)
 
     async def close(self) -> None:
-        """Wait for all work given to `in_thread`. It lasts as long as the disk takes: whoever runs the node bounds it."""
+        """Wait for all work given to `in_thread`. This takes as long as the disk takes; the caller bounds
+        it."""
         await self._loop.run_in_executor(None, self._io.shutdown)
 
 

@@ -1,7 +1,7 @@
 """One clock for all replicas of a node: a tick every 25 ms, and a slow round every second.
 
-Raft's time advances by at most `STEP_MS` per tick. If the loop stalls or the processor is overloaded, time-outs stretch with
-the time that messages take, instead of one election chasing the next.
+Raft's time advances by at most `STEP_MS` per tick. If the loop stalls or the processor is overloaded,
+time-outs grow with the delay of messages. Otherwise one election would follow the next.
 
 Invariant: after a stall of the event loop, messages that came in meanwhile are read before time advances, so that this node
 does not take its own stall for the silence of others.
@@ -26,19 +26,20 @@ _SLOW_MS = 1_000
 
 
 class ReplicaClock:
-    """Milliseconds as the replicas of one node count them."""
+    """Time in milliseconds, as the replicas of one node count it."""
 
     def __init__(self, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._monotonic_ns = monotonic_ns
         self._real = self._counted = monotonic_ns() // 1_000_000
 
     def now_ms(self) -> int:
-        """The present time. It advances by at most STEP_MS between two ticks. Asked for each message that comes in."""
+        """The present time. It advances by at most STEP_MS between two ticks. Read for each message that
+        comes in."""
         passed = self._monotonic_ns() // 1_000_000 - self._real
         return self._counted + (passed if passed < STEP_MS else STEP_MS)
 
     def tick(self) -> int:
-        """A tick has come. Returns how many ms really passed since the one before."""
+        """Count one tick. Returns how many ms really passed since the one before."""
         self._counted = self.now_ms()
         real = self._monotonic_ns() // 1_000_000
         passed, self._real = real - self._real, real
@@ -73,7 +74,7 @@ class Ticker:
             try:
                 self._tick(self._clock.now_ms())
             except Exception:
-                log.exception("a tick failed; time goes on")
+                log.exception("a tick failed; the ticker continues")
 
     async def _run_slow(self) -> None:
         while True:
@@ -81,4 +82,4 @@ class Ticker:
             try:
                 await self._slow()
             except Exception:
-                log.exception("the slow round failed; it goes on")
+                log.exception("the slow round failed; the ticker continues")

@@ -1,8 +1,10 @@
-"""The data directory: its lock, and whose it is by node.json (node_record.py). Opened before anything else of a node.
+"""The data directory: its lock, and its owner by node.json (node_record.py). Opened before anything else of a
+node.
 
-Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every start has a
-higher incarnation than the one before, synced before anybody hears of it. Incarnations count from the millisecond of the
-format: whoever heard of an earlier volume of the same node id does not take this one for older.
+Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every
+start has a higher incarnation than the one before, synced before it is sent anywhere. Incarnations count from
+the millisecond of the format. So nobody who heard of an earlier volume of the same node id takes this one for
+older.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Fate(Exception):
 
 class Volume:
     """An opened, locked data directory. `new`: formatted by this start. `adopted`: addresses that it remembers may be those
-    of the volume that it was copied from. Only the masters given to this start, and whom those name, are dialled."""
+    of the volume that it was copied from. Only the masters given to this start are dialled, and those that
+    they name."""
 
     def __init__(
         self, directory: Path, record: NodeRecord, lock_fd: int, *, new: bool = False, adopted: bool = False
@@ -72,9 +75,10 @@ class Volume:
         return self.directory / "copies"
 
     def update(self, change: Callable[[NodeRecord], NodeRecord]) -> None:
-        """Replace node.json by what `change` makes of it. On return that survives power loss.
+        """Replace node.json with what `change` makes of it, durably.
 
-        Writes nothing if it is the same, or once closed. Blocks; any thread."""
+        Writes nothing if it is the same, or once closed. Blocks; any thread.
+        """
         with self._updating:
             if self._lock_fd < 0:
                 return
@@ -84,7 +88,7 @@ class Volume:
                 self.record = record
 
     def raise_fences(self, catalog: OpId, driver_epoch: int) -> None:
-        """Raise what orders are refused below; never lower it. Blocks; any thread."""
+        """Raise the bounds below which orders are refused; never lower them. Blocks; any thread."""
         self.update(
             lambda record: replace(
                 record,
@@ -94,14 +98,14 @@ class Volume:
         )
 
     def remember_masters(self, masters: tuple[str, ...], given: tuple[str, ...]) -> None:
-        """Keep the newest list of masters, the --masters of the start that learned it, and whether the volume is adopted.
-        Blocks; any thread."""
+        """Store the newest list of masters, the --masters of the start that learned it, and whether the
+        volume is adopted. Blocks; any thread."""
         self.update(
             lambda record: replace(record, masters=masters, given=given or record.given, adopted=self.adopted)
         )
 
     def remember_fenced(self, fenced: bool) -> None:
-        """Keep whether the node is fenced, for its next start. Blocks; any thread."""
+        """Store whether the node is fenced, for its next start. Blocks; any thread."""
         self.update(lambda record: replace(record, fenced=fenced))
 
     def disk_bytes(self) -> tuple[int, int]:
@@ -111,7 +115,7 @@ class Volume:
         return free, stat.f_blocks * stat.f_frsize - stat.f_bfree * stat.f_frsize
 
     def close(self) -> None:
-        """Let go of the lock, once a change that is being written is on the disk."""
+        """Release the lock, once a change that is being written is on the disk."""
         with self._updating:
             if self._lock_fd >= 0:
                 os.close(self._lock_fd)
@@ -158,7 +162,7 @@ def open_volume(
     """Open a formatted volume and raise its incarnation. `fork_id` "": as before; `masters`: those given to this start.
 
     Raises:
-        Fate: VolumeForeign, another cluster's or node's, or of the other role; a record that cannot be read.
+        Fate: VolumeForeign, it belongs to another cluster, node or role; or its record cannot be read.
     """
     try:
         record = read_record(directory)
@@ -170,8 +174,10 @@ def open_volume(
         raise Fate(
             "VolumeForeign",
             EXIT_VOLUME_FOREIGN,
-            f"{directory} belongs to node {record.node_id} of cluster {record.cluster_id}, this process is node "
-            f"{node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new node id",
+            f"{directory} belongs to node {record.node_id} of cluster {record.cluster_id}, this process is "
+            f"node "
+            f"{node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new node "
+            f"id",
         )
     if record.role != role:
         raise Fate(
@@ -187,18 +193,21 @@ def open_volume(
         log.warning("the volume is adopted under another fork id", before=before, now=fork_id)
         record = replace(record, fork_id=fork_id, adopted=True, masters=(), given=())
     if record.taken_back:
-        log.warning("this volume was refused, and taken back by an administrator", when=record.taken_back[-1])
+        log.warning(
+            "the masters had refused this volume; an administrator took it back", when=record.taken_back[-1]
+        )
     if record.rewritten:
         log.warning("an administrator made a replica here its only voter", when=record.rewritten[-1])
     volume = Volume(directory, record, lock_fd, adopted=record.adopted)
     if not _same_masters(record, masters):
         log.warning(
-            "no master given now was given before: only those given now are asked",
+            "none of the masters given now was given before, so only those given now are asked",
             before=record.given,
             now=masters,
         )
         volume.adopted = True
-    # A record that does not say is compared with nothing; from here on it says, also if no master ever answers.
+    # A record without it is compared with nothing. From now on the record has it, even if no master ever
+    # answers.
     volume.update(
         lambda record: replace(record, incarnation=record.incarnation + 1, given=record.given or masters)
     )
@@ -208,8 +217,8 @@ def open_volume(
 def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
     """Whether this start was given one of the masters that were given when the remembered ones were learned.
 
-    A copy of the volume that is started by hand is given its own masters. After masters were replaced, an operator still gives
-    one that stayed, or the name of all.
+    A copy of the volume that is started by hand is given its own masters. After masters were replaced, an
+    operator still gives one that stayed, or the name of all.
     """
     return not masters or not record.given or bool(set(masters) & set(record.given))
 
@@ -256,7 +265,7 @@ def refusal_of(directory: Path) -> str:
     """Why the masters refused this volume as an older copy; "" if they did not.
 
     Raises:
-        Rejected: no volume stands there.
+        Rejected: there is no volume.
         Corrupt: its record is damaged.
     """
     if not is_formatted(directory):
@@ -265,8 +274,8 @@ def refusal_of(directory: Path) -> str:
 
 
 def take_back(directory: Path, now: str) -> None:
-    """Let a volume be used again that the masters refused. Its next starts ask them to accept that its log ends too early. `now`:
-    the time in words, for the record.
+    """Let a volume be used again that the masters refused. Its next starts ask them to accept that its log
+    ends too early. `now`: the time as text, for the record.
 
     Raises:
         Fate: Usage, a process uses it.
@@ -290,11 +299,12 @@ def volume_empty(directory: Path, why: str) -> Fate:
 
 
 def volume_old(directory: Path, why: str) -> Fate:
-    """The fate of a volume that forgot what its node acknowledged. `why`: a clause."""
+    """The fate of a volume that lacks what its node acknowledged. `why`: a clause."""
     return Fate(
         "VolumeOld",
         EXIT_VOLUME_OLD,
-        f"{directory} is an older copy of this node's volume: {why}; it may have forgotten votes and acknowledged rows "
-        "and is not used again; attach the newest one, or start a new node on an empty one. If this is the newest that is left: "
+        f"{directory} is an older copy of this node's volume: {why}; it may lack votes and acknowledged "
+        f"rows, so it is not used again; attach the newest one, or start a new node on an empty volume. If "
+        f"this is the newest that is left, run "
         f"`stele local take-back --data-dir {directory}`",
     )

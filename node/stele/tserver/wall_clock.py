@@ -1,10 +1,10 @@
-"""The node's wall clock, and whether it is right by what most clocks of the cluster say, which heartbeats bring.
+"""The node's wall clock, and whether it agrees with most clocks of the cluster, which heartbeats bring.
 
-Masters' answers are kept as offsets from this machine's monotonic clock, which neither an administrator nor NTP sets. So a
-step of the wall clock is seen at the first reading after it, before the reading is used.
+Masters' answers are kept as offsets from this machine's monotonic clock, which neither an administrator nor
+NTP sets. So a step of the wall clock is seen at the first reading after it, before the reading is used.
 
-Invariant: a reading is called wrong only by what most clocks agreed on within KEPT_US. A node that hears nobody goes on, and so
-does one whose masters' clocks have no majority.
+Invariant: a reading counts as wrong only if most clocks agreed on another time within KEPT_US. A node that
+hears nobody continues, and so does one whose masters' clocks have no majority.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ KEPT_US = 3_600_000_000
 """How long an answer counts. Monotonic clocks drift by less than a third of a second in an hour."""
 
 FRESH_US = 10_000_000
-"""An answer that is older than the newest by this much does not count: all clocks may have been set since."""
+"""An answer that is this much older than the newest does not count: all clocks may have been set since."""
 
 SLOW_US = 1_000_000
-"""An answer after a longer round trip is not used: it may be wrong by half of it."""
+"""An answer after a longer round trip is not used: it may be wrong by half of that time."""
 
 
 def monotonic_us() -> int:
-    """Microseconds that only rise, also while the machine is suspended."""
+    """Microseconds of a clock that never goes back and also counts while the machine is suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000
 
 
@@ -40,13 +40,14 @@ def wall_us() -> int:
 
 @dataclass(slots=True)
 class _Heard:
-    """A master's answers. Bases: µs since 1970 less µs of this machine's monotonic clock; `at_us` is of that clock."""
+    """A master's answers. Bases: µs since 1970 less µs of this machine's monotonic clock; `at_us` is a time
+    of that clock."""
 
     clock_id: int
     shift_us: int  # the master's monotonic clock less ours
     base_us: int  # its own wall clock
     at_us: int
-    agreed_base_us: int | None = None  # what most clocks that it hears say
+    agreed_base_us: int | None = None  # what most clocks that it has heard say
     agreed_at_us: int = 0
 
 
@@ -73,7 +74,7 @@ class WallClock:
 
     @property
     def ahead_us(self) -> int | None:
-        """How far the wall clock is ahead of what most clocks say; None: that is not known."""
+        """How far the wall clock is ahead of what most clocks say; None if unknown."""
         now_us = self.monotonic_us()
         if self._base_us is None or now_us > self._until_us:
             return None
@@ -81,14 +82,14 @@ class WallClock:
 
     @property
     def latest_time(self) -> int:
-        """The highest hybrid time that an entry which is not committed may bear."""
+        """The highest hybrid time that an uncommitted entry may have."""
         now_us = self.monotonic_us()
         if self._base_us is None or now_us > self._until_us:
             return TIME_MAX
         return min(from_physical_us(now_us + self._base_us + UNCOMMITTED_AHEAD_MAX_US), TIME_MAX)
 
     def fault(self, reading_us: int) -> str:
-        """What is wrong with a reading that was just taken, in words; "" if nothing is."""
+        """What is wrong with a reading that was just taken, as text; "" if nothing is."""
         base_us = self._base_us
         if base_us is None:
             return ""
@@ -96,12 +97,12 @@ class WallClock:
         if -CLOCK_OFF_MAX_US <= reading_us - now_us - base_us <= CLOCK_OFF_MAX_US or now_us > self._until_us:
             return ""
         return (
-            f"the clock of node {self._node[:8]} says {utc(reading_us)}, most clocks of its cluster say "
-            f"{utc(base_us + now_us)}: set it right, with NTP"
+            f"the clock of node {self._node[:8]} says {utc(reading_us)}, but most clocks of its cluster say "
+            f"{utc(base_us + now_us)}; correct it with NTP"
         )
 
     def tell(self, request: master_pb2.TSHeartbeatRequest, master: str) -> None:
-        """Put into a heartbeat to `master` what this clock says, in a form that this master can compare."""
+        """Add this clock's readings to a heartbeat for `master`, in a form that this master can compare."""
         heard = self._heard.get(master)
         if heard is not None:
             request.clock_id = heard.clock_id
@@ -111,7 +112,8 @@ class WallClock:
             request.wall_ahead_us = ahead_us
 
     def answered(self, response: master_pb2.TSHeartbeatResponse, sent_us: int) -> None:
-        """Learn from a heartbeat's answer, just come; `sent_us`: when it was sent, by the monotonic clock."""
+        """Take in a heartbeat's answer that has just come; `sent_us`: when the heartbeat was sent, by the
+        monotonic clock."""
         master = id_from_pb(response.node_id)
         now_us = self.monotonic_us()
         if response.clock_id and now_us - sent_us <= SLOW_US:
@@ -129,7 +131,8 @@ class WallClock:
             self._judge(now_us)
 
     def _judge(self, now_us: int) -> None:
-        """Work out what most clocks say: by the masters that have heard enough clocks, else by the masters' clocks and ours."""
+        """Work out what most clocks say: from the masters that have heard enough clocks, else from the
+        masters' clocks and ours."""
         self._heard = {
             master: heard for master, heard in self._heard.items() if heard.at_us >= now_us - KEPT_US
         }
