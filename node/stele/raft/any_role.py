@@ -55,7 +55,7 @@ def note_persisted(state: RaftState, persist_id: int) -> bool:
     """Note that all Persists up to this one are durable. Returns whether the durable part of the log grew."""
     outbox = state.outbox
     if persist_id > outbox.persist_id:
-        ensure(False, f"raft: Persist {persist_id} was never asked for")
+        ensure(False, f"raft: Persist {persist_id} was never issued")
     state.stalled_until_ms = 0
     if persist_id > outbox.durable_id:
         outbox.durable_id = persist_id
@@ -150,7 +150,7 @@ def ignore_message(role: Acting, sender: ReplicaId, message: Message) -> None:
 
 
 def refuse_old_term(state: RaftState, sender: ReplicaId, request: UpdateRequest) -> None:
-    """Refuse the update of a leader of an older term. The answer tells it the present term."""
+    """Refuse the update of a leader of an older term. The answer carries the present term."""
     refusal = UpdateResponse(
         state.term, False, sent_ms=request.sent_ms, preceding_index=request.preceding.index
     )
@@ -199,7 +199,7 @@ def _answer_vote(
 
 
 def take_vote_response(role: Acting, sender: ReplicaId, response: VoteResponse) -> bool:
-    """Note what every answer to a vote request tells, even a late one.
+    """Note what an answer to a vote request shows, even a late one.
 
     Returns whether it may count as a vote.
     """

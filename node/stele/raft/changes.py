@@ -63,7 +63,8 @@ class Changes:
         if event.cas_opid_index != state.config.opid_index:
             return Refusal(
                 Code.CAS_FAILED,
-                f"configuration {state.config.opid_index} is in force, not {event.cas_opid_index}; read it again",
+                f"configuration {state.config.opid_index} is in force, not {event.cas_opid_index}; read it "
+                f"again",
             )
         return None
 
@@ -79,7 +80,7 @@ class Changes:
             if self._handover.begin_unasked():
                 return Refusal(
                     Code.STEPPING_DOWN,
-                    "the leader itself is to be removed; it hands over first: ask the next leader",
+                    "the leader itself is to be removed and hands over first; ask the next leader",
                 )
             return Refusal(
                 Code.UNSAFE_CHANGE, "the leader itself is to be removed, and no other voter can take over now"
@@ -95,7 +96,7 @@ class Changes:
         return None
 
     def append(self, context: int | None, peers: tuple[Peer, ...], cause: str, why: str) -> None:
-        """Append the configuration; it is in force from now on. `cause` and `why` are told."""
+        """Append the configuration; it is in force from now on. The effects report `cause` and `why`."""
         state = self.state
         index = state.log.last_index + 1
         state.pending.change = PendingChange(context, OpId(state.term, index), cause)
@@ -116,7 +117,7 @@ class Changes:
         state = self.state
         since = state.now_ms - state.options.election_max_ms
         facts: dict[int, PeerFacts] = {
-            # Reachable: a leader whose own sync stalls steps down.
+            # Assumes that a majority can be reached: a leader whose own sync stalls steps down.
             state.self_replica: PeerFacts(state.log.durable_index, True, False, state.has_data)
         }
         for progress in self._peers.progress.values():

@@ -38,7 +38,8 @@ class RaftCore:
         self.options = options
         self.self_replica = self_replica
         self.state = RaftState(options, self_replica, initial, rng, self.parts.log, self.parts.outbox)
-        """What all roles share. An owner reads the properties below; tests and invariants look inside."""
+        """The state that all roles share. An owner reads the properties below; tests and invariants look
+        inside."""
         self.log = self.state.log
         self._roles = Roles(self.state, self.parts, initial.leader_hint)
 
@@ -165,9 +166,9 @@ class RaftCore:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """All that was committed at this time has been handed out; on the owner's clock.
+        """All entries that were committed at this time have been handed out; on the owner's clock.
 
-        None: not known since the start.
+        None: unknown since the start.
         """
         return self._roles.acting.caught_up_ms
 

@@ -39,8 +39,8 @@ class Role(Enum):
 
 @record
 class HardState:
-    """Term and vote, which a replica must never forget (Raft figure 2). `promoted`: its own vote, because an
-    administrator had it stand."""
+    """Term and vote, which a replica must never forget (Raft figure 2). `promoted`: the vote is its own,
+    because an administrator ordered it to stand for election."""
 
     term: int
     voted_for: ReplicaId | None
@@ -189,7 +189,7 @@ class TransferFailed:
 class PeerNeedsCopy:
     """The peer's log ends before this log begins, so the peer needs a copy of the tablet.
 
-    Told again each election timeout, as long as that is so.
+    Repeated each election timeout, as long as that is so.
     """
 
     replica_id: ReplicaId
@@ -222,8 +222,8 @@ class PeerForgot:
     """A peer refuses, in this leader's term, entries that it acknowledged before: it has lost a part of its
     log.
 
-    It may run on an older copy of its volume. It is sent again what it lacks. Until it acknowledges that, its
-    copy counts for nothing.
+    It may run on an older copy of its volume. The leader sends it again what it lacks. Until it acknowledges
+    that, its copy counts for nothing.
     """
 
     replica_id: ReplicaId

@@ -122,9 +122,9 @@ class TransferLeadership:
 
 @record
 class Promote:
-    """An administrator has this replica stand for election at once, whatever the others hear of a leader.
+    """An administrator orders this replica to stand for election at once, even if the others hear a leader.
 
-    It needs the votes of a majority as ever. Ignored by a leader, and by a replica that may not campaign or
+    It still needs the votes of a majority. Ignored by a leader, and by a replica that may not campaign or
     has no rows. `cause`: why, in the words of whoever asks.
     """
 
@@ -186,8 +186,8 @@ class Fitness:
     """Whether this replica's node is fit to lead. A core begins as fit.
 
     An unfit replica takes leadership over only from a witness. It stands for election only after two election
-    time-outs without a leader, as it may have the longest log. If it leads, it leads on until its owner hands
-    over.
+    time-outs without a leader, as it may have the longest log. If it leads, it continues until its owner
+    hands over.
     """
 
     fit: bool

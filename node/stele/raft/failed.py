@@ -1,4 +1,4 @@
-"""A FAILED replica: it abstains, and tells its peers so. It counts for nothing until a new core replaces this
+"""A FAILED replica: it abstains, and its answers say so. It counts for nothing until a new core replaces this
 one.
 
 Invariant: it changes neither term, vote nor log, and never campaigns.
@@ -46,7 +46,7 @@ class Failed:
     def on_vote_request(self, sender: ReplicaId, request: VoteRequest) -> None:
         """Refuse under the sender's term.
 
-        A pre-vote's term does not exist yet; the answer does not make it exist.
+        The term of a pre-vote is only proposed, and the answer does not enter it.
         """
         alive = self.state.leader_alive()
         refusal = VoteResponse(request.term, False, request.pre_vote, request.term, not alive, True)

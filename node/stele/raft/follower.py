@@ -35,15 +35,15 @@ class Follower:
         self.verified_index = 0
         """Up to here the log is known to match the log of this term's leader. Never falls."""
         self.told_commit = 0
-        """The highest commit index that this term's leader has told. Never falls."""
+        """The highest commit index that this term's leader has sent. Never falls."""
         self.pre_vote: Ballot | None = None
         """The pre-vote under way."""
 
     @property
     def caught_up_ms(self) -> int | None:
-        """All that was committed at this time has been handed out; on the owner's clock.
+        """All entries that were committed at this time have been handed out; on the owner's clock.
 
-        None: not known since the start.
+        None: unknown since the start.
         """
         state = self.state
         if state.log.handed_index >= self.told_commit and state.term_committed and state.heard_ms is not None:
@@ -66,7 +66,7 @@ class Follower:
             if not self._follow(sender):
                 return
         elif state.term_leader is None:
-            state.term_leader = sender  # it was named to lead, and now it does
+            state.term_leader = sender  # it was named to lead, and now it leads
         log = state.log
         if log.handed_index >= self.told_commit and state.term_committed:
             state.caught_up_ms = state.heard_ms
@@ -115,7 +115,8 @@ class Follower:
             self.switch.stand(f"replica {sender} hands over", ignore_live_leader=True)
 
     def _may_take_over_from(self, leader: ReplicaId) -> bool:
-        """Whether this replica may take over. A witness may not; an unfit replica may only from a witness.
+        """Whether this replica may take over. A witness may not; an unfit replica may take over only from a
+        witness.
 
         A witness serves no clients, so an unfit leader is no worse.
         """
@@ -187,7 +188,7 @@ class Follower:
         return f"leader {self.state.leader} of term {self.state.term} has {done} it"
 
     def _refuse_gap(self, sender: ReplicaId, request: UpdateRequest) -> None:
-        """Refuse, and tell where the next probe should end: before the conflicting term (Raft §5.3)."""
+        """Refuse, and name where the next probe should end: before the conflicting term (Raft §5.3)."""
         state = self.state
         log = state.log
         at = request.preceding.index

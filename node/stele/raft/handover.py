@@ -21,7 +21,8 @@ from stele.raft.state import RaftState
 from stele.raft.status import PeerState
 
 LAG_BYTES_MAX = 1 << 20
-"""A target that was not yet heard to hold more bytes than this is not caught up. A disk takes them in some 10 ms."""
+"""A target counts as caught up if it is not known to lack more bytes than this. A disk takes them in some 10
+ms."""
 
 
 class Handover:
@@ -154,7 +155,7 @@ class Handover:
         return f"lacks {max(1, self._state.log.last_index - progress.match):,} entries of the log"
 
     def _keeps_up(self, progress: Progress) -> bool:
-        """Whether it was sent all committed entries, and acknowledges what it is sent."""
+        """Whether it was sent all committed entries, and acknowledges what it receives."""
         state = self._state
         stalled = progress.stuck(state.now_ms - state.options.election_min_ms)
         return progress.state is PeerState.REPLICATE and progress.next > state.commit_index and not stalled

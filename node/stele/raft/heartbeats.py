@@ -55,7 +55,7 @@ class Heartbeats:
             del self._peers.progress[gone]
 
     def _look(self, progress: Progress) -> None:
-        """Note whether the peer moves and answers, and send it a heartbeat if one is due."""
+        """Check whether the peer answers and makes progress, and send it a heartbeat if one is due."""
         state, options = self._state, self._state.options
         now = state.now_ms
         progress.note_lag(self._replication.last_for(progress), now)
@@ -76,5 +76,5 @@ class Heartbeats:
             progress.probe_sent = False  # a lost probe is sent again by the turn's end
         else:
             if not replicates and now - progress.moved_ms > options.election_max_ms:
-                self._replication.needs_copy(progress)  # said again, in case nobody could act on it
+                self._replication.needs_copy(progress)  # repeated, in case nobody could act on it before
             self._replication.heartbeat(progress)

@@ -66,12 +66,13 @@ def check(core: RaftCore) -> None:
     )
     ensure(
         log.handed_index <= log.durable_index <= log.issued_index <= log.last_index,
-        f"log marks out of order: handed {log.handed_index}, durable {log.durable_index}, issued {log.issued_index}",
+        f"log marks out of order: handed {log.handed_index}, durable {log.durable_index}, issued "
+        f"{log.issued_index}",
     )
     ensure(log.last_term <= core.term, f"entry of term {log.last_term} in a log at term {core.term}")
     if core.role is Role.LEADER:
         me = core.config.peer(core.self_replica)
-        ensure(me is not None and me.votes, "the leader is no voter of its configuration")
+        ensure(me is not None and me.votes, "the leader is not a voter of its configuration")
         ensure(not core.failed, "a FAILED replica leads")
         ensure(
             core.voted_for == core.self_replica, f"the leader of term {core.term} voted for {core.voted_for}"
@@ -97,8 +98,11 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
     times += [ms for ms in (peer.heard_ms, peer.behind_since_ms) if ms is not None]
     return (
         (0 <= peer.match < peer.next <= last + 1, f"match {peer.match}, next {peer.next}, log to {last}"),
-        (not peer.probe_sent or peer.state is PeerState.PROBE, f"a probe is out in {peer.state.value}"),
-        (replicates or not ends, f"messages are in flight in {peer.state.value}"),
+        (
+            not peer.probe_sent or peer.state is PeerState.PROBE,
+            f"a probe is under way in state {peer.state.value}",
+        ),
+        (replicates or not ends, f"messages are in flight in state {peer.state.value}"),
         (
             all(a < b for a, b in zip([peer.match, *ends], [*ends, peer.next], strict=True)),
             f"in flight up to {ends}, match {peer.match}, next {peer.next}",
@@ -109,7 +113,8 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
         ),
         (
             peer.inflight_bytes - newest < peer.window_bytes,
-            f"{peer.inflight_bytes} bytes are in flight, {newest} of them in the newest message; window {peer.window_bytes}",
+            f"{peer.inflight_bytes} bytes are in flight, {newest} of them in the newest message; window "
+            f"{peer.window_bytes}",
         ),
         (1 <= peer.window_bytes <= peer.window_bytes_max, f"a window of {peer.window_bytes} bytes"),
         (max(times) <= now, f"a time of {max(times)} ms lies in the future of {now} ms"),
@@ -204,7 +209,8 @@ def _check_matching(one: RaftCore, two: RaftCore) -> None:
     floor = min(one.commit_index, two.commit_index)
     ensure(
         meet >= min(floor, high) or (meet < low and floor <= low),
-        f"replicas {one.self_replica} and {two.self_replica} both committed up to {floor} but agree only up to {meet}",
+        f"replicas {one.self_replica} and {two.self_replica} both committed up to {floor} but agree only up "
+        f"to {meet}",
     )
     low = max(low + 1, one.log.tail_first, two.log.tail_first)
     first, second = one.log.tail(), two.log.tail()

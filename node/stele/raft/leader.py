@@ -99,7 +99,8 @@ class Leader:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """As `Follower.caught_up_ms`. Nobody can have replaced this leader before an election timeout ago."""
+        """As `Follower.caught_up_ms`. Nobody can have replaced this leader earlier than one election timeout
+        ago."""
         state = self.state
         return state.now_ms - state.options.election_max_ms if state.term_committed else None
 
@@ -182,8 +183,8 @@ class Leader:
         if progress is None:
             return
         if not (response.success or response.failed or response.conflict_index):
-            # It refused a message of an older term, which this replica led, too. `preceding_index` is of the
-            # log at that time, which may have been longer.
+            # It refused a message of an older term, in which this replica led, too. `preceding_index` refers
+            # to the log of that time, which may have been longer.
             return
         last_index = state.log.last_index
         if response.preceding_index > last_index or (
@@ -236,7 +237,8 @@ class Leader:
 
     def _forgot(self, progress: Progress, response: UpdateResponse) -> None:
         why = (
-            f"it acknowledged entries up to {progress.match}, and refuses what follows {response.preceding_index}: its log "
+            f"it acknowledged entries up to {progress.match}, and refuses what follows "
+            f"{response.preceding_index}: its log "
             f"ends at {response.last_received}"
         )
         self.state.outbox.others.append(PeerForgot(progress.replica_id, self.state.because(why)))
@@ -264,7 +266,7 @@ class Leader:
         """A vote came after the election: only its term counts."""
         take_vote_response(self, sender, response)
 
-    # What the owner tells
+    # What the owner reports
 
     def on_persisted(self, event: Persisted) -> None:
         """More of this leader's own copy is durable, and counts."""
@@ -339,7 +341,8 @@ class Leader:
         return self.state.log.durable_index
 
     def may_commit(self, index: int) -> bool:
-        """Whether copies of this entry count: only in this leader's own term (Raft §5.4.2, figure 8)."""
+        """Whether copies of this entry count: only for an entry of this leader's own term (Raft §5.4.2,
+        figure 8)."""
         return self.state.log.term_at(index) == self.state.term
 
     # Time

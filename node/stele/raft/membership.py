@@ -59,7 +59,7 @@ def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, .
         return _well_formed(peer) or (*config.peers, peer)
     if present is None:
         return Refusal(
-            Code.NOT_FOUND, f"replica {peer.replica_id} is no peer of configuration {config.opid_index}"
+            Code.NOT_FOUND, f"replica {peer.replica_id} is not a peer of configuration {config.opid_index}"
         )
     if change.change_type is ChangeType.REMOVE:
         return tuple(p for p in config.peers if p is not present)
@@ -126,13 +126,14 @@ def _unready_voter(
         if known.failed:
             return Refusal(
                 Code.UNSAFE_CHANGE,
-                f"replica {peer.replica_id} is FAILED: copy it anew, it must not vote again",
+                f"replica {peer.replica_id} is FAILED and must not vote again; copy it under a new "
+                f"replica_id",
             )
         if old is None or not known.reachable:
             return Refusal(
                 Code.UNSAFE_CHANGE,
-                f"replica {peer.replica_id} does not answer this leader; add it as a NON_VOTER with promote, it becomes "
-                "a voter once it answers and has caught up",
+                f"replica {peer.replica_id} does not answer this leader; add it as a NON_VOTER with promote, "
+                f"and it becomes a voter once it answers and has caught up",
             )
         if not known.has_data:
             return Refusal(
@@ -159,14 +160,15 @@ def _unreachable_majority(
     if stuck:
         return Refusal(
             Code.UNSAFE_CHANGE,
-            f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached and keep up (an added "
-            f"one not counted), {majority} are needed; replica {', '.join(stuck)} answers and acknowledges nothing of "
-            "what it lacks: its disk may hang, or it needs a copy; wait, or restart its node",
+            f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached and keep up "
+            f"(an added one not counted), but {majority} are needed; replica {', '.join(stuck)} answers but "
+            f"acknowledges no entry that it lacks: its disk may hang, or it needs a copy; wait, or restart "
+            f"its node",
         )
     return Refusal(
         Code.UNSAFE_CHANGE,
-        f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (an added one not "
-        f"counted), {majority} are needed; first remove or demote the dead voters",
+        f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (an added one "
+        f"not counted), but {majority} are needed; first remove or demote the dead voters",
     )
 
 
@@ -184,7 +186,8 @@ def _witness_start(
         if start.index > commit_index or term_at(start.index) != start.term:
             return Refusal(
                 Code.UNSAFE_CHANGE,
-                f"witness_start {start} is no committed entry of the leader's log (committed up to {commit_index})",
+                f"witness_start {start} is no committed entry of the leader's log (committed up to "
+                f"{commit_index})",
             )
         for other in voters:
             known = facts.get(other.replica_id, _UNKNOWN)
@@ -193,7 +196,8 @@ def _witness_start(
             if other.member_type is MemberType.VOTER and catches_up and known.match_index < start.index:
                 return Refusal(
                     Code.UNSAFE_CHANGE,
-                    f"replica {other.replica_id} holds the log up to {known.match_index} only, below witness_start {start}",
+                    f"replica {other.replica_id} holds the log only up to {known.match_index}, below "
+                    f"witness_start {start}",
                 )
     return None
 
@@ -212,7 +216,8 @@ def _witness_majority(voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]) 
     if len(starts) + len(lacking) >= majority:
         return Refusal(
             Code.UNSAFE_CHANGE,
-            f"{len(starts)} witnesses and {len(lacking)} voters that lack a witness's start could be a majority of "
+            f"{len(starts)} witnesses and {len(lacking)} voters that lack a witness's start could be a "
+            f"majority of "
             f"{len(voters)} without the rows; promote a witness or wait first",
         )
     return None

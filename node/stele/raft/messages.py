@@ -97,7 +97,7 @@ class VoteResponse:
 class TimeoutNow:
     """The leader of `term` asks the receiver to campaign at once (dissertation 3.10).
 
-    `cause`: why the leader was asked to hand over; empty: not told.
+    `cause`: why the leader was asked to hand over; empty if unknown.
     """
 
     term: int

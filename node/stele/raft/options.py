@@ -19,8 +19,8 @@ class RaftOptions:
       entry goes alone); `probe_bytes_max` a message to a peer whose log is not known yet.
     - `tail_bytes_max` bounds the handed-out entries in memory; `uncommitted_bytes_max` the others. Beyond
       that, proposals are THROTTLED.
-    - `unreached_ms`: the owner is told of a peer that has not answered its leader for so long. Nothing else
-      follows.
+    - `unreached_ms`: the owner gets an effect for a peer that has not answered its leader for this long.
+      Nothing else follows.
     """
 
     heartbeat_ms: int = 75

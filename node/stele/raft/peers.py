@@ -52,9 +52,9 @@ class Peers:
                 progress.departing_until_ms = None
             elif progress.departing_until_ms is None:
                 progress.departing_until_ms = now + 2 * state.options.election_max_ms
-            # A voter that loses its vote is sent the change only once that is committed. If it got it before,
-            # it could hold the longest log, with which it may not campaign, while the others still need its
-            # vote: nobody could lead.
+            # A voter that loses its vote gets the change only once that is committed. Otherwise it could hold
+            # the longest log, while it may not campaign and the others still need its vote. Then nobody could
+            # lead.
             was = before.peer(progress.replica_id)
             leaving = was is not None and was.votes and (now_is is None or not now_is.votes)
             progress.hold_from = pending_index if leaving else None
@@ -64,14 +64,14 @@ class Peers:
             )
 
     def tell_sound(self, progress: Progress, sound: bool) -> None:
-        """Tell the owner that a peer says it is FAILED, or that it answers as a sound replica again."""
+        """Report to the owner that a peer says it is FAILED, or that it answers as a sound replica again."""
         progress.failed = not sound
         self.recount = True  # its copy counts again, also where it acknowledges nothing new
         why = "it answers as a sound replica" if sound else "it says that it is FAILED"
         self._state.outbox.others.append(PeerSound(progress.replica_id, sound, self._state.because(why)))
 
     def tell_reached(self, progress: Progress, reached: bool, why: str) -> None:
-        """Tell the owner that a peer does not answer, or does again."""
+        """Report to the owner that a peer does not answer, or answers again."""
         progress.unreached = not reached
         self._state.outbox.others.append(PeerReached(progress.replica_id, reached, self._state.because(why)))
 

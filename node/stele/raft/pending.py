@@ -79,7 +79,7 @@ class Pending:
         if change is not None and change.opid.index >= from_index:
             self.change = None
             if change.context is not None:
-                message = f"the entry {change.opid} of this change lost to another leader's; ask that one"
+                message = f"the entry {change.opid} of this change was replaced by another leader's; ask that leader"
                 self._outbox.others.append(ChangeRefused(change.context, Code.NOT_LEADER, message))
 
     def leader_known(self, leader: ReplicaId) -> None:
@@ -103,7 +103,7 @@ class Pending:
     def end_transfer(self, code: Code | None, message: str) -> None:
         """End the transfer, if there is one, and answer its caller.
 
-        `code`: why it failed; None: the target leads.
+        `code`: why it failed; None if the target leads.
         """
         transfer, self.transfer = self.transfer, None
         if transfer is not None and transfer.context is not None:

@@ -1,5 +1,5 @@
-"""The port to a log, which the owner implements; how a Persist becomes calls on it, and what its records
-amount to.
+"""The port to a log, which the owner implements; how a Persist becomes calls on it, and how its records
+become a state.
 
 `stele.wal` and the simulator implement LogPort; tests/raft/log_port_contract.py tests both. This file does no
 I/O.
@@ -107,7 +107,8 @@ class LogPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """What a log's records amount to. `start` is OPID_NONE and `config` None if the log never had a snapshot.
+    """The state that a log's records give. `start` is OPID_NONE and `config` None if the log never had a
+    snapshot.
 
     The entries that are `skipped` are between `start` and `entries`.
     """
@@ -163,7 +164,7 @@ def fold_records(records: Iterable[LogRecord]) -> LoadedLog:
                 after = opid.index
                 entries = [e for e in entries if e.index > opid.index]
             case SkippedRecord():
-                ensure(not entries, "log: entries are skipped behind others that are given")
+                ensure(not entries, "log: a SkippedRecord follows entries; expected it before all entries")
                 skipped = record
                 after = record.terms[-1].index
             case EntryRecord(entry):

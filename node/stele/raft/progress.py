@@ -65,11 +65,12 @@ class Progress:
         """The sum of the bytes in `inflight`. Without the newest message it is below `window_bytes`."""
         self.window_bytes_max = window_bytes_max
         self.window_bytes = window_bytes_max
-        """Entries are sent while fewer bytes are in flight. 1 to `window_bytes_max`; acknowledgements raise it."""
+        """Entries are sent while fewer bytes than this are in flight. From 1 to `window_bytes_max`;
+        acknowledgements raise it."""
         self.base_ms = now_ms
-        """When the leader began to ask it.
+        """When the leader first expected an answer.
 
-        Its silence counts from here until its first answer. Never changes.
+        The peer's silence counts from here until its first answer. Never changes.
         """
         self.heard_ms: int | None = None
         """When it last answered: never before `base_ms`, never falls. None before the first answer."""
@@ -87,7 +88,7 @@ class Progress:
         self.failed = False
         """Its last answer said that it is FAILED. Its copy counts for nothing, and it is sent no entries."""
         self.unreached = False
-        """The owner was told that it does not answer, and no answer has come since."""
+        """Whether the owner knows that the peer does not answer. False after its next answer."""
         self.has_data = False
         """Its last answer said that it holds the rows."""
         self.reading = 0

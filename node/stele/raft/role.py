@@ -15,7 +15,7 @@ from stele.raft.state import RaftState
 
 
 class Switch(Protocol):
-    """Changes of role. `why` is told in the cause of RoleChanged."""
+    """Changes of role. The cause of RoleChanged contains `why`."""
 
     def start(self, now_ms: int) -> None:
         """Begin in the role that the configuration gives.
@@ -54,4 +54,4 @@ class Acting(Protocol):
 
     @property
     def switch(self) -> Switch:
-        """By which this role asks for another one."""
+        """The Switch by which this role asks for another one."""

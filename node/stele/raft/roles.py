@@ -78,7 +78,7 @@ class Roles:
         self._handlers = handlers
         self.leader = (
             role if isinstance(role, Leader) else None
-        )  # the same, where the type is asked for each turn
+        )  # the same, with the type looked up for each turn
 
     # Switch
 
@@ -139,9 +139,10 @@ class Roles:
         leader.begin(why)
 
     def fail(self, reason: str) -> None:
-        """As `Switch.fail`. A leader also asks a successor to stand for election.
+        """As `Switch.fail`. A leader also asks a successor to stand for election, because its silence may go
+        unnoticed.
 
-        Its silence may go unnoticed: in a group at rest the peers listen to its node, which is alive.
+        In a group at rest the peers listen to its node, which is alive.
         """
         state, was = self.state, self.acting
         state.failed = True

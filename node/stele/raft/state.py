@@ -185,8 +185,8 @@ class RaftState:
     def term_committed(self) -> bool:
         """Whether a leader is known, and an entry of its term is known committed.
 
-        Terms in a log never fall, so the last committed entry tells. In term 0 nobody leads: `leader` is the
-        replica that is named to lead (`leader_hint`).
+        Terms in a log never fall, so the term of the last committed entry decides. In term 0 nobody leads:
+        `leader` is the replica that is named to lead (`leader_hint`).
         """
         return self.term > 0 and self.leader is not None and self.log.term_at(self.commit_index) == self.term
 
@@ -251,7 +251,7 @@ class RaftState:
     # Messages
 
     def ignore(self, sender: ReplicaId, why: str) -> None:
-        """Tell the owner of a message that no sound replica sends."""
+        """Report to the owner a message that no sound replica sends."""
         self.outbox.others.append(MessageIgnored(sender, self.because(why)))
 
     # Causes

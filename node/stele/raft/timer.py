@@ -23,7 +23,7 @@ class ElectionTimer:
         self.due_ms = NEVER_MS
         """When to campaign; NEVER_MS for a leader, and for a replica that may not campaign."""
         self.patience_ms = 0
-        """The time-out drawn last: a replica campaigns so long after it last heard its leader."""
+        """The time-out drawn last: how long after it last heard its leader a replica campaigns."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
         """Draw a time-out that begins now.

@@ -35,7 +35,7 @@ _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """System call numbers of io_setup, io_destroy, io_getevents and io_submit, by machine. The kernel never
 changes them."""
 SWITCH = "STELE_KERNEL_AIO"
-"""Environment variable; the value "off" turns kernel AIO off, for a kernel or sandbox where it does not
+"""Environment variable. The value "off" turns kernel AIO off, for a kernel or sandbox where it does not
 work."""
 _OFF = frozenset(("off", "0", "no", "false"))
 _FDSYNC = 3

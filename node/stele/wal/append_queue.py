@@ -158,7 +158,7 @@ class AppendQueue:
             return
         self.pass_writer(old, Writer.NOBODY)
         if self.items and not self._deferred:
-            # Not at once: the callbacks that run now append too, and one sync then serves all.
+            # Not at once: the callbacks that run now append too. So one sync serves all of them.
             assert self._loop is not None
             self._deferred = True
             self._loop.call_soon(self._end_of_turn)
@@ -169,7 +169,7 @@ class AppendQueue:
         if self._loop_writer is None or self._loop is None or self.closing or not self._loop_writer.takes():
             return False
         try:
-            # Scheduled behind what was dispatched, so that callbacks keep their order.
+            # Scheduled after what was dispatched, so that callbacks keep their order.
             self._loop.call_soon_threadsafe(self._end_of_turn)
         except RuntimeError:  # the loop has closed
             return False

@@ -58,7 +58,7 @@ entries."""
 
 
 class _Group:
-    """Records that will form one group, and what the index must learn of them."""
+    """Records that will form one group, and what the index needs to know of them."""
 
     __slots__ = ("count", "index", "pieces", "size")
 

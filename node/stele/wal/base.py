@@ -73,9 +73,11 @@ class LogBase:
 
     @property
     def under_way(self) -> tuple[int, int] | None:
-        """None if nothing is queued, being written or being synced; otherwise (batches, syncs) ended so far.
+        """None if nothing is queued, being written or being synced.
 
-        The same answer twice means that the disk made no progress in between. Never waits."""
+        Otherwise (batches, syncs) ended so far: the same answer twice means that the disk made no progress in
+        between. Never waits.
+        """
         if self.append_queue.writer is Writer.NOBODY and not self.append_queue.items:
             return None
         return self.stats.batches, self.stats.syncs
@@ -159,7 +161,9 @@ class LogBase:
             try:
                 ready = self.pool.make(sequence + 1)
             except OSError as exc:
-                _log.warning("cannot prepare the next segment; appends go on in the full one", error=str(exc))
+                _log.warning(
+                    "cannot prepare the next segment; appends continue in the full one", error=str(exc)
+                )
         return ready
 
     def segment_opened(self, ready: Ready, before: ActiveSegment) -> None:
@@ -187,8 +191,8 @@ class LogBase:
         bytes_kept, files_kept = self.options.low_space_bytes, self.options.low_space_files
         self.low_space = free < bytes_kept or (files is not None and files < files_kept)
         # A Raft core cannot take an entry back: one that is refused here delays the votes behind it. So the
-        # owner is told to stop writes long before. A new leader's first entry, which reads wait for, must not
-        # need space.
+        # owner gets the signal to stop writes long before. A new leader's first entry, which reads wait for,
+        # must not need space.
         self.no_space = free < bytes_kept // 2 or (files is not None and files < files_kept // 2)
 
     def fail(self, error: Exception) -> None:

@@ -50,7 +50,7 @@ class Keeper:
             except OSError as exc:
                 if not self._failing:
                     _log.warning(
-                        "cannot prepare the next segment; appends go on in the full one", error=str(exc)
+                        "cannot prepare the next segment; appends continue in the full one", error=str(exc)
                     )
                 self._failing = True
             self._wake.wait(self._log.options.keeper_interval_ms / 1000)

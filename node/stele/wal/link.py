@@ -115,7 +115,7 @@ def _only_prepared(scans: list[Scan], at: int, metadata: Metadata | None) -> boo
     """Whether the segment before is whole and not closed. A segment is closed before the next one gets its
     first group.
 
-    False also where this is unknown: the segment before has damage, or may be kept as evidence of earlier
+    Also False where this is unknown: the segment before has damage, or may be kept as evidence of earlier
     damage."""
     if not at or (metadata is not None and evidence_end(metadata.streams)):
         return False

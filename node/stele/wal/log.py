@@ -186,7 +186,7 @@ class Log(LogBase):
 
     @property
     def synced_place(self) -> int:
-        """A place (see `stele.wal.state.place`) up to which the log survives power loss. It only rises.
+        """The place (see `stele.wal.state.place`) up to which the log survives power loss. It only rises.
 
         The next open finds the log's end there or later (`recovery.found`). An earlier end means that the
         directory was replaced by an older copy."""

@@ -25,15 +25,15 @@ LOOP_BYTES_MAX = 64 << 10
 """The most bytes that the loop's thread packs and copies at once. That takes well below a millisecond; a
 callback may hold the loop for 5 ms."""
 SLOW_WRITE_S = 0.005
-"""A write to the page cache that takes longer than this waited for the disk: dirty pages, a read or the
-journal."""
+"""A write to the page cache that takes longer than this had to wait for the disk: for dirty pages, a read or
+the journal."""
 PAUSE_PER_WRITE = 100
 """After a slow write the thread takes over for this many times the write's duration. So a disk that blocks
 writers holds the loop for at most a hundredth of the time."""
 
 SLOW_SYNC_S = 0.1
-"""A sync that takes longer than this, until the loop hears of its end, means an overloaded disk or a loop
-that was held. In both cases the loop should not write."""
+"""A sync whose end reaches the loop later than this means an overloaded disk or a loop that was blocked. In
+both cases the loop should not write."""
 PAUSE_PER_SYNC = 10
 _PAUSE_MAX_S = 30.0
 """After a slow sync the thread takes over for this many times the sync's duration, at most half a minute."""

@@ -1,9 +1,10 @@
 """Segments set aside because they may hold records of a damaged stream. Owned by base.py.
 
 Recovery and collection put them here. No start reads them: a damaged stream stays FAILED until it is
-tombstoned or forgotten. They are kept for a human who wants to look, or to save rows by hand if no other
-replica is left. They go when no stream is FAILED any more. Invariant: nothing here is part of the log. Only
-segments from before the damage was found come here, so they take no more space than the log did then.
+tombstoned or forgotten. They are kept for an administrator who wants to inspect them, or to save rows by hand
+if no other replica is left. They are removed when no stream is FAILED any more. Invariant: nothing here is
+part of the log. Only segments from before the damage was found come here, so they take no more space than the
+log did then.
 """
 
 from __future__ import annotations

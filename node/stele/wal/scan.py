@@ -46,7 +46,7 @@ class Behind(Enum):
     """What is known of the bytes behind a place without a whole group."""
 
     NOTHING = "nothing"
-    UNSYNCED = "whole groups that say only earlier bytes were synced"
+    UNSYNCED = "whole groups that show only earlier bytes as synced"
     SYNCED = "proof that more than this was synced"
 
 
@@ -159,7 +159,8 @@ def scan_segment(content: Content, sequence: int, path: Path) -> Scan:
             if last is None or (group.prev_segment_id, group.prev_crc) == (segment_id, last.crc):
                 if not GroupKind.RECORDS <= group.kind <= GroupKind.FOOTER:
                     raise Rejected(
-                        f"{path}: the group at {offset} is of unknown kind {group.kind}; upgrade this program",
+                        f"{path}: the group at {offset} is of unknown kind {group.kind}; upgrade this "
+                        f"program",
                         code=Code.UNSUPPORTED_VERSION,
                     )
                 scan.groups.append(group)

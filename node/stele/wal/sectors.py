@@ -15,7 +15,8 @@ from stele.wal.files import File
 PAGE_BYTES = 4096
 """The page cache reads whole pages, so one bad sector makes its whole page unreadable."""
 UNREADABLE_BYTES_MAX = 64 * PAGE_BYTES
-"""Per file. A disk that fails more than this does not have bad sectors: it is away or dying."""
+"""The most unreadable bytes per file. A disk that loses more does not just have bad sectors: it is gone or
+failing."""
 
 _SOME_BYTES = 1 << 20
 _BAD_SECTOR = frozenset({errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN})

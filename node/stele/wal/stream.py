@@ -78,7 +78,7 @@ class StreamLog:
 
     @property
     def under_way(self) -> tuple[int, int] | None:
-        """See Log.under_way. It speaks of the whole log, which all streams share."""
+        """See Log.under_way. It concerns the whole log, which all streams share."""
         return self._log.under_way
 
     @property
@@ -312,7 +312,8 @@ class StreamLog:
         """Keep entries from `index` on. Replaces an anchor of that name. Past its bound it is dropped and
         reported.
 
-        With `gives_way` it is also dropped when the disk lacks space: whoever needs it can be copied."""
+        With `gives_way` it is also dropped when the disk lacks space: the peer that needs it can be
+        copied."""
         with self._log.lock:
             self._state.anchors[name] = Anchor(index, gives_way)
 
