@@ -227,7 +227,7 @@ FIVE = configuration(5).peers
 CASES = [
     # before; what is added, or changed in place; who is otherwise than FACTS; why it is refused
     ("a witness", FIVE[:3], peer(4, WITNESS, start=6), {}, ""),
-    ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log up to 4 only"),
+    ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log only up to 4"),
     ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, False, False, True)}, ""),
     ("one that answers and needs a copy", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(0, True, False, True, stuck=True)}, ""),
     ("one that answers and has FAILED", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, True, True, True)}, ""),

@@ -11,7 +11,7 @@ from stele.driver.situation import Situation
 
 
 def heal_cause(node_id: str, epoch: int) -> str:
-    """The cause of what is done because of a node: it is lost, drains, or holds a replica that FAILED."""
+    """The cause of the steps for one node: it is lost, drains, or holds a replica that FAILED."""
     return f"heal/{node_id[:8]}-{epoch}"
 
 
@@ -27,6 +27,4 @@ def cause_of(s: Situation, epoch: int) -> str:
     at_fault = s.at_fault
     if at_fault is not None:
         return heal_cause(at_fault.peer.node_id, epoch)
-    return (
-        f"tablet/{s.tablet.tablet_id[:8]}-{epoch}"  # no member is at fault: more or fewer replicas are wanted
-    )
+    return f"tablet/{s.tablet.tablet_id[:8]}-{epoch}"  # the number of wanted replicas changed

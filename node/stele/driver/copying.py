@@ -74,7 +74,7 @@ class Copying:
         if not why:
             return ""
         if intent.moves:
-            return why  # nothing is lost: its source stays
+            return why  # nothing is lost: the source of the move stays
         other = choose_target(s, self._view, self._policy, self._load)
         return why if other is not None and other.node_id not in self._trials.avoid else ""
 
@@ -98,4 +98,4 @@ class Copying:
         if times < TRIES or not (failed(copy) or receives_bytes(copy)):
             return ""
         error = f" ({copy.error})" if copy.error else ""
-        return f"the copy to node {intent.target_node[:8]} failed or stood still {times} times{error}"
+        return f"the copy to node {intent.target_node[:8]} failed or stalled {times} times{error}"

@@ -1,7 +1,8 @@
 """Carries plans out: claim, observe, plan, order, report. Used by `stele driver run` and by the operator.
 
-Owns the claim, its renewal, and recent errors. All else comes at each pass from the masters' view, of which
-keeping.py fetches what changed. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has refused.
+Owns the claim, its renewal, and recent errors. Each pass takes all else from the masters' view; keeping.py
+fetches the changes. Safe to interrupt anywhere. Invariant: no order is given under an epoch that a master has
+refused.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Executor:
     async def observe(self, policy: Policy) -> ClusterView:
         """The masters' view, with fresh reports from the nodes of tablets that change or must change.
 
-        Fresh reports also tell the present size of a tablet, which a new replica needs and nodes report only
+        Fresh reports also hold the present size of a tablet. A new replica needs it, and nodes report it only
         when asked.
         """
         view = (await self._keeper.renew(pages_of(self.masters, self._holder))).view
@@ -221,7 +222,7 @@ class Executor:
 
 
 def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
-    """By node: the tablets that matter now and of which the node knows more than the masters."""
+    """By node: the tablets that matter now and that the node knows more about than the masters."""
     wanted: dict[str, list[TabletId]] = {}
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     for tablet in view.tablets:

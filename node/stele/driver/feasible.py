@@ -1,8 +1,8 @@
 """Says beforehand whether nodes can be drained or parked, and why not. Used by the command line and the
 operator; pure.
 
-It asks the planner's own choice of targets, so it refuses what would end in Blocked. It promises nothing: the
-cluster may change meanwhile. Safety does not depend on it.
+It asks the planner's own choice of targets, so it refuses what would end in Blocked. This is no promise,
+because the cluster may change meanwhile. Safety does not depend on it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMED_MAX = 3
 
 @dataclass(slots=True)
 class _Kind:
-    """The tablets with one fault: how many, and the first few."""
+    """The tablets with one fault: their number, and the first few."""
 
     count: int = 0
     named: list[str] = field(default_factory=list)
@@ -46,9 +46,10 @@ def _name(tablet: TabletView) -> str:
 
 
 def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) -> tuple[str, ...]:
-    """Why these nodes cannot all be drained, a sentence for each cause, with what would help; empty: they can.
+    """Why these nodes cannot all be drained: a sentence for each cause, with what would help. Empty if they
+    can.
 
-    Nodes that drain already are not asked for again, but they take nothing.
+    Nodes that drain already do not count as new, but they take no replicas.
     """
     nodes = tuple(_away(n) if n.node_id in leaving else n for n in view.nodes)
     after = replace(view, nodes=nodes)
@@ -85,32 +86,35 @@ def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> st
     left = {n.host for n in after.nodes if n.role == role and n.takes_replicas and not is_dead(n, policy)}
     lower = "" if role == "master" else ", or lower the replication factor"
     return (
-        f"{kind.words}: {factor} {'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and "
-        f"{len(left)} {'machine' if len(left) == 1 else 'machines'} with a {role} in service would be left; add a {role} on "
+        f"{kind.words}: {factor} "
+        f"{'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and "
+        f"{len(left)} {'machine' if len(left) == 1 else 'machines'} with a {role} in service would be left; "
+        f"add a {role} on "
         f"another machine{lower}"
     )
 
 
 def _no_room(room: dict[str, _Kind]) -> tuple[str, ...]:
     return tuple(
-        f"{kind.words}: no {role} in service on another machine has room for it; enlarge the volumes or add a {role}"
+        f"{kind.words}: no {role} in service on another machine has room for it; enlarge the volumes or add "
+        f"a {role}"
         for role, kind in sorted(room.items())
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """What happens while nodes are away. `faults`: why they must not be, a sentence for each cause.
-    `notes`: what stops meanwhile and cannot be helped, because it has a single replica."""
+    """The effects of nodes being away. `faults`: why they must not be, a sentence for each cause. `notes`:
+    what stops meanwhile and cannot be avoided, because it has a single replica."""
 
     faults: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def absence(view: ClusterView, policy: Policy, away: Collection[str]) -> Absence:
-    """What happens while these nodes are away, beside those that are parked already.
+    """The effects when these nodes are away, beside those that are parked already.
 
-    A node that is silent already is away whatever is asked for, so it is no fault.
+    A node that is silent is away in any case, so it is no fault.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     stopped, single = _Kind(), _Kind()
@@ -126,8 +130,8 @@ def absence(view: ClusterView, policy: Policy, away: Collection[str]) -> Absence
             continue
         (single if tablet.replication_factor == 1 else stopped).add(tablet)
     faults = (
-        f"{stopped.words}: too few voters would be left to read or write; wait until what is away or parked is back, or "
-        "until the tablets are healed (`stele ksck`)"
+        f"{stopped.words}: too few voters would be left to read or write; wait until the nodes that are away or "
+        f"parked are back, or until the tablets are healed (`stele ksck`)"
     )
     notes = f"{single.words}: cannot be read or written meanwhile, because the replication factor is 1"
     return Absence((faults,) if stopped.count else (), (notes,) if single.count else ())

@@ -1,6 +1,7 @@
-"""Foretells what the loss of nodes would cost: the planner itself, fed with a view in which they are silent. Pure.
+"""Forecasts what the loss of nodes would cost. It runs the planner itself on a view in which they are silent.
+Pure.
 
-Used by `stele plan`. Invariant: every copy that is foretold is one that the planner would begin.
+Used by `stele plan`. Invariant: every copy in the forecast is one that the planner would begin.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stele.model.ids import NodeId, ReplicaId, TabletId
 
 _SILENT_MS = 1 << 50
 _ALL_AT_ONCE = 1 << 30
-"""Copies at once: the forecast is of all of them. How many run at a time only counts for their duration."""
+"""Copies at once. The forecast covers all copies; how many run at a time changes only their duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """A tablet and what is the matter with it, in words."""
+    """A tablet and what is wrong with it, as text."""
 
     tablet_id: TabletId
     table_name: str
@@ -47,7 +48,7 @@ class Affected:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What follows from the loss.
+    """The effects of the loss.
 
     `leaders`: tablets that elect another leader. `stopped`: tablets without a majority, which serve nothing until
     a node returns or an administrator acts. `at_risk`: tablets that serve, but could lose no more voter until
@@ -73,7 +74,7 @@ class Forecast:
 
     @property
     def harmless(self) -> bool:
-        """Whether every tablet serves on and is whole again by itself."""
+        """Whether every tablet keeps serving and becomes whole again on its own."""
         return not (self.stopped or self.unhealed or self.healing_stops)
 
 
@@ -221,7 +222,8 @@ def _affected(s: Situation, reason: str) -> Affected:
 
 
 def _duration_s(sizes: list[int], policy: Policy) -> float | None:
-    """At least this long: the rate of all copies together bounds their sum, that of one bounds the largest."""
+    """The least time that all copies take: the rate of all copies together bounds their sum, that of one
+    bounds the largest."""
     if not policy.bytes_per_second:
         return None
     rate = policy.bytes_per_second
@@ -234,7 +236,8 @@ def _too_many(view: ClusterView, policy: Policy, lost: Collection[str]) -> str:
         gone = sum(n.node_id in lost and n.node_id in named for n in view.nodes)
         if gone > policy.max_lost_nodes:
             return (
-                f"{gone} {role}s would be silent at once, more than maxLostNodes ({policy.max_lost_nodes}): nothing is "
+                f"{gone} {role}s would be silent at once, more than maxLostNodes ({policy.max_lost_nodes}): "
+                f"nothing is "
                 "healed until some return or the limit is raised"
             )
     return ""

@@ -1,6 +1,6 @@
 """Steps of a joining replica: its copy, its turn to copy, its promotion. Called by planner; pure.
 
-Invariant: a witness is told to fetch its rows only when it has a slot.
+Invariant: a witness gets the order to fetch its rows only when it has a slot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Joining:
         self.turn = f"one of the {policy.max_copies} copies that may run at once"
 
     def start_copy(self, s: Situation, intent: Intent, report: ReplicaView | None) -> Step:
-        """Have the intent's target start, or restart, its copy."""
+        """Order the intent's target to start, or restart, its copy."""
         source = self._copying.source(s, intent.replica_id)
         reason = f"node {intent.target_node[:8]} gets the new replica {intent.replica_id}"
         if report is not None and report.copy is not None:
@@ -48,7 +48,7 @@ class Joining:
             source,
             intent.witness,
             intent.witness_start,
-            # Its vote is needed first, and that needs no rows.
+            # Its vote is needed first, and a vote needs no rows.
             log_only=intent.witness and not (fetches_rows(report) or self._slots.begin()),
         )
 
@@ -75,7 +75,9 @@ class Joining:
             if self._trials.is_late(s.tablet.tablet_id, peer.replica_id):
                 why = "it does not keep up with its leader, or too few voters answer"
                 return blocked(
-                    s, "NotPromoted", f"{m.name} has its data but is not a voter after minutes: {why}"
+                    s,
+                    "NotPromoted",
+                    f"{m.name} has its data, but after some minutes it is still no voter: {why}",
                 )
             reason = f"{m.name} has its data; the leader promotes it once it has caught up"
             return WaitPromotion(*at(s, reason), peer.replica_id, peer.node_id)

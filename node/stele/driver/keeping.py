@@ -91,7 +91,7 @@ class Units(Generic[T, U, V]):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The newest view. `last`: the last page of it, with the nodes, the claim and the policy as they were told.
+    """The newest view. `last`: its last page, with the nodes, the claim and the policy as received.
     `tables`: by id. `anew`: whether everything was fetched again; `touched`: else, the tablets that were."""
 
     view: ClusterView
@@ -123,7 +123,8 @@ class ViewKeeper:
             anew, touched = False, set[str]()
             for _ in range(PAGES_MAX):
                 page = await pages(self._units.place)
-                # A page has hundreds of tablets. The loop may have to renew a Lease.
+                # A page has hundreds of tablets. Let the loop run between pages: it may have to renew a
+                # Lease.
                 touched |= await asyncio.to_thread(self._take, page)
                 anew = anew or page.anew or not page.HasField("upto")
                 if not page.more:
@@ -181,7 +182,7 @@ def view_of(
 
 
 def older(tablet: TabletView, by_ms: int) -> TabletView:
-    """The tablet some ms later, if nothing was reported meanwhile."""
+    """The tablet as it would be some ms later, if nothing were reported meanwhile."""
     return replace(tablet, replicas=tuple(_older(r, by_ms) for r in tablet.replicas)) if by_ms > 0 else tablet
 
 

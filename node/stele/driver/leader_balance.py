@@ -3,8 +3,8 @@
 
 A group may be led by any of its `places`. To assign groups to places is a semi-matching, and one is optimal if
 no cost-reducing path is left (Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load
-balancing, 2006). A path moves one leader from each of its nodes to the next. Only paths of several nodes reach
-the optimum where replicas lie unevenly; most paths have one move.
+balancing, 2006). A path moves one leader from each of its nodes to the next. Where replicas are spread
+unevenly, only paths of several nodes reach the optimum; most paths have one move.
 
 The share of a node is the most that it leads in any optimal assignment. So it depends on the places alone, and
 not on who leads now.
@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 STEP = 2
-"""Where no node is above its share plus one, a leader moves only from a node that leads at least this many more
-than the one it moves to. With less, the two would only change places."""
+"""Where no node is above its share plus one, a leader moves only if its node leads at least this many more
+than the target. With less, the two would only change places."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A tablet: who leads it, and the nodes that may. `places` includes `leader`; alone if it must not move."""
+    """A tablet: who leads it, and the nodes that may. `places` includes `leader`; it contains only the leader
+    if that must not move."""
 
     tablet_id: str
     table: str
@@ -54,8 +55,8 @@ class Move:
 
 
 def choose_moves(groups: Sequence[Group], most: int) -> tuple[Move, ...]:
-    """The moves to begin with, at most this many; empty if the leaders are spread. Each group moves once at
-    most."""
+    """The moves to begin with, at most this many; empty if the leaders are spread. Each group moves at most
+    once."""
     if not groups or most <= 0:
         return ()
     share = shares(groups)
@@ -111,8 +112,8 @@ def _greedy(groups: Iterable[Group]) -> dict[str, str]:
 def _lower_excess(spread: _Spread, share: Counter[str]) -> bool:
     """Take a leader from a node that leads more than one above its share to one below its own.
 
-    There is such a path: against an optimal assignment the node leads too much, and what it leads too much
-    ends at a node that leads too little.
+    Such a path exists: compared with an optimal assignment, the surplus of the node ends at a node that leads
+    too little.
     """
     over = [n for n in spread.heaviest() if spread.load[n] > share[n] + 1]
     for source in sorted(over, key=lambda n: share[n] - spread.load[n]):
@@ -173,8 +174,8 @@ Edge = Callable[[str, str, str], bool]
 
 
 class _Spread:
-    """An assignment that is being bettered. `moved`: the first place of each group that moved, in the order of
-    the moves."""
+    """An assignment that is being improved. `moved`: the first place of each group that moved, in the order
+    of the moves."""
 
     def __init__(self, groups: Sequence[Group], at: dict[str, str], most: int | None) -> None:
         self.at = at
@@ -184,7 +185,7 @@ class _Spread:
         self.load: Counter[str] = Counter()
         self.of_table: dict[str, Counter[str]] = {}
         self._led: dict[str, dict[str, dict[str, dict[str, None]]]] = {}
-        """By leading node, by another place, by table: the groups."""
+        """The groups by leading node, by another place, by table."""
         for group in groups:
             self._put(group, at[group.tablet_id])
         self.nodes = sorted({n for g in groups for n in g.places})
@@ -192,7 +193,7 @@ class _Spread:
 
     @property
     def full(self) -> bool:
-        """Whether as many groups moved as were asked for."""
+        """Whether as many groups moved as requested."""
         return self._most is not None and len(self.moved) >= self._most
 
     def moves(self) -> list[tuple[Group, str]]:
@@ -206,8 +207,8 @@ class _Spread:
     def path(
         self, source: str, ends: Callable[[str], bool], may: Edge | None = None
     ) -> tuple[list[str], set[str]]:
-        """The nodes of a shortest path to a node for which `ends` is true, the least loaded of these; and all
-        nodes reached. No path: an empty list."""
+        """The nodes of a shortest path to a node for which `ends` is true (of several ends, the least loaded
+        one), and all nodes reached. Without a path: an empty list."""
         before: dict[str, str] = {source: ""}
         rim = [source]
         while rim:

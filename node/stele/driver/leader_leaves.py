@@ -2,8 +2,8 @@
 pure.
 
 A tablet without its leader takes no writes for an election timeout. So leaders leave first, and do not wait
-for copies. Invariants: a leader moves only where the tablet would wait otherwise, so nothing that heals is
-held up. It goes only to a voter on a node in service, and not again to one that refused it lately.
+for copies. Invariants: a leader moves only where the tablet would wait otherwise, so no heal is delayed. It
+goes only to a voter on a node in service, and not again to one that refused it lately.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stele.driver.view import ClusterView
 from stele.model.ids import OPID_NONE
 
 UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
-"""Codes of blocks under which nothing is known of the leader, or nobody could take over."""
+"""Codes of blocks in which the leader is unknown, or no voter could take over."""
 
 
 class LeaderLeaves:
@@ -33,11 +33,11 @@ class LeaderLeaves:
         self._left = policy.leader_moves_at_once
 
     def instead(self, s: Situation, step: Step | None) -> Step | None:
-        """The step of a tablet, or the move of its leader if there is nothing to do but to wait."""
+        """The step of a tablet; the move of its leader if the tablet only waits."""
         leader, tablet_id = s.leader(), s.tablet.tablet_id
         if leader is None or tablet_id in self._trials.moved or not self._left:
             return step
-        # A replica that a move replaces leads on until its successor votes.
+        # A replica that a move replaces keeps leading until its successor votes.
         if in_service(leader.node, self._policy) and not leader.parked:
             return step
         if step is not None and not isinstance(step, WAITS):

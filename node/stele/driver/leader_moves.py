@@ -54,7 +54,7 @@ def _under_way(view: ClusterView, steps: Sequence[Step]) -> bool:
 
 
 def _changes(s: Situation, stuck: bool) -> bool:
-    """Whether a member drains, starts, or was silent for a short time only. Soon it may lead, or be replaced.
+    """Whether a member drains, starts, or was silent for only a short time. It may lead soon, or be replaced.
 
     `stuck`: the tablet is Blocked, so its draining member stays for now.
     """
@@ -129,7 +129,7 @@ def _step(move: Move, view: ClusterView) -> MoveLeader:
 def _reason(move: Move, table: str) -> str:
     source, target = f"node {move.source[:8]}", f"node {move.target[:8]}"
     if move.leads[0] > move.share:
-        return f"{source} leads {_tablets(move.leads[0])}, its share is {move.share}"
+        return f"{source} leads {_tablets(move.leads[0])}, but its share is {move.share}"
     (leads, of), there = (move.of_table, f" of {table}") if _is_of_table(move) else (move.leads, "")
     return f"{source} leads {_tablets(leads)}{there}, {target} leads {of}"
 

@@ -1,6 +1,6 @@
 """A driver's memory of the leaders that it moved to spread them. Fed by executor, read by `leader_moves.py`.
 
-Invariant: safety needs nothing of it. A new driver begins with an empty memory.
+Invariant: safety does not depend on it. A new driver begins with an empty memory.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from stele.model.errors import Code, SteleError
 SEEN_MS = 10_000
 """How long the view may show the old leader after a move. A node reports its new role within a heartbeat."""
 REFUSED_MS = 15_000
-"""How long a tablet's leader is not moved again to a node that its leader refused, as it lags."""
+"""How long a tablet's leader is not moved again to a node that its leader refused because it lags."""
 GONE_MS = 5_000
-"""How long no leader moves after a leader said that a node does not answer. Nodes stop before masters know it; by
-then they do."""
+"""How long no leader moves after a leader reported that a node does not answer. Nodes stop before masters
+know it; after this time they do."""
 LATE_MS = 60_000
-"""The same where the node did not take over in time, or gave no answer: writes may have waited for it."""
+"""The same where the node did not take over in time, or did not answer: writes may have waited for it."""
 STALE_MS = 2_000
 """The same where only the view was older than the leader."""
 _MINUTE_MS = 60_000

@@ -1,4 +1,5 @@
-"""Moves of healthy replicas: what was asked for by hand, and when a move is given up. Called by planner; pure.
+"""Moves of healthy replicas: those that an administrator asked for, and when a move is given up. Called by
+planner; pure.
 
 A move is an intent of the kind MOVE (for balance) or MOVE_BY_HAND. Its source is `leaving`, so the planner
 treats it like a replica on a DRAINING node: the new voter comes first, then the source is removed.
@@ -32,7 +33,7 @@ def at_rest(s: Situation) -> bool:
 
 
 def unrest(situations: Sequence[Situation], steps: Sequence[Step], view: ClusterView, policy: Policy) -> str:
-    """Why no move for balance may begin now: something heals, is new, or does not answer. "" if it may."""
+    """Why no move for balance may begin now; "" if it may. Something heals, is new, or does not answer."""
     if not view.settled:
         return "the leader master has not heard from all nodes yet"
     for tablet in view.tablets:
@@ -57,7 +58,7 @@ def unrest(situations: Sequence[Situation], steps: Sequence[Step], view: Cluster
 
 
 def no_longer_wanted(s: Situation) -> str:
-    """Why the move under way is to be given up; "" if it goes on, or if there is none."""
+    """Why to give up the move under way; "" if it continues, or if there is none."""
     intent, hand = s.intent, s.tablet.by_hand
     if intent is None or not intent.moves:
         return ""
@@ -76,7 +77,7 @@ def no_longer_wanted(s: Situation) -> str:
 def begin_by_hand(
     s: Situation, view: ClusterView, policy: Policy, load: Load, slots: Slots, epoch: int
 ) -> Step | None:
-    """The beginning of the next move that was asked for by hand, or None."""
+    """The first step of the next move that an administrator asked for, or None."""
     if not s.tablet.by_hand or not at_rest(s):
         return None
     choice = _choice(s, view, policy, load)
@@ -111,7 +112,7 @@ def begin_move(
 
 
 def _choice(s: Situation, view: ClusterView, policy: Policy, load: Load) -> tuple[Member, NodeView] | None:
-    """The replica to move and its new node. None if all is as asked, or if it is not possible now."""
+    """The replica to move and its new node. None if all is as asked for, or if it is not possible now."""
     hand = s.tablet.by_hand
     missing = [n for n in hand.pinned if s.tablet.config.peer_on(n) is None]
     # A node that is pinned as well is not avoided: otherwise the replica would go back and forth.

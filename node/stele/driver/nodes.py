@@ -17,11 +17,11 @@ from stele.driver.view import ClusterView, NodeState, NodeView, Wanted
 from stele.model.ids import TabletId
 
 ADMINISTRATOR, DRIVER = "administrator", "driver"
-"""Whose wish it is, in `NodeView.wanted_by`."""
+"""Who wants the state of a node, in `NodeView.wanted_by`."""
 
 
 def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
-    """Lost and unneeded nodes drain, and those that the policy wants retired. Lost nodes return if they are
+    """Lost and unneeded nodes drain, as do those that the policy wants retired. Lost nodes return if they are
     heard again. DRAINING nodes that nothing names retire, unless they are to stay."""
     if not policy.retire:
         return
@@ -53,13 +53,15 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
 
 
 def _retires(node: NodeView, policy: Policy) -> bool:
-    """Whether a DRAINING node is to be RETIRED once it is empty. One that is to stay must be lost before."""
+    """Whether a DRAINING node is to be RETIRED once it is empty. A node that is to stay retires only if it is
+    lost."""
     lost = node.node_id in policy.lost and is_dead(node, policy)
     return node.asked is not Wanted.DRAINED or lost
 
 
 def _wish(node: NodeView, policy: Policy) -> Step | None:
-    """The step to what the policy wants of the node, or back to service if it wants nothing any more."""
+    """The step to the state that the policy wants for the node, or back to service if it no longer wants
+    one."""
     if policy.retiring is None or node.state is NodeState.RETIRED or node.wanted_by == ADMINISTRATOR:
         return None
     at = (TabletId(""), -1)
@@ -70,7 +72,7 @@ def _wish(node: NodeView, policy: Policy) -> Step | None:
         asked = node.asked is Wanted.PARKED and node.wanted_left_ms > policy.park_ms // 2
         return None if asked else ParkNode(*at, reason, node.node_id, policy.park_ms)
     if node.wanted_by == DRIVER and node.node_id not in policy.unneeded | policy.lost:
-        return EndWish(*at, "nobody wants it away any more", node.node_id)
+        return EndWish(*at, "nobody asks for it to be away any more", node.node_id)
     return None
 
 

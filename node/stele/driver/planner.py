@@ -113,7 +113,8 @@ class _Planner:
         return [step for _, step in found]
 
     def _making_way(self, s: Situation, step: Step) -> Step:
-        """The step, or the end of a move for balance whose slot a heal needs. One that has its copy goes on."""
+        """The step, or the end of a move for balance whose slot a heal needs. A move that has its copy
+        continues."""
         if s.intent is None or s.intent.kind != MOVE or s.joining is not None:
             return step
         return replace(_cancel(s, s.intent, "a heal needs its turn to copy"), cause=step.cause)
@@ -195,7 +196,8 @@ class _Planner:
         return blocked(
             s,
             "TooManyLost",
-            f"{len(silent)} nodes are silent or out of reach ({names}); healing stops above {limit} (maxLostNodes)",
+            f"{len(silent)} nodes are silent or out of reach ({names}); healing stops above {limit} "
+            f"(maxLostNodes)",
         )
 
     def drop_target(self, s: Situation) -> Step | None:
@@ -209,7 +211,7 @@ class _Planner:
                 return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
             of_no_use = joining.unreached or (joining.failed and not joining.peer.votes)
             if of_no_use and not joining.dead:
-                # If it were removed and added again it would fail again. As a leftover it is replaced by
+                # If it were removed and added again, it would fail again. As a leftover it is replaced by
                 # another replica.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
             return self._remove(s, joining, f"it cannot join: {joining.fault}")
@@ -303,11 +305,12 @@ class _Planner:
         return self._remove(
             s,
             replaced,
-            f"{replaced.fault or ('it moves' if replaced.leaving else 'spare')}; {joining.name} {_arrived(joining)} and has taken its place",
+            f"{replaced.fault or ('it moves' if replaced.leaving else 'spare')}; {joining.name} "
+            f"{_arrived(joining)} and has taken its place",
         )
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Members without a vote and without an intent. Witnesses that lost their driver continue."""
+        """Members without a vote and without an intent. A witness whose driver is gone continues."""
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
@@ -321,8 +324,8 @@ class _Planner:
     def remove_excess(self, s: Situation) -> Step | None:
         """Remove a voter if there are more than the replication factor.
 
-        While good voters are missing, only one goes that leaves as many live voters with the rows. A good one
-        may then find room on its machine.
+        While good voters are missing, only a voter goes without which as many live voters with the rows
+        remain. A good one may then find room on its machine.
         """
         counted = s.voters if s.needed <= 0 else s.data_voters
         if len(counted) <= s.tablet.replication_factor:
@@ -409,7 +412,8 @@ class _Planner:
             return blocked(
                 s,
                 "NoRoom",
-                f"{why}; no ACTIVE {role} on another machine has room for it beside the copies under way; enlarge the "
+                f"{why}; no ACTIVE {role} on another machine has room for it beside the copies under way; "
+                f"enlarge the "
                 f"volumes or add a {role}",
             )
         return blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on another machine")
@@ -461,17 +465,17 @@ def _to_replace(s: Situation) -> Member | None:
 
 
 def _waits_for_parked(s: Situation) -> Step | None:
-    """No majority could accept one more voter, and only members that are waited for are away."""
+    """Whether no majority could accept one more voter, and only parked members that will return are away."""
     away = [m for m in s.voters if not m.live]
     if s.can_grow() or not away or not all(m.kept for m in away):
         return None
     names = ", ".join(m.name for m in away)
-    return blocked(s, "Parked", f"{names}: away on a parked node; no replica can be added before it is back")
+    return blocked(s, "Parked", f"{names}: away on a parked node; no replica can be added until it is back")
 
 
 def _serves(s: Situation) -> bool:
-    """Whether the tablet has a live majority. Without one its copies stand still, so they take no slot
-    from others."""
+    """Whether the tablet has a live majority. Without one its copies stand still, so they hold no slot that
+    another tablet could use."""
     return s.spare >= 0 and bool(s.data_voters)
 
 
@@ -494,7 +498,8 @@ def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
 
 
 def _arrived(joining: Member) -> str:
-    """How a new replica became a voter, with the bytes copied: small copies end between two passes."""
+    """How a new replica became a voter, with the bytes copied. Small copies end between two passes, so no
+    pass shows them."""
     copy = joining.report.copy if joining.report is not None else None
     size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""
     return f"was promoted{size}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in ms. `lost`: nodes whose volume or machine the operator knows is gone. They must be silent
-    all the same."""
+    """Times in ms. `lost`: nodes whose volume or machine the operator knows is gone. They count only while
+    they are silent."""
 
     dead_after_ms: int = 30_000
     """`witnessAfter`: silence after which a node's replicas are demoted and replaced."""
@@ -25,13 +25,13 @@ class Policy:
     """
     lost: frozenset[str] = frozenset()
     unneeded: frozenset[str] = frozenset()
-    """Nodes that the operator made to replace others that have returned. They retire, unless they hold
-    replicas."""
+    """Nodes that the operator made to replace others, which have returned since. They retire, unless they
+    hold replicas."""
     retiring: Mapping[str, str] | None = field(default=None, hash=False)
-    """Nodes that whoever drives wants retired, and why. None: it wants nothing of nodes, and changes nothing
-    that another driver wanted."""
+    """Nodes that the driving process wants retired, and why. None: it wants no states, and changes none that
+    another driver wanted."""
     parked: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Nodes that whoever drives wants parked, and why. Counts only beside a `retiring` that is not None."""
+    """Nodes that the driving process wants parked, and why. Counts only if `retiring` is not None."""
     park_ms: int = 3_600_000
     """How long such a node stays parked if nobody drives any more."""
     lost_after_ms: int = 5_000
@@ -98,7 +98,7 @@ class StandingPolicy:
         )
 
     def policy(self) -> Policy:
-        """The policy of a driver that knows no more: no lost node, and none that is not needed."""
+        """The policy of a driver that knows of no lost and no unneeded nodes."""
         return Policy(
             dead_after_ms=self.dead_after_ms,
             max_lost_nodes=self.max_lost_nodes,

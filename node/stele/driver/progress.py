@@ -50,7 +50,7 @@ class Progress:
     node_id: str = ""
     cause: str = ""
     leaders: LeadersMoved | None = None
-    """Set if leaders move from `node_id` only to be spread."""
+    """Set if leaders leave `node_id` only to spread them."""
 
     @property
     def where(self) -> str:

@@ -18,7 +18,7 @@ from stele.driver.view import ClusterView
 
 
 def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[list[Move], str]:
-    """The moves in order, if nothing else happened; and why none may begin now, or ""."""
+    """The moves in order, as if nothing else happened; and why none may begin now, or ""."""
     heals = plan(view, replace(policy, rebalance=False, balance_leaders=False), trials)
     situations = judge_all(view, policy)
     balance = ReplicaBalance(view, policy, situations, Load(view, trials.avoid))

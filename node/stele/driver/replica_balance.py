@@ -9,9 +9,9 @@ A move of a tablet with the size s (in mean replicas) from a to b lessens it by 
 
     (replicas a - replicas b - 1) + 2 * (same of its table - 1) + s * (bytes a - bytes b - s)
 
-The last s counts half as much again, so that small changes of sizes move nothing back. No move lessens the
-spread of a tablet. Each move lessens a sum that cannot fall below zero, so there is always an end and a replica
-never goes back and forth.
+The last s is multiplied by 1.5, so that small changes of sizes move nothing back. No move reduces the spread
+of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end and a
+replica never goes back and forth.
 
 Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get
 replicas and have room.
@@ -33,9 +33,9 @@ from stele.driver.view import MOVE, ClusterView, NodeView
 from stele.model.ids import TabletId
 
 STEP = 1.0
-"""A move must better the measure by twice this: as much as one replica less on the fuller node."""
+"""A move must lower the measure by twice this: by as much as one replica less on the fuller node."""
 _TABLE_WEIGHT = 2
-"""So that nodes that have as many replicas each exchange those of a table that only some of them have."""
+"""Lets nodes with equally many replicas exchange replicas of a table that only some of them have."""
 _SIZE_WEIGHT = 1.5
 _PAIRS_MAX = 256
 """The most pairs of nodes that are examined for one move, those that differ most first."""
@@ -43,7 +43,8 @@ _PAIRS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One replica to another node. `bytes`: what is copied, by the largest replica that was reported."""
+    """One replica that moves to another node. `bytes`: what is copied, by the largest replica that was
+    reported."""
 
     tablet_id: str
     table_name: str
@@ -64,7 +65,7 @@ class _Tablet:
 
 
 class ReplicaBalance:
-    """Where the replicas are, as if each move that is under way or chosen were done."""
+    """Where the replicas would be if each move under way or chosen were done."""
 
     def __init__(
         self, view: ClusterView, policy: Policy, situations: Sequence[Situation], load: Load
@@ -112,12 +113,12 @@ class ReplicaBalance:
         self._bytes[node] += number * t.size
 
     def moves(self) -> Iterator[Move]:
-        """The moves in their order, until nothing is left to better."""
+        """The moves in their order, until no move lowers the measure enough."""
         while (move := self.next()) is not None:
             yield move
 
     def next(self) -> Move | None:
-        """The next move, or None. It counts as done from then on."""
+        """The next move, or None. From then on it counts as done."""
         return self._for_spread() or self._for_load()
 
     # --- zones
@@ -181,7 +182,7 @@ class ReplicaBalance:
         return [(source, target) for _, source, _, target in found[:_PAIRS_MAX]]
 
     def _largest_difference(self) -> int:
-        """The most by which a node has more replicas of one table than a possible target."""
+        """The largest surplus of a node in replicas of one table, compared with a possible target."""
         targets = {n.node_id for n in self._targets}
         most: Counter[str] = Counter()
         least: dict[str, int] = {}
@@ -202,7 +203,7 @@ class ReplicaBalance:
         return self._bytes[node] / self._mean if self._mean else 0.0
 
     def _best(self, source: str, target: NodeView) -> _Tablet | None:
-        """The tablet whose move from `source` to `target` is worth most, if it is worth STEP."""
+        """The tablet whose move from `source` to `target` lowers the measure most, if by at least STEP."""
         best: tuple[float, bool, int, str] | None = None
         found: _Tablet | None = None
         for tablet_id, t in self._resting[source].items():

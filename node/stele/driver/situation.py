@@ -43,7 +43,7 @@ def is_back(node: NodeView, policy: Policy) -> bool:
 
 
 def in_service(node: NodeView | None, policy: Policy) -> bool:
-    """Whether the node's replicas should stay there: it is ACTIVE, or is about to be so again."""
+    """Whether the node's replicas should stay there: it is ACTIVE, or will be again soon."""
     return node is not None and (node.state is NodeState.ACTIVE or is_back(node, policy))
 
 
@@ -100,7 +100,7 @@ def failed_replicas(tablet: TabletView) -> frozenset[int]:
 
 
 def unreached_ms(tablet: TabletView, view: ClusterView) -> dict[int, int]:
-    """Members that do not answer their leader, and for how long, whether or not their nodes send
+    """Members that do not answer their leader, and for how long. It does not matter whether their nodes send
     heartbeats."""
     leader = leader_report(tablet)
     node = view.node(tablet.leader_node)
@@ -131,27 +131,27 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Unknown, neither dead nor alive: a new leader master has not heard the node yet, or the node has
-        not reported the replica since its start."""
+        """Neither known dead nor alive: a new leader master has not heard the node yet, or the node has not
+        reported the replica since its start."""
         if self.dead:
             return False
         return self.untold or (self.node is not None and not self.node.ever_heard)
 
     @property
     def untold(self) -> bool:
-        """In doubt, and its node is not yet silent for too long."""
+        """It is in doubt, and its node has not been silent for too long yet."""
         return self.in_doubt and not self.unreached
 
     @property
     def kept(self) -> bool:
-        """Whether it is away and waited for: a voter with its rows, on a parked node. It is not live, but
+        """Whether it is away and expected back: a voter with its rows, on a parked node. It is not live, but
         nothing replaces it."""
         away = (self.dead or self.unreached) and not self.failed
         return self.parked and away and self.peer.member_type is MemberType.VOTER
 
     @property
     def astray(self) -> bool:
-        """Whether it is away, and nobody said that it would be."""
+        """Whether it is away without anybody having parked its node."""
         return (self.dead or self.unreached) and not self.parked
 
     @property
@@ -227,7 +227,7 @@ class Situation:
     @property
     def needed(self) -> int:
         """How many good voters are missing for the replication factor. One that is away on a parked node is
-        waited for."""
+        not missing."""
         return self.tablet.replication_factor - len(self.good) - sum(m.kept for m in self.members)
 
     @property
@@ -248,8 +248,7 @@ class Situation:
 
     @property
     def at_fault(self) -> Member | None:
-        """The member that is replaced, or that cannot serve; None where no member but the joining one has
-        a fault."""
+        """The member that is replaced, or that cannot serve; None if only the joining one has a fault."""
         replaced = self.member(self.intent.replaces_replica) if self.intent is not None else None
         if replaced is not None and replaced.fault:
             return replaced
@@ -271,7 +270,8 @@ class Situation:
         return None
 
     def can_remove(self, member: Member) -> bool:
-        """Whether the remaining live voters are a majority, also if only those that hold the rows count."""
+        """Whether the remaining live voters are a majority; also if only those that hold the rows are
+        counted."""
         if not member.peer.votes:
             return self.spare >= 0 and bool(self.data_voters)
         left = [m for m in self.voters if m is not member]

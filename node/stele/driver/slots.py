@@ -4,7 +4,7 @@ planner.
 A copy for a PRE_FOLLOWER holds a slot from its intent until its promotion, or until that takes too long. A
 witness holds one only while its rows are fetched, because it logs and votes without them.
 
-A move of a healthy replica holds one too, and only half of the slots are for moves.
+A move of a healthy replica holds one too, and moves may use only half of the slots.
 
 Invariant: at most `max_copies` copies hold a slot, plus those that an earlier driver or policy began.
 """
@@ -23,7 +23,7 @@ _MOVING = ("Starting", "Fetching", "Verifying", "Installing")
 
 
 def waits_for_turn(copy: CopyView | None) -> bool:
-    """Whether a witness is prepared, but told not to fetch its rows yet."""
+    """Whether a witness is prepared, but has no order to fetch its rows yet."""
     return copy is not None and copy.state == "Waiting"
 
 
@@ -46,7 +46,7 @@ class Slots:
             self._owed += sum(_lacks_rows(m) for m in s.members)
 
     def take(self) -> bool:
-        """A slot for the rows of a witness that votes already."""
+        """A slot to fetch the rows of a witness that votes already."""
         if self._taken >= self._max:
             return False
         self._taken += 1

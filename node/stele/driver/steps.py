@@ -25,7 +25,7 @@ class Step:
     cas: int
     reason: str
     cause: str = field(default="", kw_only=True)
-    """What it is a part of, in one word (`driver/causes.py`): the same for all steps of a heal."""
+    """What it is a part of, in one word (`driver/causes.py`). All steps of a heal have the same cause."""
 
     @property
     def because(self) -> str:
@@ -56,8 +56,8 @@ class TakeOverIntent(Step):
 
 @dataclass(frozen=True, slots=True)
 class StartCopy(Step):
-    """Tell the target to fetch the tablet, first as a witness if `witness`. `log_only`: the witness
-    fetches its rows later, when it has a slot."""
+    """Order the target to fetch the tablet, first as a witness if `witness`. `log_only`: the witness fetches
+    its rows later, when it has a slot."""
 
     title = "Copying"
     replica_id: ReplicaId
@@ -117,7 +117,8 @@ class RemovePeer(Step):
 
 @dataclass(frozen=True, slots=True)
 class MoveLeader(Step):
-    """Have the leader transfer leadership: its own replica must be removed, or its node leads too many tablets.
+    """Order the leader to transfer leadership: its own replica must be removed, or its node leads too many
+    tablets.
 
     Without `target_node` the leader chooses the voter that keeps up and leads least. It refuses a target that
     is not caught up, because writes wait during a transfer. `removes`: its replica is removed afterwards.
@@ -207,7 +208,7 @@ class ParkNode(Step):
 
 @dataclass(frozen=True, slots=True)
 class EndWish(Step):
-    """Take back what a driver wanted of a node, so that it is in service again."""
+    """Take back a state that a driver wanted for a node, so that it is in service again."""
 
     title = "Returning"
     node_id: NodeId

@@ -61,7 +61,8 @@ def tablet_bytes(tablet: TabletView) -> int:
 
 
 def _bytes_due(tablet: TabletView, intent: Intent) -> int:
-    """The bytes of a copy that have not arrived. Those that have are no longer free on the disk."""
+    """The bytes of a copy that have not arrived yet. Bytes that have arrived no longer count as free on the
+    disk."""
     report = tablet.report(intent.replica_id, intent.target_node)
     if report is not None and report.has_data and report.data_state is DataState.READY:
         return 0

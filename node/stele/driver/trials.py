@@ -1,7 +1,7 @@
 """A driver's memory of failed copies and refused witnesses between its passes. Fed by executor, read by planner.
 
-Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety needs nothing of
-it. A new driver begins with an empty memory and loses only time.
+Owns how often each copy failed or stalled, and which targets were useless. Invariant: safety does not depend
+on it. A new driver begins with an empty memory and loses only time.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class CopyMemory:
         return Trials(failures, frozenset(stalled), frozenset(self._avoid), late)
 
     def _late(self, view: ClusterView, now_ms: int) -> frozenset[Key]:
-        """The replicas whose promotion takes too long. One that was removed for it stays in until its
-        intent ends."""
+        """The replicas whose promotion takes too long. A replica that was removed for that stays in the set
+        until its intent ends."""
         before, self._arrived_ms = self._arrived_ms, {}
         for intent in view.intents:
             key = (intent.tablet_id, int(intent.replica_id))

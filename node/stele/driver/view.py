@@ -27,7 +27,7 @@ class NodeState(IntEnum):
 
 
 class Wanted(IntEnum):
-    """What somebody wants of a node, apart from what is seen of it. Numbers are on the wire."""
+    """The state that somebody wants for a node, apart from what is seen of it. Numbers are on the wire."""
 
     IN_SERVICE = 1
     DRAINED = 2
@@ -37,7 +37,7 @@ class Wanted(IntEnum):
     RETIRED = 4
     """It drains, and is then gone for good."""
     FENCED = 5
-    """It runs and serves nobody. For everybody else it is as one that is parked and away."""
+    """It runs and serves nobody. All others treat it as parked and away."""
 
 
 class ReplicaState(IntEnum):
@@ -69,8 +69,8 @@ class NodeView:
     that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
     refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
     own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent. `wanted`: None if
-    its master is of a version that does not tell (`asked`); `wanted_by`: "administrator", "driver" or "";
-    `wanted_left_ms`: then it is in service again by itself; 0: not by itself.
+    its master's version does not report it (see `asked`); `wanted_by`: "administrator", "driver" or "";
+    `wanted_left_ms`: when it returns to service on its own; 0: it does not.
     """
 
     node_id: NodeId
@@ -96,7 +96,7 @@ class NodeView:
 
     @property
     def asked(self) -> Wanted:
-        """What somebody wants of it."""
+        """The state that somebody wants for it."""
         if self.wanted is not None:
             return self.wanted
         given_away = self.state is NodeState.DRAINING and not self.given_up
@@ -104,7 +104,7 @@ class NodeView:
 
     @property
     def parked(self) -> bool:
-        """Whether it may be away now, or is fenced, so that its replicas wait for it."""
+        """Whether it may be away now, or is fenced. Then its replicas are not replaced."""
         return self.state is NodeState.ACTIVE and self.asked in (Wanted.PARKED, Wanted.FENCED)
 
     @property
@@ -160,7 +160,7 @@ class ReplicaView:
 
     @property
     def ages(self) -> bool:
-        """Whether it means something else the older it is."""
+        """Whether its meaning changes with its age."""
         return self.waits or bool(self.unreached_ms)
 
     @property
@@ -208,7 +208,7 @@ class TabletView:
 
 
 MOVE, MOVE_BY_HAND = "move", "move-by-hand"
-"""Kinds of intents that replace a healthy replica: for balance, and because somebody asked for it."""
+"""Kinds of intents that replace a healthy replica: for balance, or because an administrator asked for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,9 @@ def _changed(
 
 def _check_may_alter(lead: Leadership, table: TableRecord, where: str, *, columns: bool) -> None:
     if table.state == "ALTERING":
-        raise Retryable(f"{where}an earlier change is not in all tablets yet; try again", code=Code.NOT_READY)
+        raise Retryable(
+            f"{where}an earlier change has not reached all tablets yet; try again", code=Code.NOT_READY
+        )
     # A replica that is created later would begin with the new schema, and its log with entries of the old one.
     tablets = lead.catalog.current_tablets(table.table_id)
     young = [t for t in tablets if t.state != "RUNNING" or t.uncreated] if columns else []
@@ -139,7 +141,8 @@ def _check_may_alter(lead: Leadership, table: TableRecord, where: str, *, column
 def _check_room(
     lead: Leadership, table: TableRecord, changed: TableRecord, batch: Sequence[KeyOperation]
 ) -> None:
-    """Refuse a change with which a row, the catalog or a view would be too large. One that drops columns fits."""
+    """Refuse a change if it would make a row, the catalog or a view too large. A change that drops columns
+    always passes."""
     row_bytes = sum(len(o.value) + len(o.key) for o in batch)
     larger = len(changed.schema) + len(changed.partitioning) > len(table.schema) + len(table.partitioning)
     if (
@@ -148,7 +151,8 @@ def _check_room(
         or (larger and all_view_bytes(lead.catalog, changed) > VIEW_BYTES_MAX)
     ):
         raise Rejected(
-            f"alter table {table.name!r}: its new definition has {len(changed.schema)} bytes, more than the catalog has "
+            f"alter table {table.name!r}: its new definition has {len(changed.schema)} bytes, more than the "
+            f"catalog has "
             "room for; use fewer columns, or delete tables",
             code=Code.TOO_LARGE,
         )
@@ -186,8 +190,8 @@ def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
 
 
 class Alterations:
-    """The tables that are ALTERING, as one leadership follows them. Holds nothing that the catalog and reports do
-    not tell again."""
+    """The tables that are ALTERING, as one leadership follows them. Holds nothing that catalog and reports do
+    not give again."""
 
     def __init__(self, lead: Leadership) -> None:
         self._lead = lead
@@ -195,7 +199,7 @@ class Alterations:
         """Tablets that have not followed yet, by table and version."""
 
     async def look(self) -> None:
-        """Take off the tablets that have followed. A table whose tablets all have is RUNNING again."""
+        """Remove the tablets that have followed. A table whose tablets all have is RUNNING again."""
         lead, before = self._lead, self._left
         self._left = {}
         for table_id, version in list(lead.catalog.altering.items()):

@@ -61,7 +61,7 @@ class Background:
         """Whether "the catalog is full" was logged and still holds."""
 
     async def run(self) -> None:
-        """Examine changed tablets, and now and then all tablets, until the leadership ends."""
+        """Examine changed tablets, and from time to time all tablets, until the leadership ends."""
         lead = self._lead
         while not lead.ended:
             with contextlib.suppress(TimeoutError):
@@ -129,8 +129,10 @@ class Background:
         space = self._lead.log.key_space
         if self._lead.full and not self._full and space is not None:
             log.error(
-                "the catalog is full, so changes of nodes and tablets are not recorded. Delete tables and forget nodes that "
-                "are gone for good. Rows of deleted tables leave the catalog after an hour, when all nodes that are not "
+                "the catalog is full, so changes of nodes and tablets are not recorded. Delete tables and "
+                "forget nodes that "
+                "are gone for good. Rows of deleted tables leave the catalog after an hour, when all nodes "
+                "that are not "
                 "RETIRED have reported",
                 bytes=space.held_bytes,
                 bytes_max=space.bytes_max,

@@ -1,4 +1,4 @@
-"""What an administrator asks of one tablet's replicas: move, add, remove, take back. Called by service.py on
+"""An administrator's changes to one tablet's replicas: move, add, remove, take back. Called by service.py on
 the leader.
 
 Writes the tablet's row only; a driver carries it out. Invariant: nothing is recorded that would put two
@@ -28,11 +28,11 @@ REPLICAS_MAX = 7
 
 
 async def place_tablet(lead: Leadership, request: pb.PlaceTabletRequest) -> ByHand:
-    """Record what is asked of a tablet's replicas. Returns all that stands then.
+    """Record what an administrator asks for a tablet's replicas. Returns all that is then asked for.
 
     Raises:
         Rejected: NOT_FOUND; INVALID_ARGUMENT or UNSAFE_CHANGE, with the reason and what would help.
-        Retryable: NOT_READY, too little is known yet of the nodes.
+        Retryable: NOT_READY, this master has not heard enough nodes yet.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
     async with lead.locks.hold(tablets=(tablet_id,)):
@@ -75,7 +75,7 @@ def _wanted(asked: _Asked, request: pb.PlaceTabletRequest) -> ByHand:
 
 
 class _Asked:
-    """One request: the checks, and what stands if they pass."""
+    """One request: the checks, and what is asked for if they pass."""
 
     def __init__(self, lead: Leadership, row: TabletRecord) -> None:
         self._lead = lead
@@ -91,7 +91,7 @@ class _Asked:
         if source == target:
             raise Rejected(f"{self._what}: source and target are the same node")
         if source not in self._members and target in hand.pinned:
-            return hand  # asked for and done
+            return hand  # asked for before, and done
         self._check_member(source)
         if target not in hand.pinned:
             self._check_target(target)
@@ -102,7 +102,7 @@ class _Asked:
         )
 
     def add(self, target: str, replicas: int) -> ByHand:
-        """Have `replicas` replicas, one more than now; on `target` if it is given."""
+        """Ask for `replicas` replicas, one more than now; on `target` if it is given."""
         hand = self._row.by_hand
         if replicas > REPLICAS_MAX:
             raise Rejected(f"{self._what}: {replicas} replicas; at most {REPLICAS_MAX} are possible")
@@ -125,14 +125,15 @@ class _Asked:
         )
 
     def remove(self, source: str, replicas: int) -> ByHand:
-        """Have `replicas` replicas, one less than now, and none on `source`."""
+        """Ask for `replicas` replicas, one less than now, and none on `source`."""
         hand = self._row.by_hand
         extra = replicas - self._factor
         if extra == hand.extra and source in hand.avoided:
             return hand  # asked for already
         if hand.extra == 0:
             raise Rejected(
-                f"{self._what} has no replica beyond its table's replication factor {self._factor}, and a missing one would be "
+                f"{self._what} has no replica beyond its table's replication factor {self._factor}, and a "
+                f"missing one would be "
                 "replaced; move it to another node, or lower the factor of the table"
             )
         if extra != hand.extra - 1:
@@ -147,7 +148,7 @@ class _Asked:
         )
 
     def _has_other_place(self) -> bool:
-        """Whether one more replica finds a machine without using a node that is to have none."""
+        """Whether one more replica finds a machine without using a node that must not have one."""
         nodes = self._lead.catalog.nodes
         taken = {_machine(n) for m in self._members if (n := nodes.get(m)) is not None}
         avoided = self._row.by_hand.avoided
@@ -158,8 +159,8 @@ class _Asked:
     def _changed(self, replicas: int) -> Rejected:
         now = self._factor + self._row.by_hand.extra
         return Rejected(
-            f"{self._what} is to have {now} replicas, and the request is for {replicas}: somebody changed it meanwhile; look "
-            "at it again",
+            f"{self._what} is to have {now} replicas, but the request is for {replicas}: somebody changed it "
+            f"meanwhile; read it again with `stele tablet describe`",
             code=Code.CAS_FAILED,
         )
 
@@ -187,7 +188,8 @@ class _Asked:
             other = lead.catalog.nodes.get(peer.node_id)
             if other is not None and _machine(other) == _machine(node):
                 raise Rejected(
-                    f"node {name} is on machine {_machine(node)}, as replica {peer.replica_id} of {self._what} is; two replicas "
+                    f"node {name} is on machine {_machine(node)}, as replica {peer.replica_id} of "
+                    f"{self._what} is; two replicas "
                     "never share a machine"
                 )
         if not node.formed or not lead.is_alive(node):
@@ -204,8 +206,10 @@ class _Asked:
         needed = size + lead.options.disk_free_bytes_min
         if lead.liveness.disk_low(node.node_id) or (free is not None and free < needed):
             raise Rejected(
-                f"node {self._name(node.node_id)} has no room: {free or 0:,} bytes are free, and the replica needs {size:,} beside "
-                f"{lead.options.disk_free_bytes_min:,} that stay free; enlarge its volume or choose another node"
+                f"node {self._name(node.node_id)} has no room: {free or 0:,} bytes are free, but the replica "
+                f"needs {size:,} beside "
+                f"{lead.options.disk_free_bytes_min:,} that stay free; enlarge its volume or choose another "
+                f"node"
             )
 
     def _check_machines(self, replicas: int) -> None:
@@ -228,7 +232,8 @@ class _Asked:
         alive = [p for p in left if (n := nodes.get(p.node_id)) is not None and self._lead.is_alive(n)]
         if not left or len(alive) < len(left) // 2 + 1:
             raise Rejected(
-                f"{self._what} would lose its majority: {len(alive)} of its other {len(left)} voters are heard; bring their "
+                f"{self._what} would lose its majority: {len(alive)} of its other {len(left)} voters are "
+                f"heard; bring their "
                 "nodes back first",
                 code=Code.UNSAFE_CHANGE,
             )

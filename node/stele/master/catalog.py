@@ -36,7 +36,7 @@ from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, OpId, TabletId
 from stele.model.schema import Schema
 
 CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
-"""States of tablets that hold, or are going to hold, a part of a table."""
+"""States of tablets that hold a part of a table, or will hold one."""
 
 
 class Catalog:
@@ -199,7 +199,7 @@ class Catalog:
         return table.replication_factor + tablet.by_hand.extra
 
     def references_to(self, node_id: str) -> list[str]:
-        """The configurations and intents that name a node, in words. While there are any it cannot be
+        """The configurations and intents that name a node, as text. While there are any, the node cannot be
         RETIRED."""
         found = [
             f"the configuration of tablet {t.tablet_id[:8]}"

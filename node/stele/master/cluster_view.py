@@ -75,7 +75,7 @@ class Scene:
     catalog_config: Configuration
     settled: bool
     left_ms: Callable[[NodeRecord], int]
-    """How long what is wanted of a node is still to last. Only the leader counts the time."""
+    """How long the wanted state of a node is still to last. Only the leader counts the time."""
 
     def config(self, row: TabletRecord) -> Configuration:
         """The newest committed configuration known of a tablet."""
@@ -92,8 +92,8 @@ class Scene:
         return (term, leader) if leader else (row.term, row.leader)
 
     def leads(self, row: TabletRecord, leader: str, term: int) -> bool:
-        """Whether the leader that is assumed leads, as far as its own node reports. A hint may be old; a
-        view may not."""
+        """Whether the assumed leader really leads, as far as its own node reports. A hint may be old; a view
+        must not be."""
         if row.tablet_id == CATALOG_TABLET_ID:
             return bool(leader)
         own = [r.status for r in self.liveness.reports_of(row.tablet_id) if r.node_id == leader]
@@ -128,7 +128,7 @@ def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResp
 
 
 def view_head(found: master_pb2.GetClusterViewResponse, scene: Scene, cluster_id: str) -> None:
-    """Fill in what a view says beside nodes, tablets, intents and tables."""
+    """Fill in all of a view but nodes, tablets, intents and tables."""
     found.cluster_id, found.leader, found.term = id_to_pb(cluster_id), id_to_pb(scene.leader), scene.term
     if scene.catalog.claim.epoch:
         found.claim.CopyFrom(claim_to_pb(scene.catalog.claim))
@@ -150,7 +150,8 @@ def check_message(size_bytes: int) -> None:
     """
     if size_bytes > MESSAGE_BYTES_MAX - (64 << 10):
         raise Rejected(
-            "the cluster's view is too large for one message; a program of this version asks for it in pages: upgrade it",
+            "the cluster's view is too large for one message; upgrade the program that asks: from this "
+            "version on, programs read it in pages",
             code=Code.TOO_LARGE,
         )
 
@@ -236,7 +237,7 @@ def intent_to_pb(intent: IntentRecord) -> master_pb2.IntentPB:
 
 
 def by_hand_to_pb(by_hand: ByHand) -> master_pb2.ByHandPB:
-    """What was asked of a tablet by hand, as a message."""
+    """What an administrator asked for a tablet, as a message."""
     return master_pb2.ByHandPB(
         pinned=[id_to_pb(n) for n in by_hand.pinned],
         avoided=[id_to_pb(n) for n in by_hand.avoided],

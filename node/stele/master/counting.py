@@ -37,14 +37,15 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
     async with lead.locks.hold(tables=("cluster",)):
         cluster = lead.catalog.cluster
         if cluster is None:
-            raise Retryable("the cluster is not on record yet; try again", code=Code.NOT_READY)
+            raise Retryable("the cluster is not in the catalog yet; try again", code=Code.NOT_READY)
         before = cluster.masters
         if count == before:
             return before
         owner = lead.catalog.policy.owner if lead.catalog.policy is not None else ""
         if owner.startswith("TabletCluster"):
             raise Rejected(
-                f"{count} masters: {owner} describes this cluster, and its masters.replicas cannot change yet; the number "
+                f"{count} masters: {owner} describes this cluster, and its masters.replicas cannot change "
+                f"yet; the number "
                 f"stays {before}"
             )
         lead.check_settled()
@@ -68,13 +69,14 @@ def _check_growth(lead: Leadership, count: int) -> None:
     machines = {n.machine or n.node_id for n in able}
     if len(machines) < count:
         raise Rejected(
-            f"{count} masters: only {len(machines)} machines have a master that runs and is in service, and each master needs "
+            f"{count} masters: only {len(machines)} machines have a master that runs and is in service, and "
+            f"each master needs "
             f"its own; start {count - len(machines)} more with `stele master run`, then repeat this"
         )
 
 
 def _check_shrink(lead: Leadership, count: int) -> None:
-    """Refuse fewer masters unless so many are healthy now: those that are silent would leave first."""
+    """Refuse fewer masters unless that many are healthy now: silent masters would leave first."""
     peers = lead.log.committed_config.peers
     nodes = lead.catalog.nodes
     live = [
@@ -84,6 +86,7 @@ def _check_shrink(lead: Leadership, count: int) -> None:
     ]
     if len(live) < count:
         raise Retryable(
-            f"{count} masters: only {len(live)} of the {len(peers)} present ones are heard; bring the others back first",
+            f"{count} masters: only {len(live)} of the {len(peers)} present ones are heard; bring the others "
+            f"back first",
             code=Code.NOT_READY,
         )

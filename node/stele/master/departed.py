@@ -22,10 +22,11 @@ from stele.model.ids import NodeId
 
 
 async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
-    """Retire a node that is silent and that nothing names. Does nothing if it is RETIRED already.
+    """Retire a node that is silent and that no configuration or intent names. Does nothing if it is RETIRED
+    already.
 
     Raises:
-        Rejected: NOT_FOUND; UNSAFE_CHANGE, it sends heartbeats, or something names it.
+        Rejected: NOT_FOUND; UNSAFE_CHANGE, it sends heartbeats, or a configuration or an intent names it.
         Retryable: NOT_READY, this master has not listened for long enough to call a node silent.
     """
     async with lead.locks.hold(tables=(f"node/{node_id}",)):

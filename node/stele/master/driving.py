@@ -1,7 +1,7 @@
 """The driver's requests to the catalog: claim, intents, node states. Called by service.py on the leader.
 
-The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch that
-would.
+The caller has confirmed the leadership (Master.confirmed_lead), because some answers commit no batch, and
+only a batch would confirm it.
 
 Invariants: an order with an epoch takes effect only if that epoch is in force at the batch's place in the
 log. Intents always have an epoch; node states have one unless an administrator orders them (epoch 0).
@@ -32,8 +32,8 @@ _CLAIM = "driver claim"
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
     """Take the claim (epoch 0), renew it, or release it.
 
-    The present holder may take it again at once: that is the same driver after a restart, and the new, higher
-    epoch fences its earlier self. Another driver must wait until the claim was not renewed for its lifetime.
+    The present holder may take it again at once: that is the same driver after a restart. The new, higher
+    epoch fences its earlier run. Another driver must wait until the claim was not renewed for its lifetime.
     If an earlier leader granted the claim, the caller's lifetime counts. Wall clocks do not decide: an
     earlier leader's may have been hours ahead.
 
@@ -102,7 +102,8 @@ async def _commit(lead: Leadership, epoch: int, batch: Sequence[KeyOperation]) -
 
 def _stale(epoch: int, claim: ClaimRecord) -> Rejected:
     return Rejected(
-        f"driver epoch {epoch} is stale; epoch {claim.epoch} ({claim.holder or 'nobody'}) is in force: claim again",
+        f"driver epoch {epoch} is stale; epoch {claim.epoch} ({claim.holder or 'nobody'}) is in force: claim "
+        f"again",
         code=Code.STALE_EPOCH,
     )
 
@@ -126,7 +127,8 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         if present is not None:
             if asked.replica_id != present.replica_id:
                 raise Rejected(
-                    f"tablet {tablet_id} has an intent already (replica {present.replica_id}, epoch {present.epoch})",
+                    f"tablet {tablet_id} has an intent already (replica {present.replica_id}, epoch "
+                    f"{present.epoch})",
                     code=Code.CHANGE_IN_PROGRESS,
                 )
             taken = replace(
@@ -217,7 +219,8 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
         )
         if not decided:
             raise Rejected(
-                f"intent on tablet {tablet_id}: configuration {config.opid_index} lacks replica {intent.replica_id} and "
+                f"intent on tablet {tablet_id}: configuration {config.opid_index} lacks replica "
+                f"{intent.replica_id} and "
                 f"is not above {intent.config_index}; write one first, so that late orders are refused",
                 code=Code.CAS_FAILED,
             )
@@ -252,7 +255,8 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
         unformed = sum(not n.formed and n.state != "RETIRED" for n in lead.catalog.nodes.values())
         if unformed >= bounds.NODES_UNFORMED_MAX:
             raise Rejected(
-                f"register node {node_id}: {unformed} registered nodes have never started; retire those that never will"
+                f"register node {node_id}: {unformed} registered nodes have never started; retire those that "
+                f"never will"
             )
         await lead.commit([insert(NodeRecord(node_id, role, "ACTIVE", name=request.name))])
         return False
@@ -269,10 +273,10 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
     """Move a node between ACTIVE, DRAINING and RETIRED. Its present state changes nothing, with one
     exception.
 
-    A node that is DRAINING because a driver gave it up stays DRAINING after it returns, once somebody orders
-    DRAINING.
+    If a driver gave a node up as silent and an administrator orders DRAINING, it stays DRAINING after it
+    returns.
 
-    This is the driver's order for what it sees. What somebody wants comes by `wanted.want_node`.
+    This call records what a driver sees; `wanted.want_node` records what somebody wants.
 
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; UNSAFE_CHANGE, something still names the node;
@@ -307,22 +311,25 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
 
 
 def _check_wanted(lead: Leadership, node: NodeRecord, state: str, given_up: bool) -> None:
-    """Refuse a driver's order that an administrator's wish, or the node's return, has overtaken."""
+    """Refuse a driver's order if an administrator's order, or the node's return, has overtaken it."""
     if state == "ACTIVE" and not node.returns and node.asked_by != DRIVER:
         raise Rejected(
             f"somebody asked to drain node {node.node_id} ({node.reason}); a driver may not undo that"
         )
     if state == "DRAINING" and not given_up and node.asked_by == ADMINISTRATOR:
         raise Rejected(
-            f"an administrator wants node {node.node_id} {node.asked} ({node.reason}); a driver may not change that"
+            f"an administrator wants node {node.node_id} {node.asked} ({node.reason}); a driver may not "
+            f"change that"
         )
     if state == "RETIRED" and node.asked == "DRAINED" and lead.is_alive(node):
         raise Rejected(
-            f"node {node.node_id} is to be drained, not retired ({node.reason}); a driver may retire it once it is lost"
+            f"node {node.node_id} is to be drained, not retired ({node.reason}); a driver may retire it once "
+            f"it is lost"
         )
     if state == "RETIRED" and node.returns and lead.is_alive(node):
         raise Retryable(
-            f"node {node.node_id} was given up as silent but sends heartbeats again; fetch the cluster view again",
+            f"node {node.node_id} was given up as silent but sends heartbeats again; fetch the cluster view "
+            f"again",
             code=Code.NOT_READY,
         )
 
@@ -354,6 +361,7 @@ def check_unnamed(lead: Leadership, node_id: str) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise Rejected(
-            f"node {node_id} cannot retire because {', '.join(names[:3])}{more} names it; move its replicas away first",
+            f"node {node_id} cannot retire because {', '.join(names[:3])}{more} names it; move its replicas "
+            f"away first",
             code=Code.UNSAFE_CHANGE,
         )

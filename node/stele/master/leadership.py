@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """Times in ms. `alive_ms`: after so much silence a node gets no new replicas; it keeps those it has.
+    """Times in ms. `alive_ms`: after this much silence a node gets no new replicas; it keeps those it has.
     `disk_free_bytes_min`: a node with less gets replicas only if no other can; below 256 MiB it refuses them.
     """
 
@@ -55,7 +55,8 @@ class MasterOptions:
     locations_ttl_ms: int = 60_000
     disk_free_bytes_min: int = 512 << 20
     drive_after_ms: int = 120_000
-    """After so much silence of all drivers the leader drives; 0: never. A policy in the catalog counts more."""
+    """After this much silence of all drivers the leader drives; 0: never. A policy in the catalog takes
+    precedence."""
 
 
 @dataclass(slots=True)
@@ -82,11 +83,11 @@ class Leadership:
     """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its
     lifetime."""
     wanted_since_ms: dict[str, int] = field(default_factory=dict)
-    """When this leader wrote the `left_ms` of a node's row. Of other rows, it counts from its own start, so
-    a new leader never shortens a time."""
+    """When this leader wrote the `left_ms` of a node's row. For other rows it counts from its own start, so a
+    new leader never shortens a time."""
     began_ms: int = field(init=False)
     driver_heard_ms: int = field(init=False)
-    """When a driver other than this master was last heard, at least when this master began to lead."""
+    """When a driver other than this master was last heard; at the earliest when this master began to lead."""
     full: bool = False
     """Whether this pass of the background skipped work because the catalog is full."""
     _running: ShieldedTasks = field(default_factory=ShieldedTasks)
@@ -181,7 +182,7 @@ class Leadership:
         return self.liveness.age_ms(node.node_id, self.now_ms()) <= self.options.alive_ms
 
     def left_ms(self, node: NodeRecord) -> int:
-        """How long what is wanted of a node is still to last; 0: without end, or it is over."""
+        """How long the wanted state of a node is still to last; 0: without end, or it is over."""
         since_ms = self.wanted_since_ms.get(node.node_id, self.began_ms)
         return max(0, node.left_ms - (self.now_ms() - since_ms)) if node.left_ms else 0
 

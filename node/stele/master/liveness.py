@@ -24,7 +24,7 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
 STALL_MS = 3_000
-"""A master that stood still for so long heard nobody meanwhile, so it starts to count silence again."""
+"""A master that stood still for this long heard nobody meanwhile, so it starts to count silence again."""
 
 RECORD_MS = 60_000
 """How often a node's durable log position is written to the catalog. It matters only if all masters
@@ -108,7 +108,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
         )
     if 0 < request.log_found < last.log_synced:
         raise Rejected(
-            f"the log of node {node_id} ends at {_place(request.log_found)}, but it had reached {_place(last.log_synced)}",
+            f"the log of node {node_id} ends at {_place(request.log_found)}, but it had reached "
+            f"{_place(last.log_synced)}",
             code=Code.VOLUME_OLD,
         )
     _refuse_earlier(request, last.incarnation)
@@ -117,7 +118,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
 def _refuse_earlier(request: master_pb2.TSHeartbeatRequest, incarnation: int) -> None:
     if request.incarnation < incarnation:
         raise Rejected(
-            f"node {id_from_pb(request.node_id)} has incarnation {request.incarnation}, expected {incarnation} or more: a "
+            f"node {id_from_pb(request.node_id)} has incarnation {request.incarnation}, expected "
+            f"{incarnation} or more: a "
             "later start of it is running, or this one runs on an older copy of its volume",
             code=Code.STALE_INCARNATION,
         )
@@ -167,10 +169,10 @@ class Liveness:
         self._incarnation_of: Callable[[str], int] = lambda tablet_id: 0
 
     def awake(self, now_ms: int) -> None:
-        """Note that this process runs; called at least once a second.
+        """Record that this process runs; called at least once a second.
 
-        After a stall (process stopped, machine suspended) this master was deaf, so it starts to count silence
-        again.
+        After a stall (process stopped, machine suspended) this master has heard nobody, so it starts to count
+        silence again.
         """
         if now_ms - self._awake_ms > STALL_MS:
             self._begin(now_ms)
@@ -290,8 +292,8 @@ class Liveness:
     # --- questions ---
 
     def age_ms(self, node_id: str, now_ms: int) -> int:
-        """How long ago the node was heard, at most since this master began; before that it may not have
-        listened."""
+        """How long ago the node was heard. At most the time since this master took its role: before that it
+        may not have listened."""
         life = self.nodes.get(node_id)
         heard = life.heard_ms if life is not None else 0
         return max(0, now_ms - max(heard, self.began_ms))

@@ -78,7 +78,8 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
     if _being_added(lead, row, report):
         return "keep"
     if is_given_up(status, row.incarnation):
-        # While the survivor is not known to lead alone, the others are what else is left of the rows.
+        # While the survivor is not known to lead alone, the other replicas may hold the only other copy of
+        # the rows.
         return "keep" if survivor_waits(lead, row) else "tombstone"
     # Its pending configuration does not matter. The row's configuration is committed and omits it, and ids
     # are never used again. A replica that is being added has an intent until a committed configuration names

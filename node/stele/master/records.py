@@ -38,8 +38,9 @@ a node drains."""
 
 ADMINISTRATOR, DRIVER = "administrator", "driver"
 KEPT = ("PARKED", "FENCED")
-"""Wishes for a node that keeps its replicas while it does not serve. They have an end."""
-"""Who asked for what is wanted of a node: an order without a driver's epoch, or one with it."""
+"""Wanted states in which a node keeps its replicas though it does not serve. They have an end."""
+"""Who asked for a node's wanted state: an order without a driver's epoch (an administrator), or one with
+it."""
 
 TABLE_PREFIX = b"table/"
 TABLET_PREFIX = b"tablet/"
@@ -179,8 +180,8 @@ class NodeRecord(Row):
     owner: str = ""
     left_ms: int = 0
     cluster_version: int = 0
-    """The newest that its program reads, as it registered last; 0: it does not say, so 1. For display: a master of an
-    earlier release does not keep it up to date."""
+    """The newest cluster version that its program reads, as it registered last; 0: it does not say, so 1. For
+    display: a master of an earlier release does not keep it up to date."""
 
     @property
     def returns(self) -> bool:
@@ -190,9 +191,9 @@ class NodeRecord(Row):
 
     @property
     def asked(self) -> str:
-        """What somebody wants of it: IN_SERVICE, DRAINED (it keeps its place), PARKED (it may be away, and
-        keeps its replicas), FENCED (likewise, and it serves nobody) or RETIRED (it drains, and then is gone for
-        good)."""
+        """The state that somebody wants for it. IN_SERVICE. DRAINED: it keeps its place. PARKED: it may be
+        away, and keeps its replicas. FENCED: as PARKED, and it serves nobody. RETIRED: it drains, and then is
+        gone for good."""
         if self.state == "ACTIVE":
             return self.wanted if self.wanted in KEPT and self.left_ms else "IN_SERVICE"
         if self.state == "DRAINING":
@@ -208,8 +209,8 @@ class NodeRecord(Row):
 
     @property
     def asked_by(self) -> str:
-        """Who asked for that; "" if nobody asked for anything. Rows of an earlier version do not tell, so
-        it was an administrator."""
+        """Who asked for that; "" if nobody asked for anything. Rows of an earlier version do not say, so it
+        was an administrator."""
         return "" if self.asked == "IN_SERVICE" else self.owner or ADMINISTRATOR
 
 
@@ -265,8 +266,8 @@ class RecoveryRecord(Row):
     """A lost majority that an administrator gave up. It stays for ever, also when the tablet is gone.
 
     `incarnation`: the tablet's from then on. `node_id`, `replica_id`: the survivor, whose log ended at
-    `last_logged` or later. `term`: above all that any replica told. `config_before`: the configuration whose
-    majority was lost. `told`: what the administrator was told of the loss.
+    `last_logged` or later. `term`: above all that any replica reported. `config_before`: the configuration
+    whose majority was lost. `told`: what the command said about the loss before the administrator agreed.
     """
 
     tablet_id: TabletId

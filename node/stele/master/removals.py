@@ -26,7 +26,7 @@ class _Left:
     nodes: set[str]
     """Nodes that may have a replica."""
     harmless: int
-    """This many of them are too few to commit anything."""
+    """If no more than this many nodes are left, they are too few to commit anything."""
 
 
 @dataclass(slots=True)

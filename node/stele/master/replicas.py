@@ -1,4 +1,4 @@
-"""What an administrator asks of replicas: the replication factor of a table. Called by service.py on the
+"""Sets the replication factor of a table, as an administrator asks. Called by service.py on the
 leader.
 
 Writes rows only. A driver then adds and removes replicas, one at a time. Invariant: nothing is recorded that
@@ -57,7 +57,8 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
     more_by_hand = [t for t in lead.catalog.current_tablets(table.table_id) if t.by_hand.extra]
     if more_by_hand:
         raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: tablet {more_by_hand[0].tablet_id[:8]} has "
+            f"replication factor {changed.replication_factor} of {table.name!r}: tablet "
+            f"{more_by_hand[0].tablet_id[:8]} has "
             "replicas beyond the factor by hand, which would come on top; `stele tablet release` it first"
         )
     lead.check_settled()
@@ -70,20 +71,24 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
     total = more + sum(c.replicas for c in candidates)
     if total > lead.options.tablets_per_node_max * len(candidates):
         raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: {more} more replicas would make {total} on "
+            f"replication factor {changed.replication_factor} of {table.name!r}: {more} more replicas would "
+            f"make {total} on "
             f"{len(candidates)} nodes, of at most {lead.options.tablets_per_node_max} each; add nodes"
         )
     roomy = {c.machine for c in candidates if not c.full}
     if len(roomy) < changed.replication_factor:
         raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: only {len(roomy)} machines have a node with "
+            f"replication factor {changed.replication_factor} of {table.name!r}: only {len(roomy)} machines "
+            f"have a node with "
             "room on its disk, and each replica needs its own; enlarge volumes or add nodes"
         )
     bytes_then = all_view_bytes(lead.catalog, changed)
     if bytes_then > VIEW_BYTES_MAX:
         raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make more than one answer "
-            f"of the masters can hold ({bytes_then >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); delete tables, or use fewer "
+            f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make "
+            f"more than one answer "
+            f"of the masters can hold ({bytes_then >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); delete "
+            f"tables, or use fewer "
             "replicas",
             code=Code.TOO_LARGE,
         )

@@ -1,8 +1,9 @@
-"""Ranges of tables that are added and dropped: which tablets come and go. Called by altering.py, under its locks.
+"""Adds and drops ranges of tables: works out which tablets come and go. Called by altering.py, under its
+locks.
 
-A dropped range's tablets are deleted as those of a deleted table: removals.py tells when nothing more is
-acknowledged by them, and forgetting.py drops their rows. Invariant: a tablet keeps its ordinal and its bounds,
-so no other tablet of the table is touched.
+A dropped range's tablets are deleted as those of a deleted table: removals.py knows when they acknowledge
+nothing more, and forgetting.py drops their rows. Invariant: a tablet keeps its ordinal and its bounds, so no
+other tablet of the table is touched.
 """
 
 from __future__ import annotations

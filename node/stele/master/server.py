@@ -60,7 +60,7 @@ class MasterExtension:
         return ""
 
     async def stop(self) -> None:
-        """Lead no more."""
+        """Stop leading."""
         await self.master.stop()
 
     def _replica_started(self, replica: Replica) -> None:

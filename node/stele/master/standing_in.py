@@ -113,7 +113,7 @@ class StandIn:
         if self._drives:
             self._drives = False
             metrics.master_drives.set(0)
-            log.info("a driver is at work again; this master drives no longer")
+            log.info("a driver is at work again; this master stops driving")
         await self._executor.release()
 
     async def _page(self, since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
@@ -122,7 +122,7 @@ class StandIn:
     async def _round(self) -> float:
         """Drive for one pass. Returns the seconds until the next."""
         scene, policy = self._scene(), self._policy().policy()
-        # A claim is written to the catalog every few seconds, so none is taken for a cluster that needs nothing.
+        # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.
         view = (await self._keeper.renew(self._page)).view
         if not await asyncio.to_thread(_is_work, view, policy):
             await self._executor.release()
@@ -138,5 +138,5 @@ class StandIn:
 
 
 def _is_work(view: ClusterView, policy: Policy) -> bool:
-    """Whether there is a step that can be taken, or waited for. What is Blocked needs no claim."""
+    """Whether there is a step that can be taken, or waited for. A Blocked step needs no claim."""
     return any(not isinstance(step, Blocked) for step in plan(view, policy))

@@ -1,4 +1,5 @@
-"""The sequence of changes of the cluster view, and the pages that tell them. Made by master.py for each leadership.
+"""The sequence of changes of the cluster view, and the pages that carry them. Made by master.py for each
+leadership.
 
 Each tablet (with its intent) and each table is a unit with the number of its last change. A page holds the units
 that changed after a given number, oldest first, each as it is now. The last page also has nodes, claim and policy.
@@ -36,7 +37,7 @@ PAGE_BYTES_MAX = 512 << 10
 STEP_UNITS = 16
 """Units that are built in one step of the event loop: some 1 ms."""
 GONE_KEPT = 10_000
-"""Deleted units that are remembered. A caller that has missed more gets the whole view anew."""
+"""How many deleted units are remembered. A caller that has missed more gets the whole view again."""
 
 _TABLET, _TABLE = "t/", "n/"
 
@@ -55,9 +56,9 @@ class ViewChanges:
         self._changed: dict[str, int] = {}
         """The number of each unit's last change, rising."""
         self._due: list[tuple[int, str]] = []
-        """When tablets change by the passing of time alone."""
+        """When tablets change because time passes, without a report."""
         self._full: dict[str, tuple[bool, int]] = {}
-        """What was last seen of each node's full report."""
+        """The last known state of each node's full report."""
         self._peers: dict[str, tuple[str, ...]] = {}
         self._on_node: dict[str, dict[str, None]] = {}
         """Tablets by the nodes in their configurations, without the catalog's own."""
@@ -70,7 +71,7 @@ class ViewChanges:
         self._liveness.on_report = self._reported
 
     def end(self) -> None:
-        """Follow no changes any more."""
+        """Stop following changes."""
         self._catalog.no_more_changes(self._row)
         self._liveness.on_report = None
 
@@ -117,7 +118,8 @@ class ViewChanges:
                 self._on_node.setdefault(node_id, {})[tablet_id] = None
 
     async def _pass_time(self) -> Scene:
-        """Note what has changed without a row or a report: replicas that count as missing by now, or no longer."""
+        """Record what changed without a row or a report: replicas that now count as missing, or no longer
+        do."""
         for node_id, life in list(self._liveness.nodes.items()):
             full = (life.full, life.full_since_ms)
             if self._full.get(node_id) != full:
@@ -139,7 +141,7 @@ class ViewChanges:
                 found.append((tablet_id, int(peer.replica_id)))
         return found
 
-    # --- what is told ---
+    # --- the pages ---
 
     async def page(self, since: master_pb2.ViewPlacePB, cluster_id: str) -> master_pb2.GetClusterViewResponse:
         """The next page after `since`."""

@@ -2,10 +2,10 @@
 background.py on the leader.
 
 What is wanted is kept apart from what is seen: a silent node may be wanted in service, and a live one parked.
-Everything but RETIRED can be taken back. Planning is the driver's; this module only keeps the wish.
+Everything but RETIRED can be taken back. The driver plans; this module only records what is wanted.
 
-Invariants: only the owner of a wish changes it, or an administrator who says `override`. The time of a wish
-is counted by leaders' monotonic clocks and written down each minute, so a change of leaders lengthens it by a
+Invariants: only the owner of a wanted state changes it, or an administrator who says `override`. Leaders'
+monotonic clocks count its time and write it to the row each minute. So a change of leaders lengthens it by a
 minute at most and never shortens it.
 """
 
@@ -43,7 +43,7 @@ _WANTED = {
 
 
 async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> None:
-    """Record what is wanted of a node. The same wish again begins its time anew.
+    """Record what is wanted of a node. The same request again restarts its time.
 
     Raises:
         Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; INVALID_ARGUMENT: it is RETIRED, or
@@ -88,8 +88,8 @@ def _check_owner(node: NodeRecord, owner: str, override: bool) -> None:
     if owner == DRIVER:
         raise Rejected(f"{asked} because an administrator asked for it; a driver may not change that")
     raise Rejected(
-        f"{asked} because the driver asked for it; change what it acts on, such as spec.nodes of the TabletCluster, or "
-        "override it"
+        f"{asked} because the driver asked for it; change what the driver acts on, such as spec.nodes of the "
+        f"TabletCluster, or override it"
     )
 
 
@@ -106,7 +106,7 @@ def _changed(node: NodeRecord, wanted: str, owner: str, reason: str, for_ms: int
 
 
 async def keep_time(lead: Leadership) -> None:
-    """End the wishes whose time is over, and write down the time left of the others each minute."""
+    """End the wanted states whose time is over, and write the time left of the others each minute."""
     due = [n.node_id for n in lead.catalog.nodes.values() if n.left_ms and _is_due(lead, n)]
     if due:
         await lead.do(_write_time(lead, due[:NODES_AT_ONCE]))
