@@ -133,7 +133,7 @@ async def test_a_file_that_gives_back_other_bytes_is_found(
     monkeypatch.setattr(os, "pwrite", lying)
     copy = await start(group, node, nodes[3], 4)
     await copy.wait()
-    assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
+    assert copy.failed and "CORRUPT: data from source:1 is damaged" in copy.progress.error
     monkeypatch.undo()
     await installed(await start(group, node, nodes[3], 4))
     assert leader.running
@@ -164,7 +164,7 @@ async def test_a_whole_file_in_the_place_of_another_is_found(group_of: MakeGroup
     one.write_bytes(other.read_bytes())
     copy = await start(group, node, nodes[3], 4)
     await copy.wait()
-    assert copy.failed and "CORRUPT: what source:1 gave is damaged" in copy.progress.error
+    assert copy.failed and "CORRUPT: data from source:1 is damaged" in copy.progress.error
 
 
 async def test_a_file_of_a_later_version_is_no_damage(group_of: MakeGroup) -> None:

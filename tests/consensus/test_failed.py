@@ -103,7 +103,7 @@ async def test_a_leader_whose_core_has_ended_leads_no_more_in_its_own_word(group
 
 
 EMPTY = Configuration(-1, ())
-LOST = [("all of it", "create it first"), ("its end", "the log lost what was acknowledged")]
+LOST = [("all of it", "create it first"), ("its end", "the log lost acknowledged entries")]
 
 
 @pytest.mark.parametrize(("lost", "why"), LOST)
@@ -137,8 +137,8 @@ MEETS = [
     (log_of(OpId(1, 4), 1, 2), OpId(2, 6), ""),
     (log_of(OpId(1, 4), 1, 2), OpId(1, 4), ""),
     (log_of(OpId(1, 4), 1, 2), OpId(1, 3), "entries between are missing"),
-    (log_of(OpId(1, 4), 1, 2), OpId(2, 7), "the log lost what was acknowledged"),
-    (log_of(OPID_NONE), OpId(2, 7), "the log lost what was acknowledged"),
+    (log_of(OpId(1, 4), 1, 2), OpId(2, 7), "the log lost acknowledged entries"),
+    (log_of(OPID_NONE), OpId(2, 7), "the log lost acknowledged entries"),
     (log_of(OpId(1, 4), 1, 3), OpId(2, 6), "the log has 3.6 where the store has 2.6"),
 ]
 

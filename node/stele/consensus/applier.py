@@ -162,7 +162,7 @@ class Applier:
         self._go_on()
 
     async def _look_up(self, entry: Entry, lookup: Lookup) -> None:
-        """Apply an entry that needs a lookup first, then go on with later ones."""
+        """Apply an entry that needs a lookup first, then continue with later ones."""
         try:
             found = await self._in_thread(lookup.run)
             if self._ended is not None:

@@ -81,7 +81,7 @@ def sums_of(superblock: Superblock) -> SumsInside:
 def initial_state(
     loaded: LoadedLog, config: Configuration, flushed: OpId, hint: ReplicaId | None, *, witness: bool
 ) -> InitialState:
-    """Make a core's initial state of its log, the configuration at the log's start and the OpId that the
+    """Make a core's initial state from its log, the configuration at the log's start and the OpId that the
     store holds.
 
     Raises:
@@ -91,18 +91,20 @@ def initial_state(
     last = loaded.last
     if flushed < start and not witness:
         raise Corrupt(
-            f"the log begins after {start}, the store ends at {flushed}: entries between are missing; "
-            "copy the replica anew"
+            f"the log begins after {start}, but the store ends at {flushed}: entries between are missing; "
+            f"copy the replica anew"
         )
     if last.index < flushed.index:
         raise Corrupt(
-            f"the log ends at {last}, the store holds all up to {flushed}: the log lost what was acknowledged; "
-            "copy the replica anew"
+            f"the log ends at {last}, but the store holds all up to {flushed}: the log lost acknowledged "
+            f"entries; copy the replica anew"
         )
     if flushed.index > start.index:
         there = loaded.opid_at(flushed.index)
         if there != flushed:
-            raise Corrupt(f"the log has {there} where the store has {flushed}; copy the replica anew")
+            raise Corrupt(
+                f"the log has {there}, but the store has {flushed} at that index; copy the replica anew"
+            )
     return InitialState(
         term=loaded.hard_state.term,
         voted_for=loaded.hard_state.voted_for,
@@ -127,7 +129,7 @@ async def start_replica(
 ) -> Replica:
     """Start a READY replica, or a young witness. If it is damaged it becomes FAILED, and nothing is raised.
 
-    `replica`: made by the caller before, so that it is visible (BOOTSTRAPPING) meanwhile.
+    `replica`: the caller makes it before, so that others see it as BOOTSTRAPPING meanwhile.
 
     Raises: Rejected: UNSUPPORTED_VERSION, a later program wrote its files. It does not become FAILED: a
         FAILED replica is replaced, and its rows erased. Retryable: the system has no file descriptor or
@@ -144,7 +146,7 @@ async def start_replica(
         witness = superblock.data_state is not DataState.READY
         if not witness:
             machine = await host.in_thread(open_machine, superblock, directory)
-        # Entries that the store holds may be a gibibyte. They are not read: the log tells their terms and
+        # Entries that the store holds may take a gibibyte. They are not read: the log knows their terms and
         # configurations.
         held = machine.flushed.index if machine is not None else 0
         loaded = await host.in_thread(lambda: fold_records(stream.load(held)))
@@ -156,7 +158,7 @@ async def start_replica(
         initial = initial_state(loaded, config, flushed, hint, witness=witness)
         if (
             replica.state is not ReplicaState.BOOTSTRAPPING
-        ):  # removed, or the node stops, while its log was read
+        ):  # removed, or the node stopped, while its log was read
             if machine is not None:
                 await host.in_thread(machine.close)
             return replica

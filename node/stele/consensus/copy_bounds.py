@@ -51,7 +51,8 @@ def refuse_beyond(bytes_wanted: int, room_bytes: int) -> None:
     """
     if bytes_wanted > room_bytes:
         raise Retryable(
-            f"the copy takes {bytes_wanted} bytes, and this node's disk has room for {room_bytes}; add space, or copy elsewhere",
+            f"the copy takes {bytes_wanted} bytes, but this node's disk has room for {room_bytes}; add "
+            f"space, or copy elsewhere",
             code=Code.DISK_FULL,
         )
 
@@ -70,9 +71,9 @@ def _fault(session: SessionInfo, at_least: OpId, caller_term: int) -> str:
         ("a number of files of", len(session.files), COPY_FILES_MAX),
     ):
         if not 0 <= number <= most:
-            return f"{what} {number}, where 0 to {most} is taken"
+            return f"{what} {number}; expected 0 to {most}"
     if opid.index < at_least.index:
-        return f"a checkpoint at {opid}, where {at_least} or later was asked for"
+        return f"a checkpoint at {opid}; expected {at_least} or later"
     return _names_fault(session) or configuration_fault(session.config)
 
 
@@ -80,7 +81,7 @@ def _names_fault(session: SessionInfo) -> str:
     names = [file.name for file in session.files]
     for name in names:
         if not _is_name(name):
-            return f"a file named {name[:_SHOWN]!r}, as no store names its own"
+            return f"a file named {name[:_SHOWN]!r}, which no store uses"
     if not names or len(set(names)) < len(names):
         return f"{len(names)} files of {len(set(names))} names"
     return ""

@@ -1,4 +1,4 @@
-"""A tablet copy as its receiver is asked for it: the order, its progress, and what it needs of its node.
+"""A tablet copy as ordered from its receiver: the order, its progress, and what it needs from its node.
 
 Used by copy_target.py, which carries orders out, and by the node that takes and reports them. Does nothing
 itself.
@@ -22,7 +22,7 @@ from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey, Table
 class CopyProgress:
     """How far a copy is. `state`: Waiting, Starting, Fetching, Verifying, Installing, Done, Failed.
 
-    Waiting: a witness runs, and fetches its rows once it is told to.
+    Waiting: a witness runs, and fetches its rows once it gets the order.
     """
 
     replica_id: ReplicaId
@@ -57,7 +57,7 @@ class CopyOrder:
 
 
 class CopyHome(Protocol):
-    """What the copy needs of the node it fills."""
+    """What the copy needs from the node that it fills."""
 
     def room_bytes(self) -> int:
         """How many bytes the disk can take, without the space that is kept for the log. Blocks."""
@@ -86,14 +86,14 @@ class CopyHome(Protocol):
 
 
 def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:
-    """A copy may replace a tombstone or a FAILED replica, never one that lives.
+    """A copy may replace a tombstone or a FAILED replica, never a live one.
 
     Raises:
         Rejected: ALREADY_PRESENT.
     """
     if live is not None and live != order.replica_id:
         raise Rejected(
-            f"replica {live} of tablet {order.tablet_id} lives on this node; remove it before copying "
+            f"replica {live} of tablet {order.tablet_id} is alive on this node; remove it before copying "
             f"replica {order.replica_id} here",
             code=Code.ALREADY_PRESENT,
         )

@@ -116,12 +116,17 @@ class CopySessions:
 
     async def _begin(self, replica: Replica, at_least: OpId) -> SessionInfo:
         if len(self._sessions) + self._making >= SESSIONS_MAX:
-            raise Retryable(f"{SESSIONS_MAX} copies are being read from this node; wait", code=Code.THROTTLED)
+            raise Retryable(
+                f"{SESSIONS_MAX} copies are being read from this node, which is the limit; try again later",
+                code=Code.THROTTLED,
+            )
         if replica.machine is None or not replica.running:
             raise Retryable("this replica holds no rows to copy; choose another source", code=Code.NOT_READY)
         if replica.applied_index < at_least.index:
             raise Retryable(
-                f"applied up to {replica.applied_index}, asked for {at_least}; try again", code=Code.NOT_READY
+                f"this replica has applied up to {replica.applied_index}, but {at_least} is needed; try "
+                f"again",
+                code=Code.NOT_READY,
             )
         session_id = new_id()
         directory = self._root / session_id
@@ -232,7 +237,7 @@ class CopySessions:
 
         def going_on(size: int) -> None:
             if self._closed or not replica.running:
-                raise Retryable("nobody needs to know any more")
+                raise Retryable("nobody waits for the result any more")
 
         try:
             async with self._looking:  # one at a time: it may take minutes, and takes a thread
@@ -257,7 +262,7 @@ class CopySessions:
         for session_id, session in list(self._sessions.items()):
             if session.expires_ms < now or not session.replica.running:
                 log.warning(
-                    "copy session ended unasked", session=session_id, tablet=session.replica.tablet_id
+                    "copy session ended by this node", session=session_id, tablet=session.replica.tablet_id
                 )
                 await self.end(session_id)
 

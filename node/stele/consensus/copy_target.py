@@ -1,4 +1,4 @@
-"""The receiving side of a tablet copy: from an order to a replica that runs. Owned by the tablet manager.
+"""The receiving side of a tablet copy: turns an order into a running replica. Owned by the tablet manager.
 
 Order of what becomes durable:
 1. the superblock, as COPYING
@@ -84,11 +84,11 @@ class TabletCopy:
 
     @property
     def waits(self) -> bool:
-        """Whether it made a witness, and was not told yet to fetch the rows."""
+        """Whether it made a witness, and has no order yet to fetch the rows."""
         return self.order.log_only
 
     def pace(self, bytes_per_second: int) -> None:
-        """Go on at this rate; 0: unbounded."""
+        """Continue at this rate; 0: unbounded."""
         self.bytes_per_second = bytes_per_second
         self._rate.change(bytes_per_second)
 
@@ -142,7 +142,7 @@ class TabletCopy:
             self.progress.state, self.progress.error = "Failed", str(exc) or repr(exc)
             unexpected = None if isinstance(exc, SteleError) else exc
             log.warning("copy failed", error=self.progress.error, exc_info=unexpected, **about)
-            let_go(exc)  # the error's frames hold the last bytes that came, and this frame holds the error
+            let_go(exc)  # the error's frames hold the last received bytes, and this frame holds the error
         finally:
             self._prepared.set()
 
@@ -159,7 +159,7 @@ class TabletCopy:
     async def _copy(self) -> None:
         """Fetch and install the files.
 
-        A source that restarts forgets its sessions: then begin another one.
+        A source that restarts forgets its sessions; then begin another one.
         """
         for attempt in range(_SESSIONS_MAX):
             session = await self._begin()
@@ -176,7 +176,7 @@ class TabletCopy:
                     await until_finished(self._in_thread(remove_tree, self._incoming(session)))
                     if not damage:
                         raise
-                    raise Corrupt(f"what {self.order.source_address} gave is damaged: {exc.args[0]}") from exc
+                    raise Corrupt(f"data from {self.order.source_address} is damaged: {exc.args[0]}") from exc
                 await self._install(session, superblock)
                 success = True
                 self.progress.state = "Done"
@@ -228,7 +228,8 @@ class TabletCopy:
         )
         if superblock.tablet_id != self.order.tablet_id:
             raise Rejected(
-                f"the source sent tablet {superblock.tablet_id}, but this copy is of tablet {self.order.tablet_id}"
+                f"the source sent tablet {superblock.tablet_id}, but this copy is of tablet "
+                f"{self.order.tablet_id}"
             )
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint
@@ -310,7 +311,9 @@ class TabletCopy:
             machine = open_machine(superblock, self._directory, self._incoming(session).name)
             try:
                 if machine.flushed != session.checkpoint:
-                    raise Corrupt(f"the files hold {machine.flushed}, their source says {session.checkpoint}")
+                    raise Corrupt(
+                        f"the files hold {machine.flushed}, but their source says {session.checkpoint}"
+                    )
                 machine.verify(going_on, compared)
             finally:
                 machine.close()
@@ -350,7 +353,7 @@ class TabletCopy:
         """Wait until the witness's log holds the checkpoint.
 
         If the store were ahead of the log, the next start would find a log that lost entries. There is no
-        time limit: if nobody can send the witness what it lacks, its driver removes it, which ends this.
+        time limit: if nobody can send the witness what it lacks, its driver removes it. That ends the wait.
         """
         while True:
             if self._home.log_reaches(self.key, checkpoint):

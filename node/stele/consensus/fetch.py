@@ -1,6 +1,6 @@
 """Fetches a copy's files: several chunks at a time, checked, resumed, with a bounded rate. Knows no tablets.
 
-Threads of its own receive and write the bytes; the event loop only gives out chunks.
+Its own threads receive and write the bytes; the event loop only assigns chunks.
 
 Invariants: a file gets its name only once all its bytes have arrived unchanged, are synced, and match the
 checksums inside the file. Once `Fetcher.fetch` has returned or raised, none of its threads touches the
@@ -39,7 +39,7 @@ PART = ".part"
 _PIECE_BYTES = 8 << 20
 """A chunk is synced in pieces of this size while more of it arrives."""
 SILENT_MAX_S = 30.0
-"""A source that gives nothing for so long is given up; there may be another."""
+"""A source that gives nothing for this long is given up; there may be another."""
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
@@ -88,7 +88,7 @@ class RateLimit:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def change(self, bytes_per_second: int) -> None:
-        """Change the rate. Callers that wait because of the old one go on at once."""
+        """Change the rate. Callers that wait because of the old rate continue at once."""
         if bytes_per_second == self._rate:
             return
         self._rate, self._free_at = bytes_per_second, 0.0
@@ -157,8 +157,8 @@ class _Landing:
                 os.fdatasync(f.fileno())
                 if self.sums is not None:
                     self.sums.compare(begin, end, lambda offset, length: sum_at(f.fileno(), offset, length))
-                # The next bytes can use these pages. A whole tablet in the page cache would push out what the
-                # node works with. Where a hypervisor must find memory for each page, that would cost more
+                # The next bytes can use these pages. A whole tablet in the page cache would push out the
+                # node's working set. Where a hypervisor must find memory for each page, that would cost more
                 # than the transfer.
                 os.posix_fadvise(f.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
                 with self._lock:
@@ -292,7 +292,7 @@ class Fetcher:
         for chunk in chunks:
             chunk.settling = settling
             await self._rate.take(chunk.end - chunk.at)
-            self._moved_at = self._loop.time()  # while this waited, nothing was asked of the source
+            self._moved_at = self._loop.time()  # while this waited, nothing was requested from the source
             await self._fetch_chunk(session_id, chunk)
             settling = chunk.settling
         if settling is not None:

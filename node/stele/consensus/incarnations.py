@@ -1,10 +1,11 @@
 """Whether a replica takes a message, by the incarnation of the tablet that the message carries. Called for each.
 
-A recovery after a lost majority raises the incarnation of a tablet (stele.tserver.recovering). The replicas that it left
-behind may return, elect a leader and commit: in a log that the others have given up.
+A recovery after a lost majority raises the incarnation of a tablet (stele.tserver.recovering). The replicas
+that it left behind may return and elect a leader. They would commit entries in a log that the others have
+given up.
 
-Invariant: no message crosses between two incarnations. A replica that hears of a higher one FAILS: it is removed and copied
-anew. One that hears of a lower one says so, and takes nothing.
+Invariant: no message crosses between two incarnations. A replica that hears of a higher one becomes FAILED,
+is removed and copied anew. One that hears of a lower one answers so, and takes nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from stele.model.ids import NodeId, ReplicaId
 from stele.raft.messages import VoteResponse
 
 OUTDATED = VoteResponse(0, False, True, 0, False, True)
-"""The answer to a message of a lower incarnation: what counts is the incarnation of its envelope. To earlier releases it is
-the answer of a voter that abstains."""
+"""The answer to a message of a lower incarnation. The incarnation of its envelope is what counts. Earlier
+releases take it for the answer of a voter that abstains."""
 
 
 def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, told: int) -> bool:
@@ -33,6 +34,7 @@ def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, tol
         replica.host.dropped(from_node, "incarnation", why)
         return False
     replica.fail(
-        f"the tablet was recovered as incarnation {told}, this replica is of {own}: the masters remove it, and it is copied anew"
+        f"the tablet was recovered as incarnation {told}, but this replica has incarnation {own}: the "
+        f"masters remove it, and it is copied anew"
     )
     return False

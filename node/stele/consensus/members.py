@@ -26,7 +26,7 @@ from stele.raft.status import PeerState
 
 T = TypeVar("T")
 _SENDERS_MAX = 1_024
-"""How many replicas of a group are remembered besides those of its latest configurations."""
+"""How many replicas of a group are remembered, besides those of its latest configurations."""
 _CONFIGS_KEPT = 16
 
 
@@ -98,7 +98,8 @@ class Members:
         until it has all of it.
 
         Raises:
-            Retryable: NOT_LEADER, TIMED_OUT (it leads on), NOT_READY (also a target that is not caught up).
+            Retryable: NOT_LEADER, TIMED_OUT (this replica still leads), NOT_READY (also for a target that is
+            not caught up).
             Rejected: the target cannot lead.
         """
         self._standing.check_leader()
@@ -111,16 +112,17 @@ class Members:
         await self._ask(self._transfers, context, event)
 
     def promote(self, cause: str) -> None:
-        """Have this replica stand for election at once. Whether it wins is seen by its role.
+        """Let this replica stand for election at once. Its role shows whether it wins.
 
         Raises:
-            Rejected: it may not lead: no voter with rows, or it has FAILED.
+            Rejected: it cannot lead, because it is no voter with rows, or has FAILED.
         """
         core = self._runtime.core
         if not self._standing.running or not core.may_campaign or core.is_witness:
             raise Rejected(
-                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id} cannot lead: it is no voter with "
-                f"rows that runs, but {self._standing.state.name}"
+                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id} cannot lead: only "
+                f"a running voter with rows can, and it is {self._standing.state.name}; choose another "
+                f"replica"
             )
         self._standing.log.warning("promoted by force", cause=cause)
         self._runtime.post(Promote(self._runtime.now_ms(), cause))
@@ -136,7 +138,7 @@ class Members:
         self._runtime.post(event)
         return await asyncio.shield(future)
 
-    # --- what the core says
+    # --- what the core reports
 
     def changed(self, context: int, config: Configuration) -> None:
         """A change is committed."""
@@ -145,7 +147,7 @@ class Members:
             future.set_result(config)
 
     def transferred(self, context: int) -> None:
-        """Another replica leads, as was asked."""
+        """Another replica leads, as requested."""
         future = self._transfers.pop(context, None)
         if future is not None:
             future.set_result(None)
@@ -172,10 +174,10 @@ class Members:
         if replica_id not in self.needs_copy:
             self._standing.log.warning("peer needs a copy", peer=replica_id, cause=cause)
             self.needs_copy[replica_id] = cause
-            self._standing.report()  # only this leader can tell the masters
+            self._standing.report()  # only this leader can report it to the masters
 
     def end_leading(self) -> None:
-        """It leads no more: forget what only a leader knows of its peers."""
+        """It no longer leads: forget what only a leader knows of its peers."""
         self.needs_copy.clear()
 
     def forget_copied(self) -> None:

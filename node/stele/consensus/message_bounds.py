@@ -1,8 +1,8 @@
 """Checks messages of other replicas against the bounds of `stele.model.bounds` before the core sees them.
 
-Owned by StartedReplica, called for every message. A message that breaks a bound is dropped, and the host is
-told. It makes no replica FAILED. What only the core can judge, by its log, the core ignores itself
-(`MessageIgnored`).
+Owned by StartedReplica, called for every message. A message that breaks a bound is dropped and reported to
+the host. It makes no replica FAILED. Faults that only the log can show are left to the core, which ignores
+such a message (`MessageIgnored`).
 
 Invariants: entries that pass have consecutive indexes, and terms that never fall and do not exceed the
 message's. Configurations among them have voters. A message with a term far above the replica's raises its
@@ -43,9 +43,9 @@ class MessageBounds:
         self._host = host
 
     def admit(self, from_node: NodeId, message: Message) -> Message | None:
-        """The message to give to the core, perhaps another than came.
+        """The message for the core, which may differ from the one received.
 
-        None: it was dropped, and the host told.
+        None: it was dropped, and the host was told.
         """
         term_max = self._core.term + TERM_JUMP_MAX
         if message.term > term_max:
@@ -69,7 +69,8 @@ class MessageBounds:
             index += 1
             if entry.index != index or not term <= entry.term <= term_max:
                 return "entries", (
-                    f"entry {entry.opid} of an update of term {term_max}, where {index} of term {term} or above follows"
+                    f"entry {entry.opid} of an update of term {term_max}; expected {index} of term {term} or "
+                    f"above"
                 )
             term = entry.term
             if entry.timestamp > latest or entry.kind is not write:
@@ -88,7 +89,8 @@ def _entry_fault(entry: Entry, latest: int) -> tuple[str, str] | None:
             return "entries", f"entry {entry.opid}: {exc.args[0]}"
     if time > latest:
         return "time", (
-            f"entry {entry.opid} is of {utc(physical_us(time))}; the latest that is taken is {utc(physical_us(latest))}"
+            f"entry {entry.opid} is of {utc(physical_us(time))}; the latest time allowed is "
+            f"{utc(physical_us(latest))}"
         )
     if entry.kind is EntryKind.CONFIG:
         try:

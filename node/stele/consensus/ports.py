@@ -30,7 +30,7 @@ class ReplicaOptions:
 
     - `clock_error_max_ms`: how far the nodes' clocks may be apart. A ceiling runs half of it ahead of the
       clock.
-    - `ceiling_ahead_max_ms`: how far a ceiling runs ahead where commits take long. A new leader may wait so
+    - `ceiling_ahead_max_ms`: how far a ceiling runs ahead where commits take long. A new leader may wait this
       long before it writes.
     - `write_bytes_max`: the largest payload of one write.
     - `apply_slice_ms`: bounds one step of applying.
@@ -70,7 +70,7 @@ class HostedReplica(Protocol):
 
     @property
     def superblock(self) -> Superblock:
-        """What it is."""
+        """The replica's id, for messages and reports."""
 
     @property
     def raw_tablet_id(self) -> bytes:
@@ -89,7 +89,7 @@ class Host(Protocol):
         """Microseconds since 1970."""
 
     def clock_fault(self, wall_us: int) -> str:
-        """Why this reading of `wall_us` must not become a timestamp, in words; "" if it may."""
+        """Why this reading of `wall_us` must not become a timestamp, as text; "" if it may."""
 
     def latest_time(self) -> int:
         """The highest timestamp that an uncommitted entry may have: some hours ahead of most nodes' clocks."""
@@ -129,7 +129,7 @@ class Host(Protocol):
 
 
 class CoreLog(Appends, Protocol):
-    """What the runtime of a core needs of the replica's stream."""
+    """What the runtime of a core needs from the replica's stream."""
 
     @property
     def under_way(self) -> object:

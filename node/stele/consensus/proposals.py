@@ -1,7 +1,8 @@
 """Writes without an outcome yet: waiting for a timestamp, given to the core, or in the log. Owned by Writes;
 no I/O.
 
-Once proposed, a write belongs to the replica. Its outcome comes from applying, also if its caller has gone.
+Once proposed, a write belongs to the replica. Its outcome comes from applying it, even if its caller has
+gone.
 
 Invariant: every write's future ends exactly once: with its outcome; with a retryable error if it never
 entered a log; or with UNKNOWN_OUTCOME if it was dropped from this log.
@@ -114,13 +115,13 @@ class Proposals:
 def _fail(pending: Pending, error: Exception) -> None:
     if not pending.future.done():
         pending.future.set_exception(error)
-        pending.future.exception()  # whoever waited may have gone; then nobody else asks for it
+        pending.future.exception()  # the caller that waited may have gone; then nobody else retrieves it
 
 
 def _unknown(opid: OpId | None) -> Retryable:
     where = f"at {opid} " if opid is not None else ""
     return Retryable(
-        f"the write {where}was proposed and this replica does not know whether it will be committed; "
+        f"the write {where}was proposed, but this replica does not know whether it will be committed; "
         "send it again with the same client id and sequence",
         code=Code.UNKNOWN_OUTCOME,
     )

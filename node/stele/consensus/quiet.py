@@ -21,7 +21,7 @@ from stele.raft.effects import Role
 from stele.raft.messages import Message, UpdateRequest
 
 QUIET_AFTER_MS = 3_000
-"""A group rests after it has been idle for so long."""
+"""A group rests after it has been idle for this long."""
 
 
 def peer_nodes(replica: Replica) -> tuple[NodeId, ...]:

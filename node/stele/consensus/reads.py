@@ -134,7 +134,7 @@ class Reads:
     # --- what the core says
 
     def ready(self, context: int, index: int) -> None:
-        """This replica still leads. The reads of that round may go on once `index` is applied."""
+        """This replica still leads. The reads of that round may continue once `index` is applied."""
         for future in self._rounds.pop(context, ()):
             if not future.done():
                 future.set_result(index)
@@ -144,7 +144,7 @@ class Reads:
         _refuse(self._rounds.pop(context, []), error)
 
     def refuse_all(self, error: SteleError) -> None:
-        """The replica leads no more, or ends: refuse all reads."""
+        """The replica no longer leads, or ends: refuse all reads."""
         waiting = [future for futures in self._rounds.values() for future in futures] + self._next_round
         self._rounds.clear()
         self._next_round = []

@@ -1,5 +1,5 @@
-"""How a replica becomes the only voter of its tablet after a lost majority: what is written, in which order. Writes through
-the caller's hands; used on a running node and on a volume that no process uses.
+"""Makes a replica the only voter of its tablet after a lost majority: what is written, in which order. The
+caller does the writing. Used on a running node and on a volume that no process uses.
 
 1. the superblock with the higher incarnation: from here on the replica hears none of its former peers, and leads nobody;
 2. in its log a PROMOTE record, and a configuration of itself alone as the next entry, in one sync.
@@ -24,8 +24,8 @@ from stele.wal.stream import StreamLog
 
 @dataclass(frozen=True, slots=True)
 class SoleVoter:
-    """The order. `incarnation`: the one from now on. `term`: above all that any replica told. `at_least`: the replica's log
-    must reach up to here."""
+    """The order. `incarnation`: the one from now on. `term`: above all that any replica reported. `at_least`:
+    the replica's log must reach up to here."""
 
     key: StreamKey
     incarnation: int
@@ -38,8 +38,8 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
     """Refuse an order that this replica cannot carry out.
 
     Raises:
-        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one; CAS_FAILED, its log is shorter than the administrator was
-            told; INVALID_ARGUMENT, it holds no rows.
+        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one; CAS_FAILED, its log
+        is shorter than the administrator saw; INVALID_ARGUMENT, it holds no rows.
     """
     own = block.tablet_incarnation
     if not max(own, 1) <= order.incarnation <= own + TABLET_INCARNATION_JUMP_MAX:
@@ -51,7 +51,8 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
         raise Rejected(f"replica {order.key} is {block.data_state.name}: it has no rows of its own")
     if last_logged < order.at_least:
         raise Rejected(
-            f"the log of replica {order.key} ends at {last_logged}, and was told to end at {order.at_least}: look again",
+            f"the log of replica {order.key} ends at {last_logged}, but the order expects {order.at_least}; "
+            f"run the command again to see what would be lost",
             code=Code.CAS_FAILED,
         )
 

@@ -43,7 +43,7 @@ class Replica:
         self.standing = Standing(superblock, host, self.options.raft.election_max_ms)
         self.started: StartedReplica | None = None
         self.committed_elsewhere = 0
-        """The highest commit index that a leader has told since this replica FAILED."""
+        """The highest commit index that a leader has sent since this replica FAILED."""
 
     # --- its parts
 
@@ -54,7 +54,7 @@ class Replica:
         Raises, as all parts do before it is started:
             Retryable: NOT_READY during bootstrap, NOT_LEADER if it FAILED before its core was made.
         """
-        if self.started is None:  # as `_parts`, which would cost each block a call more
+        if self.started is None:  # as `_parts`, which would cost one more call for each block
             raise self.standing.refusal()
         return self.started.writes
 
@@ -96,7 +96,7 @@ class Replica:
         """The runtime of the core; None where there is no core."""
         return self.started.runtime if self.started is not None else None
 
-    # --- where it stands
+    # --- its state
 
     @property
     def superblock(self) -> Superblock:
@@ -185,9 +185,9 @@ class Replica:
 
     @property
     def active_ms(self) -> int:
-        """When it was last active (log, role or reads), by the node's clock; 0: never.
+        """When its log, role or reads last changed, by the node's clock; 0: never.
 
-        A group rests after a while.
+        A group rests after some idle time.
         """
         started = self.started
         return max(started.active_ms, started.reads.asked_ms) if started is not None else 0
@@ -226,7 +226,7 @@ class Replica:
         self.standing.report()
 
     def fail(self, reason: str) -> None:
-        """Become FAILED: abstain, serve nothing, keep the files. The node itself goes on."""
+        """Become FAILED: abstain, serve nothing, keep the files. The node itself continues."""
         if not self.standing.fail(reason):
             return
         if self.started is not None:
@@ -255,14 +255,15 @@ class Replica:
     def _failed(self, error: Exception) -> None:
         """End this replica because of `error`.
 
-        Files of a later program are no damage: a FAILED replica would be replaced and its rows erased. So the
-        node ends.
+        Files of a later program are not damage. A FAILED replica would be replaced and its rows erased, so
+        the node ends instead.
         """
         if of_later_program(error):
             self._halt(f"it met what a later program wrote: {error.args[0]}")
             self.host.fail(
                 Rejected(
-                    f"replica {self.replica_id} of tablet {self.tablet_id} met what a later program wrote, upgrade this "
+                    f"replica {self.replica_id} of tablet {self.tablet_id} met what a later program wrote, "
+                    f"upgrade this "
                     f"one: {error.args[0]}",
                     code=Code.UNSUPPORTED_VERSION,
                 )
@@ -272,7 +273,7 @@ class Replica:
         else:
             self.fail(f"{error}; the node's log has more")
 
-    # --- what its node tells it
+    # --- what its node reports to it
 
     def tick(self, now_ms: int) -> None:
         """Time has passed. The node calls it for all replicas; it is cheap when nothing is due."""

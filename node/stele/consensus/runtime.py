@@ -87,7 +87,7 @@ class CoreRuntime:
         self._stall_told_ms = 0
         self._reads: set[asyncio.Task[None]] = set()
         self._quiet_since_ms: int | None = None
-        self._quiet_ms = 0  # for how long the core's time has stood still, in all
+        self._quiet_ms = 0  # for how long the core's time has stood still, in total
 
     def now_ms(self) -> int:
         """The core's time: the node's time less the times in which the group was quiet."""
@@ -133,7 +133,7 @@ class CoreRuntime:
     def tick(self, now_ms: int) -> None:
         """Time has passed; cheap when nothing is due."""
         self.ticked_ms = now_ms
-        # The core is told again well within the shortest election timeout.
+        # The core gets it again well within the shortest election timeout.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
         if self._asked > self._durable and self._log_stalls(now_ms) and now_ms > due_ms:
             self._stall_told_ms = now_ms
@@ -146,8 +146,8 @@ class CoreRuntime:
     def _log_stalls(self, now_ms: int) -> bool:
         """Whether a Persist has waited for an election timeout in which the log did not move.
 
-        A slow log that moves is no stall: an entry waits for the sync under way, and then for its own. To
-        hand over would not help if the other disks are as slow; if they are faster, the others commit without
+        A slow log that moves is no stall: an entry waits for the sync under way, and then for its own. A
+        hand-over would not help if the other disks are as slow. If they are faster, the others commit without
         this one.
         """
         stands = self._stream.under_way
@@ -238,7 +238,7 @@ class CoreRuntime:
         try:
             call()
         except Retryable as exc:
-            log.debug("log pushes back", error=str(exc))
+            log.debug("the log is full and refuses appends for now", error=str(exc))
             self._no_space = exc.code is Code.DISK_FULL
             self._loop.call_later(_RETRY_S, self._push_appends)
             return False

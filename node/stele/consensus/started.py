@@ -160,7 +160,8 @@ class StartedReplica:
         return await self.storage.read_log(first_index, bytes_max)
 
     def runtime_failed(self, error: Exception) -> None:
-        """The core or the log has failed. The core cannot tell that it leads no more, so tell it here."""
+        """The core or the log has failed. The core cannot report that it no longer leads, so report it
+        here."""
         self._failed(error)
         cause = f"its core has ended: {error}"
         self._role_changed(fx.RoleChanged(Role.NON_PARTICIPANT, self._standing.term, None, cause))

@@ -59,7 +59,7 @@ def replica_status(standing: Standing, started: StartedReplica | None) -> common
         pb.bytes_on_disk = getattr(machine, "bytes_on_disk", 0)
         pb.rows_estimate = getattr(machine, "rows_estimate", 0)
     now_ms = started.runtime.now_ms()
-    # Not by the core's role: a core that has failed may say for ever that it leads.
+    # Not by the core's role: a failed core may claim for ever that it leads.
     for peer in status.peers if standing.role is Role.LEADER else ():
         pb.peers.append(
             common_pb2.PeerHealthPB(

@@ -23,7 +23,7 @@ from stele.tablet.files import translate
 from stele.tablet.machine import StateMachine
 
 LOG_KEPT_MS = 120_000
-"""How long flushed entries stay for a peer to come."""
+"""How long flushed entries stay for a peer that may still be added."""
 
 
 class Storage:

@@ -9,9 +9,9 @@ and a scan at the present would miss them.
 So a ceiling runs ahead of the clock as little as possible; but the next one must be committed before it is
 used up. Where commits take long, ceilings run further ahead, by a multiple of the time of the last commit. A
 new leader begins as far ahead as its predecessor was. The cost is the wait of a new leader, a few commits
-long. Timestamps stay those of the clock. Rejected: a timestamp in the past, below a ceiling that the clock
-has passed. It would cost no wait. But a scan of several tablets could then miss a write in one, and see a
-later write in another.
+long. Timestamps stay those of the clock. An alternative was rejected: timestamps in the past, below a ceiling
+that the clock has passed. They would cost no wait. But a scan of several tablets could then miss a write in
+one, and see a later write in another.
 
 Invariant: `assign` returns strictly rising values, all at or below a committed ceiling. No timestamp and no
 ceiling is made of a reading of the wall clock that the node finds wrong.
@@ -28,9 +28,8 @@ from stele.model.ids import HybridTime
 
 _CEILING = struct.Struct("<Q")
 _AHEAD_PER_COMMIT = 4
-"""A ceiling runs ahead by so many times the last commit's time. The next one is due at half of that, so its
-commit may take twice as long as the last one did.
-"""
+"""A ceiling runs ahead by this many times the last commit's time. The next one is due at half of that, so its
+commit may take twice as long as the last one did."""
 
 
 def encode_ceiling(ceiling: int) -> bytes:
@@ -77,7 +76,7 @@ class Timestamps:
         self._clock = HybridClock(wall_us)
         self._highest = 0  # of any ceiling in the log, committed or not
         self._committed = 0  # usable: committed by this leader in this term
-        self._proposed = 0  # on its way, 0: none
+        self._proposed = 0  # proposed and not yet committed; 0: none
         self._proposed_us = 0  # when, by the wall clock
         self._begins_us = 0  # of this clock: it has passed what earlier leaders may have assigned
         self.ceiling_due = False
@@ -116,7 +115,7 @@ class Timestamps:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the wall clock, in words; "" if nothing is.
+        """What is wrong with the wall clock, as text; "" if nothing is.
 
         Until it is right, nothing is assigned.
         """
@@ -182,13 +181,13 @@ class Timestamps:
         """Assign nothing at or below `snapshot` from now on.
 
         Raises:
-            Rejected: CLOCK_AHEAD, if it lies further ahead of the wall clock than clocks may be apart.
+            Rejected: CLOCK_AHEAD, if it is further ahead of the wall clock than clocks may be apart.
         """
         wall = self._wall_us()
         if snapshot > from_physical_us(wall + self._error_max_us):
             raise Rejected(
                 f"{future_snapshot(snapshot, wall, f'the clock of node {self._node[:8]}')}; "
-                "if you gave none, your machine's clock is wrong: set it right",
+                "if you gave no snapshot, your machine's clock is wrong; correct it",
                 code=Code.CLOCK_AHEAD,
             )
         self._clock.observe(snapshot)

@@ -1,4 +1,4 @@
-"""The write path of a replica: gives writes timestamps below a committed ceiling, proposes them, and tells
+"""The write path of a replica: gives writes timestamps below a committed ceiling, proposes them, and reports
 their outcomes.
 
 One part of a StartedReplica. A write waits if no ceiling covers its timestamp yet.
@@ -75,7 +75,8 @@ class Writes:
         """
         if len(payload) > self._options.write_bytes_max:
             raise Rejected(
-                f"write of {len(payload)} bytes; at most {self._options.write_bytes_max}: send smaller ones",
+                f"write of {len(payload)} bytes; at most {self._options.write_bytes_max} are allowed; send "
+                f"smaller ones",
                 code=Code.TOO_LARGE,
             )
         if not self._standing.leads:
@@ -84,7 +85,8 @@ class Writes:
             raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
         if self._host.stores_full():
             raise Retryable(
-                f"rows that wait to be flushed fill the memory of node {self._host.node_id}; send again a little later",
+                f"rows that wait to be flushed fill the memory of node {self._host.node_id}; send again a "
+                f"little later",
                 code=Code.THROTTLED,
             )
         timestamp = None if self.proposals.waiting else self.timestamps.assign()
@@ -138,14 +140,15 @@ class Writes:
         if behind_ms > self._options.clock_error_max_ms:
             raise Retryable(
                 f"the clock of node {self._host.node_id} is {behind_ms} ms behind the timestamps of tablet "
-                f"{self._standing.tablet_id}: this one is wrong, or that of a node that led before it; set the clocks right",
+                f"{self._standing.tablet_id}: this clock is wrong, or that of an earlier leader's node; "
+                f"correct the clocks",
                 code=Code.NOT_READY,
             )
 
     def let_time_pass(self) -> None:
         """As leader, append a ceiling once that lets the machine forget all its clients.
 
-        Replicas forget clients by the timestamps of entries only. Without this, a tablet without writes would
+        Replicas forget clients only by the timestamps of entries. Without this, a tablet without writes would
         remember its clients for ever.
         """
         machine = self._storage.machine
@@ -160,7 +163,7 @@ class Writes:
     async def covered(self, snapshot: int) -> None:
         """Return once a ceiling of this leader at or above `snapshot` is committed.
 
-        Raises if it leads no more.
+        Raises if it no longer leads.
         """
         while not self.timestamps.covers(snapshot):
             future: asyncio.Future[None] = self._loop.create_future()
@@ -272,7 +275,7 @@ class Writes:
         self._ceiling_contexts.clear()
 
     def end_leading(self, error: SteleError) -> None:
-        """It leads no more: refuse the writes that were not proposed yet."""
+        """It no longer leads: refuse the writes that were not proposed yet."""
         self.proposals.fail_waiting(error)
         self._wake_ceiling_waiters(error)
 
@@ -286,4 +289,4 @@ class Writes:
 
 def wrong_clock(fault: str) -> SteleError:
     """The error for a wrong clock. Retryable: the node hands over, and the next leader's clock is right."""
-    return Retryable(f"{fault}; until then this replica makes no timestamps", code=Code.NOT_READY)
+    return Retryable(f"{fault}; until then this replica assigns no timestamps", code=Code.NOT_READY)

@@ -140,7 +140,7 @@ class Arriving:
         self._changed(delta)
 
     def _resume(self) -> None:
-        """Let the first in line go on: at least one, and more if there is room."""
+        """Let the first in line continue: at least one, and more if there is room."""
         for number, (source, frame) in enumerate(list(self._frames.items())):
             if number and self.bytes > self.pause_bytes:
                 return

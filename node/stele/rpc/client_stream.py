@@ -39,7 +39,7 @@ log = structlog.get_logger("stele.rpc.client_stream")
 WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome if its client does not say."""
 _LOOK_AGAIN_S = 0.02
-"""The least time between two looks for writes past their deadline. They may be told this much late."""
+"""The least time between two checks for writes past their deadline. Callers may hear of it this much late."""
 
 
 class Answers(Protocol):
@@ -257,7 +257,8 @@ class _Stream:
         raw = response.SerializeToString()
         if len(raw) > MESSAGE_BYTES_MAX:
             error = Rejected(
-                f"the answer has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed; ask for less at once",
+                f"the answer has {len(raw)} bytes; at most {MESSAGE_BYTES_MAX} are allowed; ask for less at "
+                f"once",
                 code=Code.TOO_LARGE,
             )
             small = tserver_pb2.ClientResponse(request_id=response.request_id, error=error_to_pb(error))
@@ -284,7 +285,8 @@ class _Stream:
             error: SteleError = exc
             if response.HasField("write"):
                 error = Retryable(
-                    "there is no room for the outcome; send the write again with the same client id and sequence",
+                    "there is no room for the outcome; send the write again with the same client id and "
+                    "sequence",
                     code=Code.UNKNOWN_OUTCOME,
                 )
             error_pb = error_to_pb(error)

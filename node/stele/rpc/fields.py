@@ -80,7 +80,7 @@ NUMBERS: dict[str, int] = {
 """Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""
 
 APART = frozenset({"TSHeartbeatRequest"})
-"""Requests with their own check: a node that says too much must not count as lost
+"""Requests with their own check: a node whose report is too large must not count as lost
 (stele.master.heartbeat_bounds)."""
 UNREAD = frozenset(
     {

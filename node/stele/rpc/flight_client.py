@@ -71,7 +71,7 @@ class FlightConnections:
         """
         if self.closed:
             raise Closed()
-        if not address:  # the node has not told the masters yet
+        if not address:  # the node has not reported it to the masters yet
             raise Retryable("the replica's Flight address is not known yet", code=Code.UNAVAILABLE)
         with self._lock:
             found = self._connections.get(address)

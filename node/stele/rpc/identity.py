@@ -1,5 +1,4 @@
-"""Who speaks to whom: checked on every unary call (metadata) and on the first message of every stream
-(Hello).
+"""Checks caller and callee on every unary call (metadata) and on the first message of every stream (Hello).
 
 Knows the newest start and address of each node, from the masters and from the nodes. Invariant: a call is
 refused before its body is read if it names another cluster, another node, an unknown protocol or an earlier
@@ -33,7 +32,7 @@ TO_INCARNATION_KEY = "stele-to-incarnation"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a caller says of itself and of the node that it wants. Empty or 0: not said."""
+    """What a caller reports of itself and of the node that it wants. Empty or 0: not given."""
 
     cluster_id: str
     protocol_version: int
@@ -111,7 +110,8 @@ def caller_from_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
         found = bounds.digits(text)
         if found is None:
             raise Rejected(
-                f"metadata {key}: {text[:40]!r} is not a number; expected 1 to {bounds.NUMBER_DIGITS_MAX} digits"
+                f"metadata {key}: {text[:40]!r} is not a number; expected 1 to {bounds.NUMBER_DIGITS_MAX} "
+                f"digits"
             )
         return found
 
@@ -149,10 +149,10 @@ def wall_ms() -> int:
 class PeerBook:
     """Where each node is, and which start of it is the newest. One per process.
 
-    Anybody can speak in a node's name, so what a node says of itself proves little. If the masters have told
-    of a node, only their word decides which earlier starts are refused; otherwise the node's own does. A
-    start newer than the masters know is dialled at its own address, for bounds.HEARD_ADDRESS_MS after it last
-    spoke. A true start tells the masters within a heartbeat; a forged one is forgotten.
+    Anybody can speak in a node's name, so what a node says of itself proves little. If the masters know a
+    node, only their data decides which earlier starts are refused; otherwise the node's own does. A start
+    newer than the masters know is dialled at its own address, for bounds.HEARD_ADDRESS_MS after it last
+    spoke. A true start reaches the masters within a heartbeat; a forged one is forgotten.
     """
 
     __slots__ = ("_heard", "_now_ms", "_told")
@@ -163,7 +163,8 @@ class PeerBook:
         self._heard: dict[str, tuple[int, str, int]] = {}  # incarnation, address, when in ms
 
     def told(self, node_id: str, incarnation: int, address: str) -> None:
-        """Record what the masters say of a node. The latest word counts, even if its incarnation is lower."""
+        """Record what the masters say of a node. Their latest answer counts, even if its incarnation is
+        lower."""
         self._told[node_id] = incarnation, address
 
     def observe(self, node_id: str, incarnation: int, address: str) -> None:
@@ -176,7 +177,8 @@ class PeerBook:
         highest = self._highest(node_id, heard)
         if incarnation > highest:
             raise Rejected(
-                f"node {node_id} speaks as incarnation {incarnation}, but can have reached at most {highest}; "
+                f"node {node_id} speaks as incarnation {incarnation}, but can have reached at most "
+                f"{highest}; "
                 "another process speaks in its name, or the clock was wrong when its volume was formatted"
             )
         if incarnation < heard:
@@ -218,8 +220,10 @@ def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) 
     here = identity.fork_id or ""
     if said is not None and said != here:
         raise Rejected(
-            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, but the caller belongs to "
-            f"{_copy(said)}; two copies of a cluster never speak to each other: check the address that was dialled, and "
+            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, but the caller belongs "
+            f"to "
+            f"{_copy(said)}; two copies of a cluster never speak to each other: check the address that was "
+            f"dialled, and "
             "--fork-id",
             code=Code.WRONG_CLUSTER,
         )
@@ -243,14 +247,16 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     """
     if caller.protocol_version != PROTOCOL_VERSION:
         raise Rejected(
-            f"protocol version {caller.protocol_version} is unknown here; this program speaks {PROTOCOL_VERSION}; "
+            f"protocol version {caller.protocol_version} is unknown here; this program speaks "
+            f"{PROTOCOL_VERSION}; "
             "upgrade the older side",
             code=Code.UNSUPPORTED_VERSION,
         )
     known = caller.cluster_id or not caller.from_node
     if not known or (caller.cluster_id and caller.cluster_id != identity.cluster_id):
         raise Rejected(
-            f"this is cluster {identity.cluster_id}, but the caller belongs to {caller.cluster_id or 'none'}; "
+            f"this is cluster {identity.cluster_id}, but the caller belongs to "
+            f"{caller.cluster_id or 'none'}; "
             "check the address that it dialled",
             code=Code.WRONG_CLUSTER,
         )
@@ -272,7 +278,8 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     seen = book.incarnation(caller.from_node)
     if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
-            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, but {seen} was already seen; "
+            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, but {seen} was "
+            f"already seen; "
             "a later start of it is running",
             code=Code.STALE_INCARNATION,
         )

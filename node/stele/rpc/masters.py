@@ -34,7 +34,7 @@ _NOT_DONE = frozenset(
 _MAYBE_DONE = frozenset((Code.TIMED_OUT, Code.UNKNOWN_OUTCOME))
 _LEADS_NOT = "does not lead"
 _SAYS_LITTLE = (Code.UNAVAILABLE, Code.TIMED_OUT, Code.NOT_LEADER)
-"""Of several masters' errors the most telling one is raised; later ones in this tuple tell more."""
+"""Of several masters' errors the most specific one is raised; later ones in this tuple are more specific."""
 
 
 LIST_AGAIN_S = 5.0
@@ -278,8 +278,8 @@ class Masters:
 
 
 def _summed_up(worst: SteleError, said: Mapping[str, str]) -> SteleError:
-    """`worst`, or a summary of what each master said if `worst` tells only of one. Users need to know which
-    are down."""
+    """`worst`, or a summary of what each master said if `worst` covers only one of them. Users need to know
+    which are down."""
     reasons = ", ".join(f"{address} ({said[address]})" for address in sorted(said))
     if isinstance(worst, NotLeader):
         return NotLeader(f"no master leads: {reasons}{_minority(said)}", leader_hint=worst.leader_hint)
@@ -298,5 +298,5 @@ def _minority(said: Mapping[str, str]) -> str:
 
 
 def _says(error: SteleError) -> int:
-    """How much an error tells about the cluster; higher is more."""
+    """How specific an error is about the cluster; higher is more."""
     return _SAYS_LITTLE.index(error.code) if error.code in _SAYS_LITTLE else len(_SAYS_LITTLE)

@@ -45,8 +45,8 @@ class PeerOptions:
     backoff_first_s: float = 0.05
     backoff_max_s: float = 1.0
     heartbeat_delay_s: float = 0.015
-    """A mere heartbeat waits this long for others, so that many tablets' heartbeats to a node leave in one
-    frame."""
+    """A message that is only a heartbeat waits this long for others, so that many tablets' heartbeats to a
+    node leave in one frame."""
     forget_s: float = 60.0
     """An unconnected link is kept this long while nothing is sent on it: its node may be gone for good."""
 
@@ -158,7 +158,7 @@ class _Link:
             if self._queued_bytes and self._queued_bytes + len(raw) > options.bulk_bytes_max:
                 return False
         elif len(self._queue) >= options.control_messages_max:
-            self._queued_bytes -= len(self._queue.popleft())  # the oldest message is worth least
+            self._queued_bytes -= len(self._queue.popleft())  # the oldest message is the least useful
             metrics.peer_dropped.labels(self._channel).inc()
         self._queue.append(raw)
         self._queued_bytes += len(raw)
