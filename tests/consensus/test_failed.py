@@ -139,7 +139,7 @@ MEETS = [
     (log_of(OpId(1, 4), 1, 2), OpId(1, 3), "entries between are missing"),
     (log_of(OpId(1, 4), 1, 2), OpId(2, 7), "the log lost acknowledged entries"),
     (log_of(OPID_NONE), OpId(2, 7), "the log lost acknowledged entries"),
-    (log_of(OpId(1, 4), 1, 3), OpId(2, 6), "the log has 3.6 where the store has 2.6"),
+    (log_of(OpId(1, 4), 1, 3), OpId(2, 6), "the log has 3.6, but the store has 2.6"),
 ]
 
 

@@ -35,7 +35,7 @@ def _results(seeds: range, jobs: int) -> Iterator[Result]:
 
 
 def _commit() -> str:
-    """What the tree is at, for whoever repeats a failure."""
+    """The commit of the tree, so that a failure can be repeated."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
@@ -102,7 +102,8 @@ def _run(seeds: range, jobs: int) -> int:
         print(f"met {count:>8} times: {what}")
     took = time.monotonic() - began
     print(
-        f"{len(seeds)} seeds from {seeds.start}: {len(failed)} failed {sorted(failed)}, {writes} acknowledged writes, "
+        f"{len(seeds)} seeds from {seeds.start}: {len(failed)} failed {sorted(failed)}, {writes} "
+        f"acknowledged writes, "
         f"{took:.0f} s"
     )
     return 1 if failed else 0
@@ -114,12 +115,12 @@ def _measured(seeds: range) -> int:
     for package, (ran, of) in lines.shares().items():
         print(f"{ran / of:>6.1%} of the lines of stele.{package} ran ({ran} of {of})")
     for path, count in lines.missing().most_common(8):
-        print(f"{count:>6} lines of {path} did not")
+        print(f"{count:>6} lines of {path} did not run")
     return code
 
 
 def main() -> int:
-    """Parse, run, report."""
+    """Parse the arguments, run the seeds, print the result."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument(
         "--seeds", type=int, default=100, help="how many seeds; with --planted, at most so many for each"
@@ -128,9 +129,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seed", type=int, help="this one alone, with its whole story")
     parser.add_argument(
-        "--shrink", action="store_true", help="with --seed: take away the faults that do not matter"
+        "--shrink", action="store_true", help="with --seed: remove the faults that do not matter"
     )
-    parser.add_argument("--planted", action="store_true", help="plant each known fault, and see it found")
+    parser.add_argument(
+        "--planted", action="store_true", help="plant each known fault, and count the seeds until it is found"
+    )
     parser.add_argument(
         "--coverage", action="store_true", help="print the share of production's lines that ran; slow"
     )

@@ -1,4 +1,5 @@
-"""Faults planted in production's code, to prove that the simulator would see them. Used by test_sim.py and `--planted`.
+"""Faults that are planted in production's code, to prove that the simulator finds them. Used by test_sim.py
+and `--planted`.
 
 Each replaces one attribute of one class or module while a run lasts; its comment says which rule it breaks.
 """
@@ -33,10 +34,11 @@ _next_ceiling = Timestamps.next_ceiling
 
 @dataclass(frozen=True)
 class Bug:
-    """`owner.name` becomes `instead`.
+    """Replaces `owner.name` by `instead`.
 
-    `told`: one of these phrases, between bars, is in what a failure says; "" takes any. `weather`: what brings it out.
-    `first`: a seed from which it is soon found. Without `strict` only what comes of the fault is judged (see World).
+    `told`: the failure's message must contain one of these phrases (separated by bars); "" accepts any.
+    `weather`: the weather that shows the fault. `first`: a seed that finds it soon. Without `strict`, only
+    consequences of the fault count (see World).
     """
 
     label: str
@@ -50,17 +52,17 @@ class Bug:
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """While this lasts, production's code has the fault."""
+        """Production's code has the fault while this context lasts."""
         with mock.patch.object(self.owner, self.name, self.instead):
             yield
 
     def plan(self, seed: int) -> Plan:
-        """The world in which it is looked for."""
+        """The kind of world in which the fault is looked for."""
         return draw_plan(seed, self.weather)
 
     def found_after(self, first: int, seeds_max: int) -> tuple[int, str] | None:
-        """How many seeds from `first` on it takes until a run fails with the fault planted, and what is told; None: more than
-        `seeds_max`."""
+        """How many seeds, from `first` on, it takes until a run with the planted fault fails, and the
+        failure's message. None: more than `seeds_max`."""
         for count, seed in enumerate(range(first, first + seeds_max), 1):
             try:
                 with self.planted():
@@ -115,11 +117,11 @@ def _core(label: str, weather: Weather, told: str = "", first: int = 1, **part: 
 
 
 _STARTS = (
-    # A start takes no vote from the disk (Raft figure 2: votedFor is persistent).
+    # A start does not read the vote from the disk (Raft figure 2: votedFor is persistent).
     Bug(
         "a vote forgotten at a start", bootstrap, "initial_state", _without(voted_for=None), "starts at term"
     ),
-    # A start takes no term from the disk (Raft figure 2: currentTerm is persistent).
+    # A start does not read the term from the disk (Raft figure 2: currentTerm is persistent).
     Bug(
         "a term forgotten at a start",
         bootstrap,
@@ -130,11 +132,11 @@ _STARTS = (
 )
 
 _DISKS = (
-    # The runtime sends what a Persist holds back (duty 2 of stele.raft.effects).
+    # The runtime sends a message before the Persist that it must wait for (duty 2 of stele.raft.effects).
     Bug("a message before its Persist", CoreRuntime, "_carry_out", _sends_at_once, "on disk"),
-    # The log calls a batch synced that is in the page cache alone.
-    Bug("a sync that is none", ActiveSegment, "sync", _syncs_nothing, "begins with term|damaged|lost"),
-    # The log goes on after a sync that failed (the log's README: a failed sync is final).
+    # The log reports a batch as synced that is only in the page cache.
+    Bug("a sync that does nothing", ActiveSegment, "sync", _syncs_nothing, "begins with term|damaged|lost"),
+    # The log continues after a failed sync (the log's README: a failed sync is final).
     Bug(
         "a failed sync that is ignored",
         ActiveSegment,
@@ -143,21 +145,21 @@ _DISKS = (
         "begins with term|damaged",
         first=144,
     ),
-    # Damage is cut as if it were a torn tail ("Damage that is skipped in silence" must never happen).
-    Bug("rot that nobody is told of", Suspects, "judge", lambda self, damages: {}, "begins with term", 6),
+    # Damage is cut like a torn tail ("Damage that is skipped in silence" must never happen).
+    Bug("damage that is not reported", Suspects, "judge", lambda self, damages: {}, "begins with term", 6),
 )
 
 _CLIENTS = (
-    # A read is served at once, without a word from a majority (Raft §8).
-    Bug("a read without asking", Reads, "linearizable_read", _at_once, "not linearizable", 10),
-    # A retry is done once more (ExactlyOnce).
-    Bug("a retry done again", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
+    # A read is served at once, without an answer from a majority (Raft §8).
+    Bug("a read without a majority", Reads, "linearizable_read", _at_once, "not linearizable", 10),
+    # A retry is carried out again (ExactlyOnce).
+    Bug("a retry carried out twice", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
 )
 
 _TIMES = (
-    # Whoever leads next begins above no ceiling of the log (docs: timestamps).
+    # The next leader begins above no ceiling of the log (docs: timestamps).
     Bug("a ceiling forgotten", Timestamps, "in_log", _nothing, "timestamp|snapshot", 2, Weather.CLOCKS),
-    # Timestamps go by the clock alone, whatever ceiling is committed.
+    # Timestamps follow the clock alone, whatever ceiling is committed.
     Bug(
         "a timestamp above the ceiling",
         Timestamps,
@@ -174,7 +176,7 @@ _TIMES = (
         "timestamp|snapshot",
         weather=Weather.CLOCKS,
     ),
-    # Timestamps are given below a snapshot that was served.
+    # A leader assigns timestamps below a snapshot that was served.
     Bug(
         "a snapshot forgotten", Timestamps, "reserve", _nothing, "snapshot|timestamp", weather=Weather.CLOCKS
     ),
@@ -183,21 +185,22 @@ _TIMES = (
 _RULES = (
     _core("a vote not persisted", Weather.FIGURE_8, first=121, outbox=core_bugs.ForgetsVotes),
     _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
-    _core("the leader's memory counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
+    _core("the leader's unsynced copy counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
     _core("votes for shorter logs", Weather.MIXED, first=5, log=core_bugs.VotesForShorterLogs),
-    _core("a log trusted unseen", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog),
-    _core("a core that reads unasked", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking),
+    _core("a log trusted without comparison", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog),
+    _core("a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking),
     _core("changes at any time", Weather.CHURN, first=2, changes=core_bugs.ChangesAtAnyTime),
 )
-"""Judged by what comes of them alone: a rule of the paper is broken, and a write is lost or a term has two leaders."""
+"""Judged only by their consequences: a rule of the paper is broken, and a write is lost or a term has two
+leaders."""
 
 _STEPS = (
-    _core("a vote not persisted, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.ForgetsVotes),
-    _core("memory acknowledged, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.AcknowledgesMemory),
-    _core("a term in memory, as it is said", Weather.DUEL, "on disk", outbox=core_bugs.SpeaksBeforeItsDisk),
+    _core("a vote not persisted, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.ForgetsVotes),
+    _core("memory acknowledged, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.AcknowledgesMemory),
+    _core("a term in memory, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.SpeaksBeforeItsDisk),
     _core(
-        "changes at any time, as they begin",
+        "changes at any time, judged when made",
         Weather.CHURN,
         "members change",
         changes=core_bugs.ChangesAtAnyTime,
@@ -210,10 +213,10 @@ _STEPS = (
         changes=core_bugs.PromotesAtOnce,
     ),
 )
-"""Seen as they are said or done, whatever comes of them."""
+"""Judged by the broken rule itself, even if nothing else follows."""
 
 _RESTS = (
-    # Whoever rests goes on resting though its leader's node is silent.
+    # A replica keeps resting although its leader's node is silent.
     Bug(
         "rest under a silent leader",
         QuietGroups,

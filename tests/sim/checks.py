@@ -1,4 +1,5 @@
-"""What must never happen, watched over a whole run. Told of facts by the world; drives nothing.
+"""Checks over a whole run that what must never happen did not. The world reports facts to it; it drives
+nothing.
 
 Watches: one leader per term, leader completeness, state machine safety, one configuration step at a time, no acknowledged
 write lost, each write done once, replicas equal by checksum, timestamps that rise under ceilings, snapshots that never
@@ -23,30 +24,30 @@ from tests.sim.twin import Image
 
 
 class History:
-    """The group's story as an all-knowing observer would tell it."""
+    """All that happened in the group, as an all-knowing observer would record it."""
 
     def __init__(self, first_config: Configuration) -> None:
         self.committed: list[Entry] = []
-        """Entry i stands at index i + 1, as soon as any replica has handed it out."""
+        """Entry i is at index i + 1, as soon as any replica has handed it out."""
         self._handed_terms: list[int] = []
         """The highest term seen when entry i + 1 was first handed out; it was committed in that or a lower one."""
         self.leaders: dict[int, int] = {}
         self.members: dict[int, bool] = {p.replica_id: True for p in first_config.peers}
-        """Who ever stood in a committed configuration."""
+        """All replicas that were ever in a committed configuration."""
         self.acknowledged: list[int] = []
-        """Timestamps of the writes that clients were told of."""
+        """Timestamps of the writes whose success clients heard of."""
         self.snapshots = 0
         self._checksums: dict[int, tuple[int, int]] = {}
-        """By index: of the state after that entry, and who had it first."""
+        """By index: the state after that entry, and the replica that had it first."""
         self._done: dict[tuple[bytes, int], int] = {}
         """By client and sequence: the index of the entry that did the write, not a repetition of it."""
         self._configs: list[tuple[int, Configuration]] = [(0, first_config)]
         self._ceilings: list[tuple[int, int, int]] = []
-        """(index, term, ceiling) of each that is committed; they rise."""
+        """(index, term, ceiling) of each committed ceiling; they rise."""
         self._last_time = 0
-        """Of the newest write with a timestamp."""
+        """The timestamp of the newest write that has one."""
         self._snapshot = 0
-        """The newest that was served: no entry to come may lie at or below it."""
+        """The newest snapshot that was served. No later entry may be at or below it."""
 
     @property
     def committed_index(self) -> int:
@@ -88,14 +89,16 @@ class History:
         moved = [v for v in old if v not in new] + [v for v in new if v not in old]
         ensure(len(moved) <= 1, f"configuration {entry.index} moves several voters at once: {moved}")
         ensure(
-            after.opid_index == entry.index, f"configuration at {entry.index} calls itself {after.opid_index}"
+            after.opid_index == entry.index,
+            f"configuration at {entry.index} has opid_index {after.opid_index}",
         )
         self._configs.append((entry.index, after))
         for peer in after.peers:
             self.members[peer.replica_id] = True
 
     def applied(self, replica: int, entry: Entry, outcome: Outcome, checksum: int | None) -> None:
-        """A replica's key space has taken an entry: every one makes the same of it, and a write is done once."""
+        """A replica's key space has applied an entry. All replicas must get the same state, and each write is
+        done once."""
         if entry.kind is EntryKind.WRITE and not outcome.duplicate:
             header, _ = writeop.decode(entry.payload)
             write = (header.client_id, header.sequence)
@@ -109,7 +112,8 @@ class History:
             ensure(known == checksum, f"replicas {who} and {replica} differ after entry {entry.opid}")
 
     def _check_time(self, entry: Entry) -> None:
-        """Timestamps rise along the log, under a ceiling of their own leader's; a snapshot that was served never changes."""
+        """Timestamps rise along the log, under a ceiling of their own leader. A snapshot that was served
+        never changes."""
         if entry.kind is EntryKind.CEILING:
             self._ceilings.append((entry.index, entry.term, decode_ceiling(entry.payload)))
         if entry.kind is not EntryKind.WRITE:
@@ -122,7 +126,7 @@ class History:
         self._last_time = time
 
     def snapshot_served(self, snapshot: int, applied: int) -> None:
-        """A reader was given all of what is applied up to there as all that there will be at or below `snapshot`."""
+        """A reader got everything applied up to there as the whole content of `snapshot`, for ever."""
         behind = (e for e in self.committed[applied:] if e.kind is EntryKind.WRITE)
         missing = [e.opid for e in behind if e.timestamp <= snapshot]
         ensure(not missing, f"the snapshot {snapshot} lacks {missing}, committed before it was served")
@@ -137,7 +141,7 @@ class History:
         )
         if core.term != term or core.role is not Role.LEADER:
             return
-        # Only what was committed in a lower term must be there; a leader may come late to its own election.
+        # Only what was committed in a lower term must be there; a leader may learn late of its own election.
         index = bisect_left(self._handed_terms, term)
         if index > core.log.start.index:
             held, due = core.log.term_at(index), self.committed[index - 1].term
@@ -148,11 +152,11 @@ class History:
             )
 
     def acknowledge(self, timestamp: int) -> None:
-        """A client was told that its write stands."""
+        """A client heard that its write succeeded."""
         self.acknowledged.append(timestamp)
 
     def lost(self, replica: int, opid: OpId) -> None:
-        """A replica says that a proposal was dropped; it must not have been acknowledged."""
+        """A replica reports that a proposal was dropped; it must not have been acknowledged."""
         if opid.index <= self.committed_index:
             ensure(
                 self.committed[opid.index - 1].term != opid.term,
@@ -160,44 +164,46 @@ class History:
             )
 
     def finish(self) -> None:
-        """No acknowledged write may be missing from what is committed."""
+        """No acknowledged write may be missing among the committed ones."""
         times = {entry.timestamp for entry in self.committed if entry.kind is EntryKind.WRITE}
         for timestamp in self.acknowledged:
             ensure(timestamp in times, f"the acknowledged write of {timestamp} is lost")
 
 
 def check_start(core: RaftCore, durable: Image) -> None:
-    """A replica goes on with the term, the vote and the log that its disk holds (Raft figure 2)."""
+    """A replica starts with the term, the vote and the log that its disk holds (Raft figure 2)."""
     hard = durable.hard
     # A copy brings entries of terms that this replica never took part in.
     raised = durable.last.term > hard.term
     known = HardState(durable.last.term, None) if raised else hard
     ensure(
         (core.term, core.voted_for) == (known.term, known.voted_for),
-        f"replica {core.self_replica} starts at term {core.term} with vote {core.voted_for}, and has {hard} on disk",
+        f"replica {core.self_replica} starts at term {core.term} with vote {core.voted_for}, but has {hard} "
+        f"on disk",
     )
     ensure(
         core.log.last_opid == durable.last,
-        f"replica {core.self_replica} starts with a log up to {core.log.last_opid}, and has {durable} on disk",
+        f"replica {core.self_replica} starts with a log up to {core.log.last_opid}, but has {durable} on "
+        f"disk",
     )
 
 
 def check_said(disk: Image, own: ReplicaId, to: ReplicaId, message: Message) -> None:
-    """What leaves promises nothing that its sender's disk does not hold (Raft figure 2: before responding to RPCs). A promise
-    of a term that the disk is beyond is void: who hears it later takes it for what it was."""
+    """A message must not promise more than its sender's disk holds (Raft figure 2: before responding to
+    RPCs). A promise of a term below the disk's is void: receivers ignore it."""
     if isinstance(message, TimeoutNow) or (isinstance(message, VoteRequest) and message.pre_vote):
         return
     if isinstance(message, UpdateResponse | VoteResponse) and message.failed:
         return  # it promises nothing
     hard = disk.hard
-    ensure(hard.term >= message.term, f"{own} speaks in term {message.term} and has {hard} on disk")
+    ensure(hard.term >= message.term, f"{own} speaks in term {message.term}, but has {hard} on disk")
     if isinstance(message, VoteResponse):
         gave = to if message.granted and not message.pre_vote else None
     else:
         gave = own if isinstance(message, VoteRequest | UpdateRequest) else None
     if gave is not None and hard.term == message.term:
-        ensure(hard.voted_for == gave, f"{own} voted for {gave} and has {hard} on disk")
+        ensure(hard.voted_for == gave, f"{own} voted for {gave}, but has {hard} on disk")
     if isinstance(message, UpdateResponse) and message.success and hard.term == message.term:
         opid = message.last_received
         held = disk.start.index >= opid.index or disk.opid_at(opid.index) == opid
-        ensure(held, f"{own} acknowledges {opid} and has not got it on disk")
+        ensure(held, f"{own} acknowledges {opid}, but does not have it on disk")

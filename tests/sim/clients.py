@@ -1,6 +1,7 @@
-"""Clients: they write, retry under the same client id and sequence, read, and remember what they were told.
+"""Clients: they write, retry with the same client id and sequence, read, and remember the answers.
 
-They ask nodes as tservers are asked. Invariant: an operation has one end; what a client was not told of stays unknown.
+They call nodes as clients call tservers. Invariant: an operation ends once; without an answer its outcome
+stays unknown.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Clients:
     # Writes
 
     def write(self) -> None:
-        """One of the clients writes, unless it has enough to wait for."""
+        """One of the clients writes, unless it has enough writes without an answer."""
         rng = self._world.rng
         client = rng.randrange(_CLIENTS)
         waiting = self._outstanding[client]
@@ -145,7 +146,7 @@ class Clients:
     # Reads
 
     def read(self) -> None:
-        """Ask for a row, linearizably."""
+        """Read one row, linearizably."""
         world = self._world
         node = world.asked()
         if node is not None:
@@ -168,7 +169,7 @@ class Clients:
         self.operations.append(Operation(key, Kind.READ, value, begun, self._world.now, Told.DONE, "reader"))
 
     def snapshot(self) -> None:
-        """Ask for what was there a moment ago, is now or will be soon, by another node's clock."""
+        """Read at a snapshot a moment ago, now or soon, by another node's clock."""
         world = self._world
         node, by = world.asked(), world.rng.choice(world.all_nodes())
         if node is not None:
@@ -185,7 +186,7 @@ class Clients:
     # The end
 
     def finish(self) -> None:
-        """What every client was told fits one order of all that they did.
+        """Check that some single order of all operations explains what every client heard.
 
         Raises:
             InvariantViolation: it does not.
@@ -197,11 +198,12 @@ class Clients:
             try:
                 found = contradiction(operations)
             except Undecided:
-                self._world.met["history too tangled to judge"] += 1
+                self._world.met["the history is too complex to judge"] += 1
                 continue
             ensure(
                 found is None,
-                f"row {key} is not linearizable: nothing explains {found.culprit if found else None}; it could be "
+                f"row {key} is not linearizable: nothing explains {found.culprit if found else None}; it "
+                f"could be "
                 f"{found.states if found else None}",
             )
 

@@ -14,7 +14,7 @@ _EPOCH_US = 1_700_000_000_000_000
 
 
 class Clocks:
-    """Of one node."""
+    """The clocks of one node."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -28,13 +28,13 @@ class Clocks:
         return self._offset + self._rate * self._world.now
 
     def world_ms(self, own_ms: float) -> float:
-        """When the steady clock will show that."""
+        """The world's time at which the steady clock shows that."""
         return max((own_ms - self._offset) / self._rate, self._world.now)
 
     def wall_us(self) -> int:
-        """Microseconds since 1970, as the node has them."""
+        """Microseconds since 1970, by the node's clock."""
         return _EPOCH_US + int(1000 * (self._world.now + self._wall_off_ms))
 
     def set_wall(self, off_ms: float) -> None:
-        """The wall clock is set, to so much more than is true."""
+        """Set the wall clock this much ahead of the true time."""
         self._wall_off_ms = off_ms

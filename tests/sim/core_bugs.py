@@ -36,7 +36,8 @@ class AcknowledgesMemory(Outbox):
 
 
 class SpeaksBeforeItsDisk(Outbox):
-    """Asks and answers in a term that it has only in memory (Raft figure 2: updated before responding)."""
+    """Sends requests and answers in a term that is only in memory (Raft figure 2: updated before
+    responding)."""
 
     def hard_barrier(self) -> int:
         return 0
@@ -57,7 +58,7 @@ class CountsMemory(Leader):
 
 
 class ReadsWithoutAsking(Leader):
-    """Serves reads at its commit index without a word from a majority (Raft §8)."""
+    """Serves reads at its commit index without an answer from a majority (Raft §8)."""
 
     def serve_reads(self) -> bool:
         waiting, self.reads.waiting = self.reads.waiting, []
@@ -74,7 +75,7 @@ class VotesForShorterLogs(LogView):
 
 
 class TrustsItsWholeLog(Follower):
-    """Takes the leader's commit index for entries that were never compared with the leader's log."""
+    """Uses the leader's commit index for entries that were never compared with the leader's log."""
 
     @property
     def verified_index(self) -> int:
@@ -96,7 +97,7 @@ class ChangesAtAnyTime(Changes):
 
 
 class PromotesAtOnce(Changes):
-    """Makes voters of learners before it has committed anything in its own term."""
+    """Promotes learners to voters before it has committed anything in its own term."""
 
     def consider_promotion(self) -> None:
         state = self.state

@@ -1,7 +1,8 @@
-"""The disk of a simulated node: the log's file system of tests/wal (it forgets, tears, and cannot read), syncs that take the
-world's time, and rot.
+"""The disk of a simulated node: the log's file system of tests/wal (which loses, tears and fails to read),
+syncs that take the world's time, and rot.
 
-Invariant: rot strikes only bytes that a later sync proves to be synced: what the log's README calls its limit is spared.
+Invariant: rot changes only bytes that a later sync proves to be synced, because the log's README excludes the
+others as its limit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Disk(SimFiles):
     """Files of one node's log."""
 
     def rot(self, rng: random.Random, before: tuple[int, int], *, unreadable: bool) -> str:
-        """Change a bit, or spoil a sector, below `before` (sequence, offset), where bytes count; "" if there are none yet."""
+        """Change a bit, or make a sector unreadable, below `before` (sequence, offset), in bytes that matter.
+        Returns what was done; "" if there are no such bytes yet."""
         found = []
         for path in self.paths():
             kind, _, number = path.stem.rpartition("-")
@@ -40,11 +42,11 @@ class Disk(SimFiles):
         at += next(n for n in range(8) if self.content(path)[at + n])
         for data in self.copies(path):
             data[at] ^= 1 << rng.randrange(8)
-        return f"byte {at} of {path.name} has rotted"
+        return f"byte {at} of {path.name} was changed by rot"
 
 
 class WorldSync(SimSync):
-    """A background sync that ends when the world says so."""
+    """A background sync that ends when the world decides."""
 
     def __init__(self, thread: LogThread) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Those who change the membership: they add, copy, demote, promote and remove, wisely or not. The core must refuse what
-is unsafe.
+"""Random membership changes: they add, copy, demote, promote and remove, whether that is sensible or not. The
+core must refuse what is unsafe.
 
 Invariant: acts only through calls that a real driver could make.
 """
@@ -32,20 +32,21 @@ def sim_peer(replica_id: int, member_type: MemberType = MemberType.VOTER, promot
 
 
 class Driver:
-    """Membership as the world's outside drives it."""
+    """Membership changes ordered from outside the group."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._fetching: dict[int, bool] = {}
-        """Witnesses whose rows are on their way, or will be."""
+        """Witnesses that wait for their rows."""
 
     def leader(self) -> SimNode | None:
-        """Somebody who thinks it leads."""
+        """A node that believes it leads."""
         leaders = [node for node in self._world.all_nodes() if node.leads]
         return self._world.rng.choice(leaders) if leaders else None
 
     def change(self, leader: SimNode | None = None, *, take_away: bool = False) -> None:
-        """One change of a drawn kind, asked of this or of any leader. `take_away`: another voter less."""
+        """One change of a random kind, ordered from this leader or from any. `take_away`: remove one more
+        voter."""
         leader = leader or self.leader()
         if leader is None or leader.core is None:
             return
@@ -104,8 +105,8 @@ class Driver:
         cas: int,
         ended: Callable[[SteleError | None], None] | None = None,
     ) -> None:
-        """Ask a node for one change of the configuration `cas`. `ended` is called with the refusal, or with None once the
-        change is committed."""
+        """Order a node to make one change of the configuration `cas`. `ended` gets the refusal, or None once
+        the change is committed."""
         if leader.replica is None or leader.core is None:
             return
         self._world.trouble.changing(leader, self._world.nodes[peer.replica_id])
@@ -113,7 +114,7 @@ class Driver:
         self._ask(leader, leader.replica.members.change_config(change_type, peer, cas), what, ended)
 
     def hand_over(self, leader: SimNode, target: ReplicaId | None) -> None:
-        """Ask a node to hand its leadership to this replica, or to whoever is most advanced."""
+        """Order a node to hand its leadership to this replica, or to the most advanced one."""
         if leader.replica is not None and leader.core is not None:
             self._ask(leader, leader.replica.members.transfer_leadership(target), "TRANSFER")
 
@@ -140,14 +141,14 @@ class Driver:
         leader.run(work, over)
 
     def transfer(self) -> None:
-        """Ask a leader to hand over."""
+        """Order a leader to hand over."""
         leader = self.leader()
         if leader is not None and leader.core is not None:
             rng = self._world.rng
             self.hand_over(leader, rng.choice((None, rng.choice(leader.core.config.peers).replica_id)))
 
     def tombstone_removed(self) -> None:
-        """Stop what a newer committed configuration omits, as the masters do."""
+        """Stop the replicas that a newer committed configuration omits, as the masters do."""
         config = self._world.history.config
         for node in self._world.all_nodes():
             if node.retired or config.peer(node.replica_id) is not None:
@@ -160,7 +161,7 @@ class Driver:
     # Copies
 
     def _source(self) -> Checkpoint | None:
-        """What some sound replica's store holds on disk."""
+        """What the store of some sound replica holds on disk."""
         found = [
             at
             for node in self._world.all_nodes()
@@ -175,7 +176,7 @@ class Driver:
         return node
 
     def _copy(self) -> SimNode | None:
-        """A new node with what some store holds."""
+        """A new node with the content of some store."""
         source = self._source()
         if source is None:
             return None
@@ -197,7 +198,7 @@ class Driver:
         return node
 
     def fetch_rows(self, node: SimNode) -> None:
-        """Let the rows of a witness come, sooner or later."""
+        """Let the rows of a witness arrive, sooner or later."""
         if not self._fetching.get(node.replica_id):
             self._fetching[node.replica_id] = True
             self._later(node)
@@ -222,7 +223,7 @@ class Driver:
         node.rows.fetch(source, lambda: self._later(node))
 
     def _flush_some(self) -> None:
-        """A checkpoint is asked for where none is new enough, as a copy does."""
+        """Request a checkpoint where no existing one is new enough, as a copy does."""
         up = [node for node in self._world.all_nodes() if node.up]
         if up:
             self._world.rng.choice(up).rows.flush()

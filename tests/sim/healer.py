@@ -1,8 +1,8 @@
 """Production's planner heals the group: it plans on what nodes report, and its steps become calls on nodes.
 
-In the place of the masters: what is heard of nodes, and the one intent, lie here. In the place of gRPC: plain calls, which
-a leader that has lost its place refuses all the same. Invariant: does only what `stele.driver.planner.plan` says,
-or cancels a witness that is refused again and again, as the executor does.
+This file stands in for the masters: it keeps what is heard of nodes, and the one intent. Plain calls stand in
+for gRPC; a leader that was replaced refuses them, too. Invariant: does only what `stele.driver.planner.plan`
+says, or cancels a witness that is refused again and again, as the executor does.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _EPOCH = 1
 
 
 class Healer:
-    """Of one world."""
+    """The healer of one world."""
 
     def __init__(self, world: World, driver: Driver) -> None:
         self._world = world
@@ -60,7 +60,7 @@ class Healer:
         """When each node was last found up."""
 
     def look(self) -> None:
-        """One pass: see, plan, and give the order that matters most."""
+        """One pass: observe, plan, and give the most urgent order."""
         view = self._view()
         steps = plan(view, _POLICY)
         if steps and not isinstance(steps[0], WAITS):
@@ -70,7 +70,7 @@ class Healer:
         """Whether the planner finds nothing to do."""
         return self._intent is None and not plan(self._view(), _POLICY)
 
-    # What it sees
+    # What it observes
 
     def _view(self) -> ClusterView:
         world = self._world
@@ -93,7 +93,7 @@ class Healer:
 
     def _node_view(self, node: SimNode) -> NodeView:
         now = self._world.now
-        if node.up or not node.formed:  # where nothing is formed yet a process runs and has no replica
+        if node.up or not node.formed:  # a process runs without a replica where nothing is formed yet
             self._heard[node.replica_id] = now
         age_ms = int(now - self._heard.setdefault(node.replica_id, now))
         return NodeView(
@@ -130,13 +130,14 @@ class Healer:
                 peer = Peer(node_of(replica_id), replica_id, "", MemberType.NON_VOTER, True)
                 self._change(leader, step, ChangeType.ADD, peer)
             case AddWitness(replica_id=replica_id):
-                # As the executor: a witness whose rows arrived before it was added tells of no start.
+                # As the executor: the report of a witness whose rows arrived before it was added has no
+                # start.
                 start = world.nodes[replica_id].superblock.witness_start
                 start = step.witness_start if start == OPID_NONE else start
                 peer = Peer(node_of(replica_id), replica_id, "", MemberType.WITNESS, witness_start=start)
                 self._change(leader, step, ChangeType.ADD, peer)
             case CancelCopy():
-                # A change that changes nothing is a fence: late orders find another index.
+                # A change that changes nothing is a fence: late orders find a newer configuration index.
                 self._change(leader, step, ChangeType.MODIFY, _peer(tablet, leader.replica_id))
 
     def _change(self, leader: SimNode, step: Step, change_type: ChangeType, peer: Peer) -> None:
@@ -204,7 +205,8 @@ def _peer(tablet: TabletView, replica_id: ReplicaId) -> Peer:
 
 
 def _witness_start(view: ClusterView) -> OpId:
-    """What every live data voter knows to be committed, as the executor asks for it; OPID_NONE where one has nothing."""
+    """The newest OpId that every live data voter knows to be committed, as the executor asks for it.
+    OPID_NONE if one of them has nothing."""
     situation = judge(view.tablets[0], view, _POLICY, {node.node_id: node for node in view.nodes})
     told = [OPID_NONE if m.report is None else m.report.last_committed for m in situation.data_voters]
     return min(told, key=lambda opid: opid.index, default=OPID_NONE)

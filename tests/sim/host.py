@@ -1,6 +1,7 @@
-"""A simulated node as its replica sees it: time, chance, the transport, and a thread whose work takes the world's time.
+"""A simulated node as its replica sees it: time, chance, the transport, and a thread whose work takes
+simulated time.
 
-Implements `stele.consensus.ports.Host`. Invariant: what a replica sends is judged before it leaves.
+Implements `stele.consensus.ports.Host`. Invariant: each message of a replica is checked before it leaves.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class SimHost:
 
     def dropped(self, node_id: NodeId, cause: str, why: str) -> None:
         own = self._node.replica_id
-        self._world.failed(f"{own} drops a message of {node_id}, which is sound: {cause}: {why}")
+        self._world.failed(f"{own} drops a message of {node_id}, although it is valid: {cause}: {why}")
 
     def randint(self, a: int, b: int, /) -> int:
         return self._world.rng.randint(a, b)
@@ -75,7 +76,7 @@ class SimHost:
         return cast(T, await self.blocking(work, *args))
 
     def blocking(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Work of a thread: it takes a while, and then is done at once."""
+        """Run work as a thread would: it takes a while, and then is done at once."""
         node, world = self._node, self._world
         assert node.loop is not None
         future = node.loop.create_future()

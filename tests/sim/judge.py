@@ -1,4 +1,5 @@
-"""A whole world, judged: what its nodes are at any moment, and whether the group has come back once all heals.
+"""Checks a whole world: the state of its nodes at any moment, and whether the group has recovered once all
+faults are healed.
 
 Reads the world; changes nothing but its counters.
 """
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
 UNLED_MS_MAX = 2_500
 _LAG_MAX = 40
-"""Entries that a peer which has come back may still lack."""
+"""Number of entries that a peer which has come back may still lack."""
 
 
 def check_nodes(world: World) -> None:
-    """What a group must be at any moment; and what a leader has said of its peers is what it believes."""
+    """Check the group at any moment. Also check that a leader believes of its peers what it has reported of
+    them."""
     check_group([node.core for node in world.all_nodes() if node.core is not None])
     for node in world.all_nodes():
         core = node.core
@@ -30,12 +32,13 @@ def check_nodes(world: World) -> None:
             failed = [peer.replica_id for peer in peers if peer.failed]
             told = [peer.replica_id for peer in peers if peer.replica_id in node.told_failed]
             ensure(
-                failed == told, f"leader {node.replica_id} believes that {failed} FAILED, and has said {told}"
+                failed == told,
+                f"leader {node.replica_id} believes that {failed} FAILED, but has reported {told}",
             )
 
 
 def check_rests(world: World) -> None:
-    """Nobody rests for long without a leader that leads."""
+    """Check that no replica rests for long without a leader that leads."""
     for node in world.all_nodes():
         if node.resting:
             world.met["a group at rest"] += 1
@@ -56,8 +59,9 @@ def _is_led(world: World, node: SimNode) -> bool:
 
 
 def converged(world: World, acknowledged: int) -> bool:
-    """One leader, a write more than `acknowledged`, every sound peer has what the leader has committed, and the planner
-    finds nothing to do. Who stays dead or deaf to the end need not come back: it is replaced."""
+    """Check for one leader, one more write than `acknowledged`, peers that have all that the leader
+    committed, and a planner with nothing to do. A node that stays dead or deaf to the end need not come back:
+    it is replaced."""
     if len(world.history.acknowledged) <= acknowledged:
         return False
     leaders = [node.core for node in world.all_nodes() if node.core is not None and node.leads]
@@ -81,8 +85,7 @@ def converged(world: World, acknowledged: int) -> bool:
 
 
 def hopeless(world: World) -> bool:
-    """Voters that FAILED, that no log brings up to date, or that stay dead or deaf may be too many in the configuration
-    that is in force."""
+    """Whether too many voters of the configuration in force are FAILED, need a copy, or stay dead or deaf."""
     nodes = world.all_nodes()
     lost = [
         node for node in nodes if node.failed or world.trouble.lost_for_good(node) or lacks_log(world, node)
@@ -91,8 +94,8 @@ def hopeless(world: World) -> bool:
 
 
 def lacks_log(world: World, node: SimNode) -> bool:
-    """Whether its log does not meet the entry after which that of another begins, so that it may acknowledge nothing
-    without a copy: it ends before, or has another entry there."""
+    """Whether its log does not meet the start of another's log, so that it cannot continue without a copy. It
+    ends before that start, or has another entry there."""
     if not node.formed:
         return True
     starts = [other.core.log.start for other in world.all_nodes() if other.core is not None]
@@ -102,7 +105,8 @@ def lacks_log(world: World, node: SimNode) -> bool:
 
 
 def have_majority(world: World, without: list[SimNode]) -> bool:
-    """Whether the last committed configuration, and each that is in force at a node, has a majority without those."""
+    """Whether the last committed configuration, and each one in force at a node, has a majority without
+    those."""
     configs = [
         world.history.config,
         *(node.core.config for node in world.all_nodes() if node.core is not None),
@@ -115,7 +119,7 @@ def have_majority(world: World, without: list[SimNode]) -> bool:
 
 
 def state(world: World) -> str:
-    """Where all nodes stand, in words."""
+    """The state of all nodes as text."""
     return "; ".join(_node_state(node) for node in world.all_nodes())
 
 
@@ -125,7 +129,8 @@ def _node_state(node: SimNode) -> str:
         return f"{node.replica_id} {'retired' if node.retired else 'up' if node.up else 'down'}"
     log = core.log
     return (
-        f"{node.replica_id} {core.role.value} term {core.term} leader {core.leader} commit {core.commit_index} "
+        f"{node.replica_id} {core.role.value} term {core.term} leader {core.leader} commit "
+        f"{core.commit_index} "
         f"log {log.start}..{log.last_opid} config {core.config.opid_index}"
         f"[{','.join(f'{p.replica_id}{p.member_type.name[0]}' for p in core.config.peers)}]"
         f"{' FAILED' if node.failed else ''}{'' if node.has_data else ' no rows'}"

@@ -1,6 +1,6 @@
-"""Which lines of production's functions run while something runs: for `python -m tests.sim --coverage`.
+"""Records which lines of production's functions run, for `python -m tests.sim --coverage`.
 
-Counts lines of functions alone, since modules were imported before. Slows Python down several times.
+Counts only lines inside functions, since modules were imported before. Slows Python down several times.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def function_lines(path: Path) -> set[int]:
 
 
 class LinesRun:
-    """Counts while it is entered. `packages`: names below `stele`."""
+    """Counts while its context is entered. `packages`: names below `stele`."""
 
     def __init__(self, packages: tuple[str, ...]) -> None:
         self.packages = packages
@@ -65,7 +65,7 @@ class LinesRun:
         return line
 
     def shares(self) -> dict[str, tuple[int, int]]:
-        """Of each package: (lines that ran, all lines)."""
+        """For each package: (lines that ran, all lines)."""
         found = dict.fromkeys(self.packages, (0, 0))
         for path, lines in self._all.items():
             package = Path(path).parent.name
@@ -74,7 +74,7 @@ class LinesRun:
         return found
 
     def missing(self) -> Counter[str]:
-        """By file, below `stele`: how many lines did not run."""
+        """By file below `stele`: how many lines did not run."""
         return Counter(
             {
                 str(Path(path).relative_to(ROOT)): len(lines - self._ran[path])

@@ -1,4 +1,5 @@
-"""The thread of a node's log, and its syncs in the background: both take the world's time. One for each life of a node.
+"""The thread of a node's log, and its syncs in the background: both take simulated time. One for each life of
+a node.
 
 Invariant: once the node's life has ended it does nothing more.
 """
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class LogThread:
-    """Of one log. `marks`: the last two places up to which it was synced, as (sequence, offset)."""
+    """The thread of one log. `marks`: the last two places up to which it was synced, as (sequence,
+    offset)."""
 
     def __init__(self, node: SimNode, log: Log) -> None:
         self._node = node
@@ -35,7 +37,7 @@ class LogThread:
         return world.now + world.rng.uniform(0.05, world.plan.sync_ms) + node.disk_waits()
 
     def look(self) -> None:
-        """Run if there is something to do, and note what is synced."""
+        """Do the waiting work, if there is any, and record what is synced."""
         at = self._log.synced_place
         mark = (at >> 40, at & ((1 << 40) - 1))
         if mark != self.marks[1]:

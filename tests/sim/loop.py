@@ -1,9 +1,10 @@
-"""An event loop on the world's clock: production's coroutines, timers and callbacks run in it unchanged. Made by SimNode,
-one for each life of a node; starts no thread and waits for nothing.
+"""An event loop on the world's clock: production's coroutines, timers and callbacks run in it unchanged. Made
+by SimNode, one for each life of a node; starts no thread and waits for nothing.
 
-A turn begins a moment after something became ready, or when the node's stall ends, so what comes in meanwhile shares it.
+A turn begins a moment after something became ready, or when the node's stall ends. What arrives meanwhile
+shares the turn.
 
-Invariant: what runs when depends on the world's seed alone; a loop that is closed runs nothing more.
+Invariant: the order of all callbacks depends only on the world's seed; a closed loop runs nothing more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._scheduled = False
         self._tasks: dict[asyncio.Task[Any], Coroutine[Any, Any, Any]] = {}
 
-    # What asyncio asks of a loop
+    # What asyncio requires of a loop
 
     def get_debug(self) -> bool:
         return False
@@ -82,7 +83,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self.node.host.blocking(func, *args)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback raised. What a garbage collector says of tasks that a crash left behind is no news."""
+        """A callback raised. Reports of the garbage collector about tasks that a crash left behind are
+        ignored."""
         if "handle" in context and self.broke is None:
             self.broke = context.get("exception")
 
@@ -116,7 +118,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
         try:
-            # What these add waits for the next turn, as in asyncio.
+            # What these callbacks add waits for the next turn, as in asyncio.
             for _ in range(len(self._ready)):
                 handle = self._ready.popleft()
                 if not handle.cancelled():
@@ -131,7 +133,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """The process is gone."""
         self.closed = True
         self._ready.clear()
-        # Now, and not when the garbage collector finds them: that would be another moment in each run.
+        # Close them now. The garbage collector would find them at another moment in each run.
         for coroutine in self._tasks.values():
             with contextlib.suppress(Exception):
                 coroutine.close()

@@ -1,8 +1,8 @@
-"""One simulated node: a real log and a real replica with a real key space. Only its clocks, its disk, its threads and its
-network are the world's.
+"""One simulated node: a real log and a real replica with a real key space. Only its clocks, disk, threads and
+network are simulated.
 
-A life begins with `boot` and ends with `crash` (power) or `exits` (the process alone). Invariant: nothing outlives a life but
-the files, the superblock, and what a twin remembers to judge the next start by.
+A life begins with `boot` and ends with `crash` (power) or `exits` (only the process). Invariant: only the
+files and the superblock outlive a life, and what a twin remembers to check the next start.
 """
 
 from __future__ import annotations
@@ -75,12 +75,13 @@ class SimNode:
         self.slow_disk_until = 0.0
         self.unled_since = 0.0
         self.may_fail = ""
-        """Why its replica may be FAILED; "": it must not."""
+        """Why its replica may be FAILED; "": it must not be."""
         self.let_go = False
-        """Whether its log gave up what it holds, as it was FAILED and others have it: then it never starts again."""
+        """Whether its log dropped entries because the replica was FAILED and others have them. Then it never
+        starts again."""
         self.retired = False
         self.gone = False
-        """Whether it never starts again, though nobody has taken it away."""
+        """Whether it never starts again, though no configuration change removed it."""
         self.told_failed: dict[int, bool] = {}
         self.thread: LogThread | None = None
         self._quiet: QuietGroups | None = None
@@ -100,7 +101,7 @@ class SimNode:
 
     @property
     def leads(self) -> bool:
-        """Whether its core believes to lead."""
+        """Whether its core believes that it leads."""
         core = self.core
         return core is not None and core.role is Role.LEADER
 
@@ -111,7 +112,7 @@ class SimNode:
 
     @property
     def has_data(self) -> bool:
-        """Whether it holds rows, or will once it has started."""
+        """Whether it holds rows, or will hold them once it has started."""
         return self.superblock.data_state is DataState.READY
 
     @property
@@ -122,13 +123,13 @@ class SimNode:
 
     @property
     def machine(self) -> Any:
-        """The key space, None where there is none."""
+        """The key space; None if there is none."""
         return self.replica.machine if self.replica is not None else None
 
     # Clocks
 
     def set_fit(self, fit: bool) -> None:
-        """Its node finds that its wall clock is wrong, or right again."""
+        """Its node finds its wall clock wrong, or right again."""
         if fit != self.fit:
             self.fit = fit
             self.world.trace("{} is {}", self.replica_id, "fit" if fit else "unfit")
@@ -142,11 +143,12 @@ class SimNode:
 
     @property
     def twin(self) -> Twin:
-        """Of its replica's stream."""
+        """The key of its replica's stream."""
         return self.twins[self.superblock.key]
 
     def form(self, start: OpId, config: Configuration, files: Any = None) -> None:
-        """Make what is on its volume: log, store and superblock. `files`: fills the store from a copy."""
+        """Write the content of its volume: log, store and superblock. `files`: fills the store from a
+        copy."""
         self.formed = True
         log = Log.open(LOG, self.world.plan.log, self.node_id, _run_all, files=self.disk, threads=False)
         for key in (self.superblock.key, StreamKey(NEIGHBOUR, self.replica_id)):
@@ -163,7 +165,7 @@ class SimNode:
                 files(self.directory / STORE)
 
     def boot(self) -> None:
-        """The process starts."""
+        """Start the process."""
         if self.retired or self.gone or self.up or not self.formed:
             return
         world = self.world
@@ -231,7 +233,7 @@ class SimNode:
                 replica.core.log.last_opid,
             )
 
-    # As the log of bootstrap
+    # As bootstrap reads it from the log
 
     @property
     def recovery(self) -> Any:
@@ -248,7 +250,8 @@ class SimNode:
             self.world.trouble.voted(self)
 
     def _check_log(self) -> None:
-        """What the log says at a start is what it said to be durable, with what was under way, or it says that it is damaged."""
+        """Check a start: the log holds what it reported durable, with what was under way, or it reports
+        damage."""
         assert self.log is not None
         for key, twin in self.twins.items():
             if key in self.log.recovery.failed:
@@ -272,12 +275,12 @@ class SimNode:
         self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
 
     def soon(self, act: Callable[[], object]) -> None:
-        """Let it happen in its loop."""
+        """Run the call in its loop."""
         if self.loop is not None:
             self.loop.call_soon(act)
 
     def run(self, work: Coroutine[Any, Any, Any], over: Callable[[asyncio.Task[Any]], None]) -> None:
-        """A coroutine of its loop; `over` hears of its end, unless the node ends first."""
+        """Run a coroutine in its loop. `over` gets its end, unless the node ends first."""
         if self.loop is None:
             work.close()
             return
@@ -292,7 +295,7 @@ class SimNode:
         self.life += 1
 
     def crash(self) -> None:
-        """Power off: memory is gone, and what was not synced, mostly."""
+        """Power off: memory is lost, and most of what was not synced."""
         if self.loop is None:
             return
         self.world.trace("{} loses power", self.replica_id)
@@ -302,7 +305,7 @@ class SimNode:
         self.world.disk_faults_end(self)
 
     def exits(self, why: str, *, again: bool = True) -> None:
-        """The process ends, by itself or killed; the page cache stays."""
+        """The process ends by itself or is killed; the page cache stays."""
         if self.loop is None:
             return
         self.world.trace("{} ends: {}", self.replica_id, why)
@@ -312,13 +315,13 @@ class SimNode:
             self.world.at(self.world.now + self.world.rng.uniform(20.0, 500.0), self.boot)
 
     def ends(self) -> None:
-        """The world ends; nothing of it may run on."""
+        """The world ends; nothing of it may continue."""
         if self.loop is not None:
             self.disk.off = True
             self._end()
 
     def lost_power(self) -> bool:
-        """Whether the power went within a file operation."""
+        """Whether the power was lost within a file operation."""
         if not self.disk.off:
             return False
         self.world.met["power lost within a file operation"] += 1
@@ -333,7 +336,7 @@ class SimNode:
             return
         if loop.broke is not None:
             self.world.failed(f"a callback of {self.replica_id} raised {loop.broke!r}", loop.broke)
-        # A process whose log has failed ends as soon as it is told.
+        # A process whose log has failed ends as soon as it learns of it.
         sound = self.log is not None and self.log.failed is None
         if replica is not None and replica.state is ReplicaState.FAILED and sound and not self.may_fail:
             self.world.failed(f"replica {self.replica_id} has FAILED: {replica.error}")
@@ -341,7 +344,7 @@ class SimNode:
             self.thread.look()
 
     def disk_waits(self) -> float:
-        """How much longer than usual its disk takes now, in milliseconds."""
+        """By how many milliseconds its disk is slower than usual now."""
         if self.world.now >= self.slow_disk_until:
             return 0.0
         return self.world.rng.uniform(5.0, self.slow_disk_until - self.world.now + 5.0)
@@ -349,7 +352,7 @@ class SimNode:
     # Messages
 
     def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
-        """Something has come over the network."""
+        """A message has arrived over the network."""
         if self.loop is not None:
             self.loop.call_soon(self._received, sender, message, quiet)
 
@@ -384,13 +387,13 @@ class SimNode:
     # Failure
 
     def breaks(self, why: str) -> None:
-        """Its replica FAILS, although nothing that it has is wrong."""
+        """Its replica FAILS, although nothing it has is wrong."""
         self.may_fail = why
         self.soon(lambda: self._with_replica(lambda replica: replica.fail(why)))
 
 
 class _OneReplica:
-    """The only replica of its node, as quiet groups and the log's keeper ask for it."""
+    """The only replica of its node, in the form that quiet groups and the log's keeper need."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica

@@ -1,6 +1,7 @@
-"""What one seed draws: the size of the group and how bad its world is. Even the chances of faults are drawn.
+"""The plan that one seed gives: the size of the group, and which faults its world has. Even the chances of
+faults are drawn.
 
-Invariant: a plan depends on its seed alone.
+Invariant: a plan depends only on its seed.
 """
 
 from __future__ import annotations
@@ -52,54 +53,53 @@ class Plan:
     keeps_log: bool
     unfit_per_s: float = 0.0
     stays_unfit: bool = False
-    failed_ms_max: float = 0.0  # 0: who FAILED has for good
+    failed_ms_max: float = 0.0  # 0: a replica that FAILED never recovers
     reaches: tuple[
         int, ...
-    ] = ()  # how many messages with entries of a leader arrive before it dies; (): it lives on
+    ] = ()  # how many messages with entries arrive from a leader before it dies; (): it does not die
     rushes_per_s: float = 0.0
     clock_off_ms: float = 0.0  # how far wall clocks may be set wrong; 0: writes have no timestamps
-    vote_down_ms_max: float = 20.0  # how long who just voted stays away
+    vote_down_ms_max: float = 20.0  # how long a replica stays away that just voted
     tick_ms: float = 25.0
     turn_ms: float = 0.3  # the longest pause before a turn of a node's loop
     snapshots_per_s: float = 0.0
-    kill: float = 0.0  # the share of crashes that leave the page cache
+    kill: float = 0.0  # the share of crashes that keep the page cache
     disk_errors_per_s: float = 0.0
     full_disks_per_s: float = 0.0
-    cuts_per_s: float = 0.0  # power that goes within a file operation
+    cuts_per_s: float = 0.0  # power losses within a file operation
     rots_per_s: float = 0.0
-    heals: float = 0.0  # the share of the planner's passes that take place while there is trouble
+    heals: float = 0.0  # the share of the planner's passes that run while there are faults
     leaves: str = ""  # how a minority stays to the end: "dead", "deaf", "mute", "cut off"; "": all come back
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
     def replica(self) -> ReplicaOptions:
-        """Options of every replica: one entry is applied a turn, so that everything meets logs that are half applied."""
+        """Options of every replica. One entry is applied per turn, so that everything meets half-applied
+        logs."""
         return ReplicaOptions(raft=self.options, apply_slice_ms=0.0)
 
     @property
     def directed(self) -> bool:
-        """Whether its trouble is of one kind, and fairer weather would take it away."""
+        """Whether only one kind of fault makes the world, which fairer weather would remove."""
         return bool(self.reaches or self.rushes_per_s or self.vote_down_ms_max < 20.0)
 
 
 class Weather(Enum):
-    """What kind of trouble a world has."""
+    """The kinds of faults that a world has."""
 
-    MIXED = "mixed"  # a little of everything, or of some things
-    STORM = (
-        "storm"  # leaders die as soon as elected, voters as soon as they voted; messages as slow as elections
-    )
-    DUEL = "duel"  # several candidates at once, voters that forget and come back at once
+    MIXED = "mixed"  # a little of everything, or of some faults
+    STORM = "storm"  # leaders die right after their election, voters right after their vote
+    DUEL = "duel"  # several candidates at once; voters that lose memory and come back at once
     CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
-    CLOCKS = "clocks"  # wall clocks are seconds apart, and leadership moves; asked for only, mixed weather has it too
+    CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; only on request
 
 
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
 
 
 def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
-    """The world of this seed; its weather may be asked for."""
+    """The world of this seed. The caller may choose its weather."""
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     return _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
@@ -251,8 +251,8 @@ def _mixed(seed: int, rng: random.Random) -> Plan:
 
 
 def _with_clocks(plan: Plan) -> Plan:
-    """Nodes whose clocks are found wrong for a while, or for good: they lead only where nobody else can. Of a chance of its
-    own."""
+    """Nodes whose clocks are found wrong for a while, or for good. They lead only if nobody else can. Drawn
+    from a source of its own."""
     rng = random.Random(f"clocks/{plan.seed}")
     if rng.random() < 0.75:
         return plan
@@ -260,7 +260,8 @@ def _with_clocks(plan: Plan) -> Plan:
 
 
 def _with_timestamps(plan: Plan) -> Plan:
-    """Writes and snapshots with timestamps, by clocks that are apart and step. Of a chance of its own."""
+    """Writes and snapshots with timestamps, by clocks that differ and jump. Drawn from a source of its
+    own."""
     rng = random.Random(f"timestamps/{plan.seed}")
     if rng.random() < 0.8 or plan.directed or plan.stays_unfit or plan.clock_off_ms:
         return plan
@@ -268,7 +269,7 @@ def _with_timestamps(plan: Plan) -> Plan:
 
 
 def _with_disks(plan: Plan) -> Plan:
-    """What disks do, and how logs use them. Of a chance of its own."""
+    """Faults of disks, and how logs use them. Drawn from a source of its own."""
     rng = random.Random(f"disks/{plan.seed}")
     log = LogOptions(
         segment_bytes=rng.choice((8 << 10, 16 << 10, 64 << 10)),
@@ -298,7 +299,8 @@ def _with_disks(plan: Plan) -> Plan:
 
 
 def _with_losses(plan: Plan) -> Plan:
-    """A minority that never comes back, and a planner that heals meanwhile. Of a chance of its own."""
+    """A minority that never comes back, and a planner that heals meanwhile. Drawn from a source of its
+    own."""
     rng = random.Random(f"losses/{plan.seed}")
     plan = replace(plan, heals=rng.choice((0.0, 0.0, 0.2, 1.0)))
     if rng.random() < 0.7:
@@ -307,7 +309,8 @@ def _with_losses(plan: Plan) -> Plan:
 
 
 def _with_returns(plan: Plan) -> Plan:
-    """Replicas that FAIL where nothing is wrong with what they have: started again they are well. Of a chance of its own."""
+    """Replicas that become FAILED without damage: after a restart they are well. Drawn from a source of its
+    own."""
     rng = random.Random(f"returns/{plan.seed}")
     if rng.random() < 0.8:
         return plan
@@ -315,9 +318,10 @@ def _with_returns(plan: Plan) -> Plan:
 
 
 def _with_habits(plan: Plan) -> Plan:
-    """What nodes do on top of the core: let idle groups rest, in fairer weather, and keep a log that their stores hold.
+    """What nodes do in addition to the core: they let idle groups rest, in fairer weather, and keep a log
+    that their stores hold.
 
-    Of a chance of its own, so that the worlds of all other seeds stay what they were.
+    Drawn from a source of its own, so that the worlds of all other seeds stay the same.
     """
     rng = random.Random(f"habits/{plan.seed}")
     if rng.random() < 0.7:

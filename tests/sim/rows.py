@@ -1,6 +1,6 @@
 """The store and the log of one simulated node, as the node's upkeep and its copies use them.
 
-Invariant: a checkpoint is what the store holds on disk; what is in memory alone is in no copy.
+Invariant: a checkpoint is what the store holds on disk; rows only in memory are in no copy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NEIGHBOUR = TabletId("8" * 32)
 _HELD_MS = 5_000.0
 _BEHIND_MAX = 20
-"""Entries that a copy for healing may lack."""
+"""How many entries a copy for healing may lack."""
 
 
 class Checkpoint(NamedTuple):
@@ -37,26 +37,26 @@ class Checkpoint(NamedTuple):
 
 
 class Rows:
-    """Of one node."""
+    """Rows and log of one node."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
 
     def flush(self) -> None:
-        """The store writes what is in memory."""
+        """The store flushes what is in memory."""
         node, replica = self._node, self._node.replica
         if replica is not None and replica.running and replica.machine is not None:
             node.world.met["a flush"] += 1
             node.run(replica.storage.flush(), _heard)
 
     def collect(self) -> None:
-        """The log lets go of what nobody needs."""
+        """The log drops what nobody needs."""
         node = self._node
         if node.space is not None and node.log is not None and node.log.failed is None:
             node.run(node.space.collect(), _heard)
 
     def neighbour_writes(self) -> None:
-        """A stream beside the replica's, in the same log."""
+        """A second stream in the same log, beside the replica's."""
         node = self._node
         log, key = node.log, StreamKey(NEIGHBOUR, node.replica_id)
         if log is None or log.failed is not None or key in log.recovery.failed:
@@ -73,7 +73,7 @@ class Rows:
     # Copies
 
     def checkpoint(self) -> Checkpoint | None:
-        """What the store holds on disk, as a copy takes it; None where there is none."""
+        """What the store holds on disk, as a copy takes it; None if it holds nothing."""
         replica = self._node.replica
         if replica is None or not replica.running or replica.machine is None:
             return None
@@ -86,7 +86,8 @@ class Rows:
         )
 
     def held_checkpoint(self) -> Checkpoint | None:
-        """As `checkpoint`, if it holds nearly all there is, and the log behind it stays for a while; else a flush begins."""
+        """As `checkpoint`, if it holds nearly everything and the log after it stays for a while. Otherwise a
+        flush begins."""
         node, found, replica = self._node, self.checkpoint(), self._node.replica
         assert replica is not None
         if found is None or found.opid.index + _BEHIND_MAX < replica.applied_index:
@@ -98,10 +99,11 @@ class Rows:
         return found
 
     def fetch(self, checkpoint: Checkpoint, again: Callable[[], None]) -> None:
-        """The rows of a witness come, and are installed a while later. A node that ends in between asks `again`."""
+        """The rows of a witness arrive, and are installed a while later. If the node ends in between, it
+        calls `again`."""
         node, world = self._node, self._node.world
         target = node.directory / STORE
-        shutil.rmtree(target, ignore_errors=True)  # what a copy that was cut off has left
+        shutil.rmtree(target, ignore_errors=True)  # left by a copy that was cut off
         checkpoint.fill(target)
         took = world.rng.uniform(1.0, 300.0)
         world.trouble.copying(node, took)
@@ -122,6 +124,6 @@ class Rows:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """What a flush or a collection says is the node's own business."""
+    """Ignore the results of flushes and collections: they concern only the node."""
     if not task.cancelled():
         task.exception()

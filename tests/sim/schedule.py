@@ -1,7 +1,7 @@
-"""What happens by itself in a world, and how often: clients, upkeep, changes, trouble.
+"""Schedules what happens in a world, and how often: clients, upkeep, changes, faults.
 
-Each kind draws its moments from a source of its own. So a world from which one kind is taken away keeps the others.
-Invariant: once all heals, trouble and changes stop, and clients, upkeep and mending go on.
+Each kind draws its moments from its own random source. So a world without one kind keeps the others.
+Invariant: once healing begins, faults and changes stop; clients, upkeep and repair continue.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 _HEALS_PER_S = 4.0
 _HEALING_WRITES = 0.2
-"""The share of writes that go on while all heals, so that the slowest can catch up."""
+"""The share of writes that continue during healing, so that the slowest replica can catch up."""
 
 
 class Schedule:
-    """Of one world."""
+    """The schedule of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
     def begin(self) -> None:
-        """Let everything happen that the plan has."""
+        """Schedule everything that the plan has."""
         world, plan = self._world, self._world.plan
         trouble, driver, clients = world.trouble, world.driver, world.clients
         for name, per_s, act in (
@@ -77,7 +77,7 @@ class Schedule:
         return happen
 
     def _often(self, name: str, per_s: float, act: Callable[[], None], *, heals: bool = False) -> None:
-        """Let it happen at random moments, so many times a second; with `heals` also while all heals."""
+        """Let it happen at random moments, this many times a second; with `heals` also during healing."""
         if per_s <= 0:
             return
         world = self._world
@@ -90,11 +90,11 @@ class Schedule:
 
         world.at(world.now + rng.expovariate(per_s / 1000.0), happen)
 
-    # What clients and nodes do
+    # Clients and nodes
 
     @property
     def _lull(self) -> bool:
-        """Whether the clients of a world whose groups rest let them."""
+        """Whether the clients are silent now, in a world whose groups rest."""
         plan = self._world.plan
         return plan.rest_after_ms is not None and int(self._world.now / plan.lull_ms) % 2 == 1
 

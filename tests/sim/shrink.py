@@ -1,6 +1,6 @@
-"""Finds a smaller world that fails in the same way: faults are taken away one after the other while it still does.
+"""Finds a smaller world that fails in the same way: it removes faults one at a time while the failure stays.
 
-First whole kinds of trouble, then single strikes. Invariant: what it returns has failed like the first run.
+First whole kinds of faults, then single strikes. Invariant: what it returns has failed like the first run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HARMLESS: tuple[tuple[str, Any], ...] = (
     ("reads_per_s", 0.0),
     ("hinted", False),
 )
-"""Fields of a plan, with what takes their trouble away."""
+"""Fields of a plan, with the values that remove their faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _Shrinker:
         self.strikes = 0
 
     def fails(self, plan: Plan, spared: frozenset[int]) -> SimulationFailure | None:
-        """What fails in that world, or None."""
+        """The failure in that world, or None."""
         self.runs += 1
         planted: AbstractContextManager[None] = nullcontext() if self._bug is None else self._bug.planted()
         world = World(plan, strict=self._bug is None or self._bug.strict, spared=spared)
@@ -90,7 +90,7 @@ class _Shrinker:
 
 
 def _kind(failure: SimulationFailure) -> str:
-    """What fails, whoever and whenever."""
+    """The kind of failure, without replica and time."""
     return re.sub(r"\d[\d.]*", "#", failure.what.split(" ms: ", 1)[1])[:60]
 
 
@@ -103,7 +103,8 @@ def _chunks(numbers: list[int]) -> Iterator[list[int]]:
 
 
 def shrink(plan: Plan, bug: Bug | None = None, runs_max: int = 150) -> Shrunk | None:
-    """A smaller world that fails like this one, after `runs_max` runs at most; None: this one does not fail."""
+    """A smaller world that fails like this one, after at most `runs_max` runs. None: this one does not
+    fail."""
     shrinker = _Shrinker(bug, runs_max)
     failure = shrinker.fails(plan, frozenset())
     if failure is None:

@@ -1,4 +1,4 @@
-"""The shrinker leaves what a failure needs, and takes the rest away."""
+"""The shrinker keeps what a failure needs, and removes the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_failure_is_left_with_the_trouble_that_it_needs() -> None:
     found = shrink(plan, bug, runs_max=40)
     assert found is not None and bug.told in found.failure.what
     smaller = found.plan
-    assert not (smaller.partitions_per_s or smaller.loss or smaller.duplicate), "no trouble is needed for it"
+    assert not (smaller.partitions_per_s or smaller.loss or smaller.duplicate), "no fault is needed for it"
     assert len(found.spared) == found.strikes, "and no strike"
 
 

@@ -1,4 +1,4 @@
-"""A bounded share of the simulator in every test run, and proof that it sees planted faults."""
+"""A bounded share of the simulator in every test run, and proof that it finds planted faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_planted_faults_are_found(bug: Bug) -> None:
 
 
 def test_a_seed_tells_the_same_story_whatever_the_hashes() -> None:
-    """Sets and dicts of strings are in another order in each process unless told otherwise."""
+    """Sets and dicts of strings have another order in each process unless PYTHONHASHSEED is set."""
     stories = []
     for hashes in ("1", "2"):
         run = subprocess.run(
@@ -56,7 +56,8 @@ def test_a_seed_tells_the_same_story_whatever_the_hashes() -> None:
 
 
 def test_a_seed_writes_the_same_bytes_to_every_disk() -> None:
-    """Ids of segments came from the operating system. Rot strikes bytes that are not 0, so it found others in each run."""
+    """Ids of segments came from the operating system. Rot changes only bytes that are not 0, so it found
+    other bytes in each run."""
 
     def written() -> list[tuple[str, int]]:
         world = World(draw_plan(3))

@@ -1,6 +1,7 @@
-"""Trouble: who is cut off, loses power, stalls, FAILs; some at random, some when it hurts most.
+"""Faults: nodes that are cut off, lose power, stall or FAIL; some at random, some at the worst moment.
 
-Drives the world's replicas and its network; judges nothing. Invariant: does only what machines, disks and networks do.
+Drives the world's replicas and its network; judges nothing. Invariant: does only what machines, disks and
+networks do.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FREE_BYTES = 1 << 40
 
 
 class Trouble:
-    """Of one world."""
+    """The faults of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -31,17 +32,17 @@ class Trouble:
         self._plan = world.plan
         self._blocked: dict[tuple[int, int], float] = {}
         self._reach: dict[int, int] = {}
-        """How many more messages with entries of a leader arrive; without limit where it is not named."""
+        """How many more messages with entries arrive from a leader; unlimited if it is not in the map."""
         self._takers: dict[int, int] = {}
-        """Who took the last entries of each of these leaders."""
+        """The replicas that received the last entries of each of these leaders."""
         self.strikes_total = 0
         self._deaf: frozenset[int] = frozenset()
         self._mute: frozenset[int] = frozenset()
-        """Who hears nothing, and whom nobody hears, to the end."""
+        """The replicas that receive nothing, and those whose messages are lost, until the end."""
 
     def strikes(self, what: str) -> bool:
-        """Trouble is about to strike: whether it may. Each strike has a number and a source of chance of its own, so that one
-        can be left out while the others stay what they were."""
+        """Whether a fault that is due may strike. Each strike has its own number and random source, so that
+        one can be left out while the others stay the same."""
         self.strikes_total += 1
         if self.strikes_total in self._world.spared:
             return False
@@ -50,7 +51,7 @@ class Trouble:
         return True
 
     def lets_through(self, sender: int, to: int, message: Message | RestingPB) -> bool:
-        """Whether a message that is about to arrive does."""
+        """Whether a message that is about to arrive does arrive."""
         if self._blocked and self._blocked.get((sender, to), 0.0) > self._world.now:
             self._world.met["a message cut off"] += 1
             return False
@@ -67,7 +68,7 @@ class Trouble:
         self._world.at(self._world.now + self._rng.uniform(low_ms, high_ms), act, *arguments)
 
     def end(self) -> None:
-        """The network heals, and disks have space; but at times some stay dead or deaf for good."""
+        """The network heals, and disks have space. In some worlds, nodes stay dead or deaf for good."""
         self._blocked.clear()
         self._reach.clear()
         if self._plan.leaves and self.strikes(f"some stay {self._plan.leaves}"):
@@ -77,7 +78,7 @@ class Trouble:
             node.disk.fail_after = None
 
     def lost_for_good(self, node: SimNode) -> bool:
-        """Whether it stays dead, deaf or mute to the end."""
+        """Whether it stays dead, deaf or mute until the end."""
         return node.gone or node.replica_id in self._deaf or node.replica_id in self._mute
 
     def _leave(self, how: str) -> None:
@@ -106,7 +107,7 @@ class Trouble:
             self._mute = ids if how != "deaf" else frozenset()
 
     def partition(self) -> None:
-        """Cut some replicas off, both ways or one."""
+        """Cut some replicas off, in both directions or in one."""
         ids = list(self._world.nodes)
         self._rng.shuffle(ids)
         island = ids[: self._rng.randint(1, max(1, len(ids) // 2))]
@@ -125,7 +126,7 @@ class Trouble:
                         self._blocked[(outside, inside)] = until
 
     def crash(self) -> None:
-        """The power fails: of a leader, of anybody, now and then of all."""
+        """The power fails: of a leader, of any node, sometimes of all."""
         leader = self._world.driver.leader()
         replica = (
             leader
@@ -141,7 +142,7 @@ class Trouble:
             self._crash_one(one, one.life)
 
     def crash_at_rest(self) -> None:
-        """A leader dies that nobody hears anyway."""
+        """A leader dies that no other replica hears anyway."""
         leader = self._world.driver.leader()
         if leader is not None and leader.resting:
             self._crash_one(leader, leader.life)
@@ -164,19 +165,19 @@ class Trouble:
                 self._later(0.1, 5.0, other.lost, replica.replica_id)
 
     def alarm(self) -> None:
-        """The leader's node is taken for failed, rightly or not."""
+        """The leader's node is considered failed, rightly or not."""
         leader = self._world.driver.leader()
         if leader is not None:
             self._tell_failed(leader)
 
     def voted(self, replica: SimNode) -> None:
-        """A vote has just become durable: a good moment to lose power."""
+        """A vote has just become durable: a good moment for a power loss."""
         if self._world.rng.random() < self._plan.crash_after_vote and self.strikes("crash after a vote"):
             down_ms = self._plan.vote_down_ms_max
             self._later(0.0, 0.25 * down_ms, self._crash_one, replica, replica.life, down_ms)
 
     def elected(self, replica: SimNode) -> None:
-        """A leader has just been elected: another good moment."""
+        """A leader has just been elected: a good moment for a crash."""
         if self._plan.reaches:
             if self.strikes("a doomed leader"):
                 self._doom(replica)
@@ -187,20 +188,21 @@ class Trouble:
             self._later(0.0, last_ms, self._crash_one, replica, replica.life)
 
     def changing(self, leader: SimNode, subject: SimNode) -> None:
-        """A leader is asked for a change: a good moment for it to lose power, and for the one that the change is about."""
+        """A leader got an order for a change: a good moment for its power loss, or for that of the replica to
+        be changed."""
         if self._world.rng.random() < self._plan.crash_in_change and self.strikes("crash in a change"):
             victim = self._rng.choice((leader, subject))
             self._world.met["a crash in a change"] += 1
             self._later(0.0, 100.0, self._crash_one, victim, victim.life)
 
     def copying(self, node: SimNode, took_ms: float) -> None:
-        """Rows are on their way to a node: another good moment."""
+        """Rows are being copied to a node: a good moment for a crash."""
         if self._world.rng.random() < self._plan.crash_in_change and self.strikes("crash in a copy"):
             self._later(0.0, took_ms, self._crash_one, node, node.life)
 
     def _doom(self, leader: SimNode) -> None:
-        """A leader whose entries go so far and no further, and who dies then; at times with whoever took them, and at times
-        while its disk or those of all others stand still (Raft figure 8, step by step)."""
+        """A leader whose entries reach only some replicas and that then dies. Sometimes the receivers die,
+        too, or the disk of the leader or of all others stalls (Raft figure 8, step by step)."""
         rng = self._rng
         self._reach[leader.replica_id] = rng.choice(self._plan.reaches)
         self._takers.pop(leader.replica_id, None)
@@ -226,7 +228,8 @@ class Trouble:
             self._crash_one(one, life if one is leader else one.life, back_ms)
 
     def rush(self) -> None:
-        """A leader is cut off, at times with one other, while it is asked for one change after the other."""
+        """Cut a leader off, sometimes with one other replica, while it gets one order for a change after
+        another."""
         leader = self._world.driver.leader()
         if leader is None or leader.core is None:
             return
@@ -238,13 +241,13 @@ class Trouble:
             self._later(0.0, 20.0, lambda: self._world.driver.change(leader, take_away=take_away))
 
     def restart(self, replica: SimNode) -> None:
-        """Power is back."""
+        """The power is back."""
         replica.boot()
 
     def hint(self, replica: SimNode) -> ReplicaId | None:
-        """Whom the masters name to a replica that starts again: nobody, who leads, or itself."""
+        """Which leader the masters name to a replica that starts again: none, the present one, or itself."""
         leader = self._world.driver.leader()
-        rng = self._world.rng  # a start is no strike
+        rng = self._world.rng  # a start is not a strike
         return rng.choice((None, None if leader is None else leader.replica_id, replica.replica_id))
 
     # Disks
@@ -269,13 +272,13 @@ class Trouble:
             self._later(100.0, 4000.0, setattr, disk, "free", FREE_BYTES)
 
     def cut_power(self) -> None:
-        """The power goes in the middle of what the disk is asked next."""
+        """The power fails in the middle of the disk's next operation."""
         node = self._world.some_up()
         if node is not None:
             node.disk.fail_after = self._rng.randrange(12)
 
     def rot(self) -> None:
-        """Bytes that were synced change on a disk, or cannot be read; no more than one voter may lose its log by that."""
+        """Synced bytes change on a disk, or cannot be read. At most one voter may lose its log this way."""
         config = self._world.history.config
         voters = [self._world.nodes[p.replica_id] for p in config.voters]
         sound = [n for n in voters if n.up and n.has_data and not n.may_fail]
@@ -292,7 +295,8 @@ class Trouble:
             self._later(1.0, 1000.0, self._crash_one, node, node.life)
 
     def unfit(self) -> None:
-        """A node's clock is wrong; mostly somebody mends it. Sometimes it leads on, as one whose others never take over."""
+        """A node's clock is wrong. Mostly it is corrected; sometimes the node keeps leading, because the
+        others never take over."""
         replica = self._world.some_up()
         if replica is None:
             return
@@ -301,7 +305,7 @@ class Trouble:
             self._later(100.0, 5000.0, replica.set_fit, True)
 
     def step_clock(self) -> None:
-        """A wall clock is set, forth or back: mostly right but for some milliseconds."""
+        """A wall clock is set forward or back: mostly it is right within some milliseconds."""
         replica = self._world.some_up()
         if replica is not None:
             self._world.met["a clock set"] += 1
@@ -311,21 +315,21 @@ class Trouble:
             replica.clocks.set_wall(off_ms)
 
     def stall(self) -> None:
-        """A process stands still."""
+        """A process stalls."""
         replica = self._world.some_up()
         if replica is not None:
             self._world.met["a pause"] += 1
             replica.stalled_until = self._world.now + self._rng.uniform(20.0, 2000.0)
 
     def slow_disk(self) -> None:
-        """A disk takes its time."""
+        """A disk is slow."""
         replica = self._world.some_up()
         if replica is not None:
             self._world.met["a slow disk"] += 1
             replica.slow_disk_until = self._world.now + self._rng.uniform(100.0, 3000.0)
 
     def fail_one(self) -> None:
-        """A voter FAILs, where all are sound."""
+        """A voter becomes FAILED while all are sound."""
         if self._world.healing:
             return
         config = self._world.history.config

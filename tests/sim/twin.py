@@ -1,7 +1,8 @@
-"""A dumb twin of one stream of a log: what its callers asked for, and how much of it they were told is durable.
+"""A simple model of one stream of a log: the calls on it, and how many of them were reported durable.
 
-Stands between a replica and its StreamLog, passes every call on, and changes nothing. Invariant: `durable` is the fold of
-all calls whose `done` came; after a crash the stream must hold that, or that and a prefix of the calls behind it.
+Stands between a replica and its StreamLog, passes every call on, and changes nothing. Invariant: `durable` is
+the result of all calls whose `done` came. After a crash the stream must hold that, or that and a prefix of
+the later calls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Image:
-    """What a stream holds after some number of calls."""
+    """The content of a stream after some number of calls."""
 
     __slots__ = ("entries", "hard", "start")
 
@@ -48,7 +49,7 @@ class Image:
             self.entries.append(entry)
 
     def opid_at(self, index: int) -> OpId | None:
-        """The entry at `index`, or the start; None where there is none."""
+        """The entry at `index`, or the start; None if neither is there."""
         at = index - self.start.index - 1
         if at == -1:
             return self.start
@@ -60,7 +61,8 @@ class Image:
         return self.entries[-1].opid if self.entries else self.start
 
     def shows(self, loaded: LoadedLog) -> bool:
-        """Whether a stream that loaded this holds the same. It may begin later, where it has been collected."""
+        """Whether a stream that loaded this holds the same. It may begin later, where entries were
+        collected."""
         start = loaded.start
         if loaded.hard_state != self.hard or self.opid_at(start.index) != start:
             return False
@@ -71,7 +73,7 @@ class Image:
 
 
 class Twin:
-    """Of one stream, over all lives of its node."""
+    """The twin of one stream, over all lives of its node."""
 
     def __init__(self, start: OpId) -> None:
         self.durable = Image(start)
@@ -80,34 +82,34 @@ class Twin:
         self.calls = 0
 
     def pushed(self, change: Callable[[Image], None]) -> None:
-        """A call was taken, and will take effect behind all before it."""
+        """A call was accepted; it takes effect after all earlier ones."""
         self._asked += 1
         self._pending.append((self._asked, change))
         self.calls += 1
 
     def done(self, number: int) -> None:
-        """The log says that this call, and all before it, survive power loss."""
-        ensure(bool(self._pending) and self._pending[0][0] <= number, f"the log tells twice of call {number}")
+        """The log reports that this call, and all before it, survive power loss."""
+        ensure(bool(self._pending) and self._pending[0][0] <= number, f"the log reports call {number} twice")
         while self._pending and self._pending[0][0] <= number:
             self._pending.popleft()[1](self.durable)
 
     @property
     def asked(self) -> int:
-        """How many calls were taken."""
+        """How many calls were accepted."""
         return self._asked
 
     def begins_later(self, start: OpId) -> None:
-        """The log has let go of what is flushed."""
+        """The log has dropped entries that are flushed."""
         image = self.durable
         if start.index > image.start.index and image.opid_at(start.index) == start:
             image.entries = image.entries[start.index - image.start.index :]
             image.start = start
 
     def compare(self, what: str, loaded: LoadedLog) -> None:
-        """A start found this.
+        """A start found this content.
 
         Raises:
-            InvariantViolation: it is not what was durable, nor that and a prefix of what was under way.
+            InvariantViolation: it is neither what was durable, nor that and a prefix of the calls under way.
         """
         image = self.durable.copy()
         changes = [change for _, change in self._pending]
@@ -118,15 +120,16 @@ class Twin:
             change(image)
         ensure(
             image.shows(loaded),
-            f"{what} begins with term {loaded.hard_state.term}, vote {loaded.hard_state.voted_for}, {loaded.start} to "
-            f"{loaded.last}; durable was {self.durable}, and {len(changes)} calls were under way",
+            f"{what} begins with term {loaded.hard_state.term}, vote {loaded.hard_state.voted_for}, "
+            f"{loaded.start} to "
+            f"{loaded.last}; durable was {self.durable}, with {len(changes)} calls under way",
         )
         self.durable = image
         self.begins_later(loaded.start)
 
 
 class WatchedStream:
-    """A StreamLog whose calls its twin sees. `voted`: called when a vote has become durable."""
+    """A StreamLog that reports each call to its twin. `voted`: called when a vote has become durable."""
 
     def __init__(self, inner: StreamLog, twin: Twin, voted: Callable[[ReplicaId], None]) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""Looks over the shoulder of production's code while a world runs: every step of every core, every entry that is applied.
+"""Watches production's code while a world runs: every step of every core, every entry that is applied.
 
-Installed for the length of a run. Changes nothing. Invariant: what is found is told to the world, since production's code
-would catch what it raises.
+Installed for the length of a run. Changes nothing. Invariant: findings are reported to the world, since
+production's code would catch an exception.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ CHECKSUM_EVERY = 16
 
 @contextlib.contextmanager
 def watching(plan: Plan) -> Iterator[None]:
-    """While this lasts, cores and key spaces of simulated nodes are watched, groups rest as the plan says, and the ids of
-    segments are drawn from its seed: rot strikes bytes that are not 0, and so must find the same ones in each run."""
+    """Within this context, cores and key spaces of simulated nodes are watched, and groups rest as the plan
+    says. The ids of segments come from the seed: rot changes only bytes that are not 0, so it must find the
+    same ones in each run."""
     ids = random.Random(f"segments/{plan.seed}")
     with contextlib.ExitStack() as stack:
         step_many = RaftCore.step_many
@@ -76,13 +77,15 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
             case fx.PeerSound(replica_id, sound, cause):
                 how = "is sound" if sound else "has FAILED"
                 world.trace("{} finds that {} {}: {}", node.replica_id, replica_id, how, cause)
-                ensure(sound == (replica_id in node.told_failed), "what is told of a peer is no change")
+                ensure(sound == (replica_id in node.told_failed), "the report about a peer is not a change")
                 if sound:
                     del node.told_failed[replica_id]
                 else:
                     node.told_failed[replica_id] = True
             case fx.PeerForgot(replica_id, cause):
-                ensure(False, f"{node.replica_id} says that {replica_id}, which is sound, forgot: {cause}")
+                ensure(
+                    False, f"{node.replica_id} says that {replica_id}, which is sound, lost entries: {cause}"
+                )
             case fx.MessageIgnored(sender, cause):
                 ensure(False, f"{node.replica_id} ignores a message of {sender}, which is sound: {cause}")
             case fx.ConfigChanged(config, committed, cause):

@@ -1,4 +1,4 @@
-"""The simulated world: one clock, one queue of what happens next, one source of chance, a network that misbehaves.
+"""The simulated world: one clock, one queue of events, one random source, and an unreliable network.
 
     World(draw_plan(seed)).run()
 
@@ -45,7 +45,7 @@ _SHM = Path("/dev/shm")
 
 
 class SimulationFailure(Exception):
-    """Something happened that must never happen. `what`: seed, time and what it was, in one line."""
+    """Something happened that must never happen. `what`: seed, time and fact, in one line."""
 
     def __init__(self, story: str, what: str, world: str) -> None:
         super().__init__(f"{story}\n{what}\n{world}")
@@ -56,7 +56,7 @@ class SimulationFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to."""
+    """The results of a run."""
 
     seed: int
     simulated_ms: int
@@ -71,9 +71,9 @@ class Outcome:
 
 
 class World:
-    """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict` a promise that no disk
-    holds, and a change that comes too early, are seen by what comes of them alone. `spared`: numbers of strikes of trouble
-    that do not happen.
+    """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict`, a promise
+    that no disk holds, and a change that comes too early, count only by their consequences. `spared`: numbers
+    of strikes of trouble that do not happen.
 
     `met`: how often each kind of trouble was met.
     """
@@ -109,19 +109,19 @@ class World:
         self._hint = ReplicaId(self.rng.randint(1, plan.voters)) if plan.hinted else None
         self._first = first
 
-    # What others ask of the world
+    # For the other parts of the world
 
     def at(self, when: float, act: Callable[..., None], *arguments: object) -> None:
-        """Let `act(*arguments)` happen at `when`."""
+        """Call `act(*arguments)` at the time `when`."""
         self._sequence += 1
         heapq.heappush(self._queue, (when, self._sequence, act, arguments))
 
     def trace(self, text: str, *arguments: object) -> None:
-        """A line of the story."""
+        """Add a line to the story."""
         self._story.append((self.now, text, arguments))
 
     def judge(self, check: Callable[..., None], *arguments: Any) -> None:
-        """Run a check; what it finds ends the run, although production's code may catch it."""
+        """Run a check. A finding ends the run, although production's code may catch the exception."""
         try:
             check(*arguments)
         except (SteleError, AssertionError, KeyError, IndexError) as exc:
@@ -129,13 +129,13 @@ class World:
                 self._failure = exc if isinstance(exc, SteleError) else AssertionError(repr(exc))
 
     def failed(self, why: str, cause: BaseException | None = None) -> None:
-        """Something happened that must never happen."""
+        """Record something that must never happen."""
         if self._failure is None:
             self._failure = AssertionError(why)
             self._failure.__cause__ = cause
 
     def all_nodes(self) -> list[SimNode]:
-        """All, in order of their ids."""
+        """All nodes, in order of their ids."""
         return list(self.nodes.values())
 
     def latency(self) -> float:
@@ -145,19 +145,19 @@ class World:
         return self.rng.uniform(plan.delay_min_ms, latest)
 
     def hint_for(self, node: SimNode) -> ReplicaId | None:
-        """Whom the masters name to a replica that starts."""
+        """Which leader the masters name to a replica that starts."""
         if node.life == 1:
             return self._hint
         return self.trouble.hint(node)
 
     def disk_faults_end(self, node: SimNode) -> None:
-        """A process ended, so its disk's next one begins without the fault that ended it."""
+        """A process ended, so its disk's next process begins without the fault that ended it."""
         node.disk.sync_error = node.disk.write_error = False
 
     def send(
         self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, *, quiet: bool = False
     ) -> None:
-        """Through the network: lost, doubled, late, out of order."""
+        """Send through the network: the message may be lost, duplicated, delayed or reordered."""
         plan, rng = self.plan, self.rng
         copies = 1
         if not self.healing:
@@ -182,7 +182,7 @@ class World:
     # The run
 
     def run(self) -> Outcome:
-        """All phases.
+        """Run all phases.
 
         Raises:
             SimulationFailure: with the seed, what was broken, and the story.
@@ -235,7 +235,10 @@ class World:
         while self._queue and self._queue[0][0] <= end:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             self._events += 1
-            ensure(self._events < _EVENTS_MAX, f"more than {_EVENTS_MAX} events: something chatters")
+            ensure(
+                self._events < _EVENTS_MAX,
+                f"more than {_EVENTS_MAX} events: something sends messages without end",
+            )
             act(*arguments)
             if self._failure is not None:
                 raise self._failure
@@ -252,7 +255,7 @@ class World:
         return self.rng.choice(up) if up else None
 
     def asked(self) -> SimNode | None:
-        """Whom a client asks: who leads, and now and then anybody."""
+        """The node that a client calls: the leader, or sometimes any node."""
         return self.driver.leader() if self.rng.random() < 0.9 else self.some_up()
 
     # Healing
@@ -265,7 +268,7 @@ class World:
             node.stalled_until = min(node.stalled_until, self.now)
             node.slow_disk_until = min(node.slow_disk_until, self.now)
             self.disk_faults_end(node)
-            node.set_fit(True)  # where all clocks are wrong nobody makes a timestamp
+            node.set_fit(True)  # where all clocks are wrong, no node assigns timestamps
             node.boot()
 
     # Telling
@@ -278,17 +281,17 @@ class World:
         return node
 
     def story(self) -> str:
-        """The newest lines, one each, with their times in milliseconds."""
+        """The newest lines of the story, each with its time in milliseconds."""
         return "\n".join(f"{now:9.1f}  {text.format(*arguments)}" for now, text, arguments in self._story)
 
 
 def say_less() -> None:
-    """What nodes log is not news here: the story tells what matters."""
+    """Logs of nodes are not shown here: the story has what matters."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 def run_seed(seed: int) -> tuple[int, int, Counter[str], str]:
-    """(seed, acknowledged writes, trouble met, what failed or nothing), as other processes need it."""
+    """(seed, acknowledged writes, faults met, the failure or nothing), for other processes."""
     world = World(draw_plan(seed), story_lines=STORY_LINES)
     try:
         return seed, world.run().acknowledged, world.met, ""
