@@ -1,4 +1,5 @@
-"""A dumb twin of a cluster: configurations, replicas, catalog. No messages, no time but heartbeat ages.
+"""A simple model of a cluster: configurations, replicas, catalog. It has no messages, and no time except
+heartbeat ages.
 
 It refuses what a real leader refuses (stale CAS, a majority that cannot be reached) and checks, at every change of a
 configuration, what must never happen.
@@ -51,18 +52,19 @@ from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 
 COPY_ROUNDS = 2
 POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=9, max_copies=3, balance_leaders=False)
-"""Leaders stay where they are, so that stories tell of heals alone."""
+"""Leaders stay where they are, so that the stories show only heals."""
 
 
 class Refused(Exception):
-    """What a leader or the catalog answers to an order that is late, stale or unsafe."""
+    """The answer of a leader or the catalog to an order that is late, stale or unsafe."""
 
 
 @dataclass
 class ModelNode:
-    """A node and whether it answers; `gone` ones never come back, copies to `hangs` ones never get further, `cut` ones are
-    heard by the masters, copy and take orders, and no replica hears theirs. `opening` ones are heard, and were started again:
-    they have told of none of their replicas, and no replica hears those yet."""
+    """A node and whether it answers. `gone`: it never comes back. `hangs`: copies to it make no progress.
+    `cut`: masters hear it, and it takes copies and orders, but no replica hears its replicas. `opening`:
+    masters hear it after a restart, but it has reported none of its replicas, and no replica hears those
+    yet."""
 
     node_id: NodeId
     machine: str
@@ -86,8 +88,8 @@ class ModelNode:
 
 @dataclass
 class ModelReplica:
-    """What a node holds of a tablet. `waiting`: a witness that fetches nothing yet. `said_failed`: what its leader last heard of
-    it."""
+    """A node's part of a tablet. `waiting`: a witness that fetches nothing yet. `said_failed`: what its
+    leader last heard of it."""
 
     node_id: NodeId
     has_data: bool
@@ -101,7 +103,7 @@ class ModelReplica:
 
 @dataclass
 class ModelTablet:
-    """A group. `log_index` counts all entries, so that a configuration's index rises."""
+    """A group. `log_index` counts all entries, so that configuration indexes rise."""
 
     tablet_id: TabletId
     config: Configuration
@@ -114,14 +116,14 @@ class ModelTablet:
     size: int = 20
     """Bytes of each replica."""
     behind: set[str] = field(default_factory=set)
-    """Nodes whose voters catch up for so long that none of them takes over in time."""
+    """Nodes whose voters catch up too slowly to take over in time."""
     table: int = 0
     kept: bool = False
     """Whether an administrator has just moved its leader."""
 
     @property
     def wanted(self) -> int:
-        """The voters that it should have."""
+        """The number of voters that it should have."""
         return self.rf + self.by_hand.extra
 
 
@@ -134,7 +136,7 @@ class Cluster:
     """The model. `violations` is empty as long as nothing happened that must never happen."""
 
     moves: list[tuple[str, str, str, str]]
-    """Moves that were begun: kind, tablet, from, to."""
+    """Moves that have begun: kind, tablet, from, to."""
 
     def __init__(self, machines: int, zones: int, tablets: int, rf: int) -> None:
         self.moves = []
@@ -143,7 +145,8 @@ class Cluster:
         }
         self.epoch = 1
         self.new_leader_rounds = 0
-        """While positive, the leader master is new: it has not heard the dead, and does not know them dead."""
+        """While positive, the leader master is new. It has not heard the dead nodes, and does not know that
+        they are dead."""
         self.intents: dict[str, Intent] = {}
         self.tablets: dict[str, ModelTablet] = {}
         self.history: list[str] = []
@@ -162,7 +165,7 @@ class Cluster:
     # --- what is seen ---
 
     def view(self) -> ClusterView:
-        """What the leader master would answer."""
+        """The view that the leader master would give."""
         nodes = tuple(
             NodeView(
                 n.node_id,
@@ -200,7 +203,7 @@ class Cluster:
         )
         reports = tuple(replace(r, bytes_on_disk=t.size) for r in reports)
         table = TableId(f"{t.table:x}" * 32 if t.table else "f" * 32)
-        kept = 1 if t.kept else 0  # the view's clock stands at 0
+        kept = 1 if t.kept else 0  # the view's clock shows 0
         name = f"t{t.table or ''}"
         return TabletView(
             *(t.tablet_id, table, name, "RUNNING", t.config, 1, t.leader, t.wanted, reports, kept, t.by_hand)
@@ -224,12 +227,12 @@ class Cluster:
         return answers and self._heard(self.nodes[peer.node_id])
 
     def reaches(self, leader: str, node_id: str) -> bool:
-        """Whether the leader on one node is answered by another."""
+        """Whether replicas on other nodes answer the leader on one node."""
         return node_id == leader or self._heard(self.nodes[NodeId(node_id)])
 
     @staticmethod
     def _heard(node: ModelNode) -> bool:
-        """Whether other replicas hear those on it."""
+        """Whether other replicas hear those on this node."""
         return node.alive and not node.cut and not node.opening
 
     def live_voters(self, t: ModelTablet, config: Configuration | None = None) -> list[Peer]:
@@ -251,7 +254,7 @@ class Cluster:
     # --- what the driver orders ---
 
     def apply(self, step: Step) -> None:
-        """Carry a step out as the real ones would, or refuse it."""
+        """Carry a step out as real servers would, or refuse it."""
         match step:
             case BeginIntent():
                 self._begin(step)
@@ -288,7 +291,7 @@ class Cluster:
                 node.wanted, node.wanted_by = Wanted.PARKED, self._by_driver(node)
             case EndWish():
                 node = self.nodes[step.node_id]
-                assert self._by_driver(node) == node.wanted_by, "took back what nobody wanted"
+                assert self._by_driver(node) == node.wanted_by, "took back a state that nobody wanted"
                 node.state, node.given_up, node.wanted, node.wanted_by = NodeState.ACTIVE, False, None, ""
             case ReturnNode():
                 self._return(self.nodes[step.node_id])
@@ -399,13 +402,14 @@ class Cluster:
             t.leader = ""
 
     def check_step(self, before: Configuration, after: Configuration) -> None:
-        """Any two majorities of neighbouring configurations meet; one replica per machine."""
+        """Check that any two majorities of neighbouring configurations meet, and that no machine has two
+        replicas."""
         old = {p.replica_id for p in before.voters}
         new = {p.replica_id for p in after.voters}
         assert len(old ^ new) <= 1, f"more than one voter changed: {before} to {after}"
         for left in combinations(sorted(old), before.majority):
             for right in combinations(sorted(new), after.majority):
-                assert set(left) & set(right), f"majorities need not meet: {before} to {after}"
+                assert set(left) & set(right), f"two majorities might not meet: {before} to {after}"
         machines = [self.nodes[p.node_id].machine for p in after.peers]
         assert len(set(machines)) == len(machines), f"two replicas on one machine: {after}"
         witnesses = sum(p.member_type is MemberType.WITNESS for p in after.peers)
@@ -423,7 +427,7 @@ class Cluster:
         del self.intents[tablet_id]
 
     def _check_kept(self, tablet_id: str, replica_id: int) -> None:
-        """A voter on a parked node is not replaced while it is only away."""
+        """A voter on a parked node is not replaced while its node is only away."""
         peer = self.tablets[TabletId(tablet_id)].config.peer(replica_id)
         if peer is None or peer.member_type is not MemberType.VOTER:
             return
@@ -445,20 +449,20 @@ class Cluster:
     def _retire(self, node_id: NodeId) -> None:
         named = {p.node_id for t in self.tablets.values() for p in t.config.peers}
         named |= {i.target_node for i in self.intents.values()}
-        assert node_id not in named, "retired a node that something names"
+        assert node_id not in named, "retired a node that a configuration or an intent names"
         node = self.nodes[node_id]
         assert node.wanted is not Wanted.DRAINED or not node.alive, "retired a node that was to stay"
         node.state, node.wanted = NodeState.RETIRED, None
 
     def _return(self, node: ModelNode) -> None:
         if node.state is not NodeState.DRAINING or not node.given_up:
-            raise Refused("not given up for its silence")
+            raise Refused("it was not given up as silent")
         node.state, node.given_up = NodeState.ACTIVE, False
 
-    # --- what happens by itself ---
+    # --- what happens without orders ---
 
     def advance(self) -> None:
-        """One round: copies move, leaders are elected and promote, the master orders tombstones."""
+        """One round: copies progress, leaders are elected and promote, the master orders tombstones."""
         self.new_leader_rounds = max(0, self.new_leader_rounds - 1)
         for t in self.tablets.values():
             intent = self.intents.get(t.tablet_id)
@@ -499,7 +503,8 @@ class Cluster:
     # --- what goes wrong ---
 
     def may_die(self, node_id: str) -> bool:
-        """Whether every group keeps a majority, and its rows, without this node, or with it cut off from the others."""
+        """Whether every group keeps a majority and its rows without this node, or with it cut off from the
+        others."""
         node = self.nodes[NodeId(node_id)]
         node.alive = False
         fine = all(self.has_quorum(t) for t in self.tablets.values())
@@ -515,7 +520,7 @@ class Cluster:
         return fine
 
     def healthy(self) -> bool:
-        """Whether all groups are as wanted, with nothing left over."""
+        """Whether all groups are as wanted, and nothing is left over."""
         if self.intents:
             return False
         for t in self.tablets.values():

@@ -27,7 +27,7 @@ EVENTS = (
 
 
 class Broken(AssertionError):
-    """A promise was broken; says the seed."""
+    """A promise was broken; the message has the seed."""
 
 
 def run(seed: int) -> Counter[str]:
@@ -72,7 +72,7 @@ def _attempt(cluster: Cluster, step: Step) -> None:
 
 
 def _happen(cluster: Cluster, rng: random.Random, late: list[Step]) -> None:
-    """One wish or fault; faults leave every group a majority."""
+    """One wanted state or fault. Faults leave every group a majority."""
     nodes = list(cluster.nodes.values())
     node, t = rng.choice(nodes), rng.choice(list(cluster.tablets.values()))
     match rng.choice(EVENTS):
@@ -134,7 +134,8 @@ def _add_node(cluster: Cluster, zone: str) -> None:
 
 
 def _settle(cluster: Cluster) -> tuple[int, int]:
-    """Mend what can be mended, and run to the end: (rounds, moves for balance meanwhile)."""
+    """Repair what can be repaired, and run until nothing is left to do. Returns (rounds, moves for balance
+    meanwhile)."""
     for node in list(cluster.nodes.values()):
         node.cut = False
         if node.state is NodeState.DRAINING and node.alive and not node.given_up:
@@ -157,7 +158,7 @@ def _settle(cluster: Cluster) -> tuple[int, int]:
 
 
 def never_back(moves: list[tuple[str, str, str, str]]) -> None:
-    """No tablet is ever again on the nodes on which it was before."""
+    """Check that no tablet returns to a set of nodes that it had before."""
     change: dict[str, Counter[str]] = {}
     been: set[tuple[str, frozenset[tuple[str, int]]]] = {(tablet, frozenset()) for _, tablet, _, _ in moves}
     for _, tablet, source, target in moves:
@@ -170,7 +171,7 @@ def never_back(moves: list[tuple[str, str, str, str]]) -> None:
 
 
 def _check_wishes(cluster: Cluster) -> None:
-    """What was asked for by hand holds, where it is possible."""
+    """Check that placements by hand are in effect, where they are possible."""
     for t in cluster.tablets.values():
         members = {p.node_id for p in t.config.peers}
         able = {n for n, node in cluster.nodes.items() if node.alive and node.state is NodeState.ACTIVE}

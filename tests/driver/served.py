@@ -1,4 +1,5 @@
-"""The dumb twin behind real gRPC: what masters and nodes would answer to the executor's orders. A fake at the wire only."""
+"""The model of a cluster behind real gRPC: it answers the executor's orders as masters and nodes would. Only
+the wire is real."""
 
 from __future__ import annotations
 
@@ -62,9 +63,9 @@ def answering(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
 
 
 class Served:
-    """`address` answers for all masters and nodes. `claims` and `leads` are the masters' own state. `failed_peers` are what
-    leaders say of their peers, `reported_failed` what they said when they reported last; `lacking` says that those lack what
-    their log no longer has."""
+    """`address` answers for all masters and nodes. `claims` and `leads` are the masters' own state.
+    `failed_peers`: peers that leaders now call FAILED; `reported_failed`: those in their last reports.
+    `lacking`: whether these peers lack entries that the leader's log no longer has."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -74,7 +75,7 @@ class Served:
         self.calls: list[str] = []
         self.witness_starts: list[OpId] = []
         self.sources: list[tuple[int, NodeId]] = []
-        """Of each order to copy: the new replica, and the node it is to be read from."""
+        """For each order to copy: the new replica, and the node to copy from."""
         self.failed_peers: tuple[int, ...] = ()
         self.reported_failed: tuple[int, ...] = ()
         self.lacking = False
@@ -101,7 +102,7 @@ class Served:
             role=common_pb2.LEADER if leads else common_pb2.FOLLOWER,
             term=t.term,
             has_data=r.has_data,
-            last_committed=opid_to_pb(OpId(1, 12) if leads else r.last_committed),  # it knows first
+            last_committed=opid_to_pb(OpId(1, 12) if leads else r.last_committed),  # it learns of it first
             bytes_on_disk=r.bytes_on_disk,
             committed_config=config_to_pb(t.config),
         )
@@ -255,7 +256,7 @@ class Nodes(ConsensusServiceServicer):
         if request.type == cpb.ADD_PEER:
             if peer.member_type is MemberType.WITNESS:
                 if peer.replica_id in self.served.too_old:
-                    raise Rejected("the log begins behind its start", code=Code.UNSAFE_CHANGE)
+                    raise Rejected("the log begins after its start", code=Code.UNSAFE_CHANGE)
                 self.served.witness_starts.append(peer.witness_start)
                 step = AddWitness(*at, peer.replica_id, peer.node_id, peer.witness_start)
             else:
@@ -318,7 +319,7 @@ class Nodes(ConsensusServiceServicer):
 
 @asynccontextmanager
 async def serve(cluster: Cluster) -> AsyncIterator[Served]:
-    """Serve the model on a port of its own."""
+    """Serve the model on its own port."""
     served = Served(cluster)
     server = grpc.aio.server()
     add_MasterServiceServicer_to_server(Masters(served), server)

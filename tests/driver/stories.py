@@ -12,13 +12,13 @@ from stele.driver.view import ClusterView, ReplicaView
 from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet
 
 REPLACED = ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
-"""The story of a replica that another replaces while the tablet can spare none."""
+"""The story of a replica that is replaced while the tablet can spare none."""
 
 
 def story(
     cluster: Cluster, *, policy: Policy = POLICY, after: dict[str, Callable[[], None]] | None = None
 ) -> list[str]:
-    """The steps taken until all is well or nothing but waiting is left; `after[step]` happens once, after it."""
+    """The steps until all is well or only waits are left. `after[step]` happens once, after that step."""
     told: list[str] = []
     idle = 0
     happenings = dict(after or {})
@@ -46,12 +46,12 @@ def one(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
 
 
 def node_of(cluster: Cluster, t: ModelTablet, replica: int) -> ModelNode:
-    """Where the replica in this place of the tablet's configuration is."""
+    """The node of the replica in this place of the tablet's configuration."""
     return cluster.nodes[t.config.peers[replica].node_id]
 
 
 def one_dead(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
-    """A cluster of one tablet, the node of whose last replica is dead."""
+    """A cluster of one tablet. The node of its last replica is dead."""
     cluster, t = one(rf, machines)
     node_of(cluster, t, rf - 1).alive = False
     cluster.advance()
@@ -59,7 +59,7 @@ def one_dead(rf: int = 3, machines: int = 5) -> tuple[Cluster, ModelTablet]:
 
 
 def one_cut(machines: int = 5) -> tuple[Cluster, ModelTablet]:
-    """A cluster of one tablet, the node of whose last replica only the masters hear."""
+    """A cluster of one tablet. Only the masters hear the node of its last replica."""
     cluster, t = one(machines=machines)
     node_of(cluster, t, 2).cut = True
     cluster.advance()
@@ -67,6 +67,6 @@ def one_cut(machines: int = 5) -> tuple[Cluster, ModelTablet]:
 
 
 def reported(view: ClusterView, change: Callable[[ReplicaView], ReplicaView]) -> ClusterView:
-    """The view, had its replicas reported something else."""
+    """The view as it would be if its replicas had reported something else."""
     tablets = tuple(replace(t, replicas=tuple(change(r) for r in t.replicas)) for t in view.tablets)
     return replace(view, tablets=tablets)

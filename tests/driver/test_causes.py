@@ -15,7 +15,7 @@ from tests.driver.stories import node_of, one, one_dead
 
 
 def told(cluster: Cluster, *, new_driver_after: str = "") -> list[Step]:
-    """All steps until nothing is left to do. After the first one of this kind another driver takes over."""
+    """All steps until nothing is left to do. After the first step of this kind, another driver takes over."""
     steps: list[Step] = []
     for _ in range(30):
         for step in plan(cluster.view(), POLICY):
@@ -67,7 +67,7 @@ def test_orders_and_progress_carry_the_cause() -> None:
 
 
 def test_an_intent_without_a_cause_is_one_of_an_earlier_driver() -> None:
-    """Its steps are named by what can be seen now."""
+    """Its steps are named after the state that can be seen now."""
     cluster, t = one_dead()
     cluster.apply(plan(cluster.view(), POLICY)[0])
     intent = cluster.intents[t.tablet_id]

@@ -1,4 +1,4 @@
-"""Copies that do not come about: begun anew from another source, and in the end made elsewhere."""
+"""Copies that fail: they are restarted from another source, and in the end made on another node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MINUTE_MS = 60_000
 
 
 class Copying:
-    """Replica 3 is dead; the new one is being copied as `copy` says."""
+    """Replica 3 is dead. The new one is being copied in the state `copy`."""
 
     def __init__(self, machines: int = 6, *, begun: int = 2, replicas: int = 3) -> None:
         self.cluster = Cluster(machines, 1, 1, replicas)
@@ -59,7 +59,7 @@ def test_a_copy_that_stands_still_is_begun_anew_from_another_source_then_made_el
     again = world.after(1)
     assert isinstance(again, StartCopy) and again.source_node == world.other
     world.copy = replace(world.copy, source_node=world.other)
-    assert isinstance(world.step(), WaitCopy), "once for each time that it stood still"
+    assert isinstance(world.step(), WaitCopy), "once for each time that it stalled"
     back = world.after(STALL_MS)
     assert isinstance(back, StartCopy) and back.source_node == world.leader
     world.copy = replace(world.copy, source_node=world.leader)
@@ -120,7 +120,7 @@ def test_a_copy_whose_source_died_is_begun_anew_from_one_that_lives() -> None:
     ("begun", "replicas"), [(2, 5), (4, 3)], ids=["before it is a member", "as a witness"]
 )
 def test_a_copy_that_runs_takes_a_budget_that_was_changed(begun: int, replicas: int) -> None:
-    """It may have hours to go, and the tablet no voter to spare meanwhile."""
+    """It may have hours to go, and the tablet cannot spare a voter meanwhile."""
     world = Copying(begun=begun, replicas=replicas)
     fast = replace(POLICY, bytes_per_second=100 << 20)
 
@@ -131,7 +131,7 @@ def test_a_copy_that_runs_takes_a_budget_that_was_changed(begun: int, replicas: 
     slow = CopyView("Fetching", 10, 1 << 40, world.leader, bytes_per_second=1 << 20)
     again = step(slow)
     assert isinstance(again, StartCopy) and "104,857,600 bytes/s" in again.reason
-    assert again.source_node == world.leader, "another source would begin it anew"
+    assert again.source_node == world.leader, "another source would begin it again"
     assert (again.target_node, again.replica_id) == (world.target, world.replica_id)
     for copy in (
         replace(slow, bytes_per_second=100 << 20),
@@ -145,7 +145,7 @@ def test_a_copy_that_runs_takes_a_budget_that_was_changed(begun: int, replicas: 
 
 
 def test_a_copy_that_is_being_installed_does_not_stand_still() -> None:
-    """Its bytes are all there; the replica waits for its log."""
+    """All its bytes have arrived; the replica waits for its log."""
     world = Copying(begun=4)
     world.copy = replace(world.copy, state="Installing", bytes_done=20, bytes_total=20)
     for _ in range(TRIES + 1):

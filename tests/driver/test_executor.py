@@ -1,4 +1,5 @@
-"""The executor against the dumb twin behind real gRPC: claim, observe, order, report; interrupted and taken over."""
+"""The executor against the model of a cluster behind real gRPC: claim, observe, order, report. It is
+interrupted, and another takes over."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ async def driver(
     holder: str = "d1",
     now_ms: Callable[[], int] = lambda: 0,
 ) -> AsyncIterator[Executor]:
-    """An executor on a pool of its own."""
+    """An executor with its own channel pool."""
     pool = ChannelPool(Identity(ClusterId("c" * 32)))
     try:
         on_progress = told.append if told is not None else None
@@ -41,7 +42,7 @@ async def driver(
 
 
 async def passes(executor: Executor, cluster: Cluster, count: int) -> list[Report]:
-    """So many passes, with time in between; fewer if nothing is left to do."""
+    """This many passes, with time in between; fewer if nothing is left to do."""
     reports = []
     for _ in range(count):
         reports.append(await executor.run_once(POLICY))
@@ -99,7 +100,7 @@ async def test_an_intent_is_cancelled_behind_a_fence() -> None:
 
 
 async def test_a_witness_goes_on_with_its_copy_where_the_leader_has_changed() -> None:
-    """The order that adds it named the leader as the source: from another one a copy begins anew."""
+    """The order that adds it named the leader as the source. With another source a copy begins again."""
     cluster = killed(tablets=1)
     (t,) = cluster.tablets.values()
     async with serve(cluster) as served, driver(served) as executor:
@@ -114,7 +115,7 @@ async def test_a_witness_goes_on_with_its_copy_where_the_leader_has_changed() ->
 
 
 async def test_a_leader_that_said_that_a_peer_has_failed_is_asked_again() -> None:
-    """The peer may be well by now: it was demoted, or removed and copied anew."""
+    """The peer may be well by now: it was demoted, or removed and copied again."""
     cluster, told = Cluster(4, 1, 1, 3), list[Progress]()
     (t,) = cluster.tablets.values()
     peer = next(p.replica_id for p in t.config.peers if p.node_id != t.leader)
@@ -233,7 +234,7 @@ async def test_until_healthy_waits_for_a_node_that_is_silent_and_not_yet_given_u
 
 @pytest.mark.parametrize(("option", "code"), [((), 0), (("--until-healthy",), 130)])
 async def test_a_driver_that_is_told_to_stop_gives_its_claim_back(option: tuple[str, ...], code: int) -> None:
-    """SIGTERM, as a pod gets it: the next driver need not wait until the claim runs out."""
+    """SIGTERM, as a pod gets it. The next driver need not wait until the claim expires."""
     cluster = Cluster(5, 1, 2, 3)
     (first, *_) = cluster.tablets.values()
     cluster.nodes[first.config.peers[2].node_id].alive = False
@@ -328,7 +329,7 @@ async def test_leaders_are_spread_and_users_are_told_by_pairs_of_nodes() -> None
 
 
 async def test_a_leader_that_did_not_move_is_not_asked_again_at_once() -> None:
-    """It lags. Each order might hold writes back."""
+    """It lags. Each order could delay writes."""
     cluster, now_ms = piled_up(), 0
     for t in cluster.tablets.values():
         t.behind = {node_name(2), node_name(3)}
@@ -347,8 +348,8 @@ async def test_a_leader_that_did_not_move_is_not_asked_again_at_once() -> None:
 
 
 async def test_after_a_node_that_does_not_answer_no_leader_moves_for_a_moment() -> None:
-    """It has just stopped, and masters have not missed it yet. All the tablets were tried, one after another, and then
-    those of the others moved, twice."""
+    """It has just stopped, and the masters have not noticed yet. Once, all its tablets were tried one after
+    another, and then those of the others moved twice."""
     cluster, now_ms = piled_up(), 0
     async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
         view = await executor.observe(SPREADS)

@@ -1,4 +1,4 @@
-"""What is said before nodes are drained or parked: it agrees with what the planner then does."""
+"""The answer before nodes are drained or parked agrees with what the planner then does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.driver.stories import node_of, one, reported, story
 
 
 def with_disks(view: ClusterView, free: int) -> ClusterView:
-    """Every node reports a disk with so many free bytes."""
+    """Every node reports a disk with this many free bytes."""
     nodes = tuple(replace(n, disk_free_bytes=free, disk_used_bytes=1) for n in view.nodes)
     return replace(view, nodes=nodes)
 
@@ -39,7 +39,8 @@ def test_a_drain_is_refused_where_the_planner_would_find_no_machine(machines: in
 
 
 def test_a_drain_is_refused_where_the_disks_of_the_others_are_too_small_together() -> None:
-    """Two tablets lie on the same three nodes, and only the fourth can take them: it has room for one."""
+    """Two tablets are on the same three nodes. Only the fourth node can take them, and it has room for
+    one."""
     cluster = Cluster(4, 1, 5, 3)
     view = reported(cluster.view(), lambda r: replace(r, bytes_on_disk=1 << 30))
     leaving = set(list(cluster.nodes)[:1])
@@ -67,7 +68,7 @@ def test_a_node_may_be_parked_while_every_tablet_keeps_a_majority_without_it() -
     assert absence(cluster.view(), POLICY, {first.node_id}).faults == ()
     (fault,) = absence(cluster.view(), POLICY, {first.node_id, second.node_id}).faults
     assert f"tablet {t.tablet_id[:8]} of t" in fault
-    second.wanted = Wanted.PARKED  # it may go at any moment
+    second.wanted = Wanted.PARKED  # it may fail at any moment
     assert absence(cluster.view(), POLICY, {first.node_id}).faults
     second.wanted = None
     third.alive = False

@@ -1,4 +1,4 @@
-"""What is foretold of a loss is what happens: the forecast, and then the loss in the twin, healed to the end."""
+"""The forecast of a loss comes true: the forecast, then the loss in the model, healed to the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def healed(cluster: Cluster) -> set[str]:
-    """Heal until nothing but waiting is left; the tablets that are Blocked then."""
+    """Heal until only waits are left. Returns the tablets that are Blocked then."""
     steps = plan(cluster.view(), POLICY)
     for _ in range(400):
         if not steps:
@@ -84,7 +84,7 @@ def sized(view: ClusterView, *, size: int, free: int) -> ClusterView:
 
 
 def test_room_is_counted_over_all_copies() -> None:
-    """Each node has room for one replica of 40 GiB, and there are more to place."""
+    """Each node has room for one replica of 40 GiB, but there are more to place."""
     view = sized(Cluster(5, 1, 10, 3).view(), size=40 * GIB, free=60 * GIB)
     forecast = foretell(view, POLICY, {node_name(1)})
     assert forecast.replicas == 6
@@ -110,7 +110,7 @@ def test_more_lost_than_the_policy_heals_is_said() -> None:
     view = Cluster(6, 1, 6, 3).view()
     forecast = foretell(view, replace(POLICY, max_lost_nodes=1), {node_name(1), node_name(4)})
     assert "2 nodes would be silent at once, more than maxLostNodes (1)" in forecast.healing_stops
-    assert not forecast.harmless and forecast.copies, "what the limit holds back is foretold all the same"
+    assert not forecast.harmless and forecast.copies, "the forecast also covers what the limit holds back"
 
 
 def test_changes_under_way_are_taken_as_done() -> None:

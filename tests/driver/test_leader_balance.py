@@ -1,4 +1,4 @@
-"""Which leaders move: shares against all assignments there are, and moves until none is left."""
+"""Which leaders move: shares are compared with all possible assignments, and moves run until none is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = "abcdef"
 
 
 def groups_of(leaders: str, *, table: str = "t", places: str = "abc") -> list[Group]:
-    """A group for each letter, its leader; all have the same places."""
+    """A group for each letter, which is its leader; all have the same places."""
     return [Group(f"{table}{i:03}", table, node, tuple(places)) for i, node in enumerate(leaders)]
 
 
@@ -32,7 +32,7 @@ def moved(groups: Sequence[Group], moves: Sequence[Move]) -> list[Group]:
 
 
 def until_none(groups: Sequence[Group], most: int) -> tuple[list[Group], Counter[str]]:
-    """The groups when nothing moves any more, and how often each moved."""
+    """The groups when nothing moves any more, and how often each group moved."""
     now, counts = list(groups), Counter[str]()
     for _ in range(200):
         moves = choose_moves(now, most)
@@ -49,7 +49,7 @@ def loads(groups: Sequence[Group]) -> Counter[str]:
 
 
 def excess(groups: Sequence[Group]) -> int:
-    """How many leaders nodes have above their share plus one."""
+    """How many leaders the nodes have above their share plus one."""
     share, load = shares(groups), loads(groups)
     return sum(max(0, load[n] - share[n] - 1) for n in load)
 
@@ -89,7 +89,7 @@ def test_a_new_node_without_replicas_gets_nothing() -> None:
 
 
 def test_a_leader_goes_by_a_third_node_where_two_share_no_tablet() -> None:
-    """Only by moving one from b to c is there room at b."""
+    """Only a move from b to c makes room at b."""
     groups = [Group(f"u{i}", "t", "a", ("a", "b")) for i in range(4)]
     groups += [Group(f"v{i}", "t", "b", ("b", "c")) for i in range(3)]
     assert set(shares(groups).values()) <= {2, 3}
@@ -131,7 +131,7 @@ def test_a_share_is_the_most_of_any_best_assignment(drawn: list[tuple[set[str], 
 
 
 def test_moves_end_and_leave_no_node_above_its_share_plus_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """2,000 clusters drawn at random, some with places that differ widely. A group moves once, seldom twice."""
+    """2,000 random clusters, some with very different places. A group moves once, seldom twice."""
     total, again, worst, tablets = 0, 0, 0, 0
     for seed in range(2_000):
         rng = random.Random(seed)
@@ -154,6 +154,7 @@ def test_moves_end_and_leave_no_node_above_its_share_plus_one(capsys: pytest.Cap
         worst = max(worst, *counts.values(), 0)
     with capsys.disabled():
         print(
-            f"\n2,000 clusters, {tablets} tablets: {total} moves, {again} of them again, at most {worst} of one"
+            f"\n2,000 clusters, {tablets} tablets: {total} moves, {again} of them again, at most {worst} of "
+            f"one"
         )
     assert worst <= 3 and again * 50 <= total

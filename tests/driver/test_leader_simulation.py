@@ -1,4 +1,5 @@
-"""Drivers spread leaders in clusters that are disturbed at random: always an end, no ping-pong, shares reached."""
+"""Drivers spread leaders in clusters with random disturbances: moves always end, none is undone, and shares
+are reached."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
 
 SPREAD = replace(POLICY, balance_leaders=True)
 SEEDS = int(os.environ.get("STELE_LEADER_SEEDS", "300"))
-"""A share of the 2,000 that are run where planner or measure change."""
+"""A part of the 2,000 seeds that run when the planner or the measure changes."""
 ROUND_MS = 250
 EVENTS = ("restart", "die", "gone", "drain", "new node", "lag", "by hand", "new driver", "pile", "election")
 
@@ -65,7 +66,7 @@ class Driver:
         return not steps and not self.late
 
     def order(self, step: Step, view: ClusterView) -> None:
-        """What a leader or the catalog answers goes into the memory."""
+        """Answers of a leader or the catalog go into the memory."""
         error: SteleError | None = None
         try:
             if isinstance(step, MoveLeader):
@@ -84,7 +85,7 @@ class Driver:
 
 
 def groups(cluster: Cluster) -> list[Group]:
-    """Who leads and who could, by what is true. What a person moved stays."""
+    """Who leads and who could lead, in reality. A leader that a person moved stays."""
     found = []
     for t in cluster.tablets.values():
         places = {
@@ -98,7 +99,7 @@ def groups(cluster: Cluster) -> list[Group]:
 
 
 def disturb(cluster: Cluster, driver: Driver, rng: random.Random) -> None:
-    """One event, and what follows from it at once."""
+    """One event, and its immediate effects."""
     nodes = [n for n in cluster.nodes.values() if n.alive and n.state is NodeState.ACTIVE]
     node = rng.choice(nodes)
     match rng.choice(EVENTS):
@@ -140,14 +141,14 @@ def disturb(cluster: Cluster, driver: Driver, rng: random.Random) -> None:
 
 
 def settle(cluster: Cluster, driver: Driver, seed: int) -> int:
-    """Let the driver work until nothing is to do for a while. Returns the passes."""
+    """Let the driver work until there has been nothing to do for a while. Returns the passes."""
     quiet = 0
     for number in range(2_000):
         quiet = quiet + 1 if driver.round() else 0
         if quiet >= 3:
             return number
         if number == 40:
-            for t in cluster.tablets.values():  # who lagged has caught up
+            for t in cluster.tablets.values():  # replicas that lagged have caught up
                 t.behind = set()
             driver.now_ms += 60_000
     raise AssertionError(f"seed {seed}: no end: {plan(cluster.view(), SPREAD)[:3]}")

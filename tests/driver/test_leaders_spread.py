@@ -41,7 +41,7 @@ class Waits:
     rows: int = 0
 
     def told(self, when: str) -> str:
-        """The figures so far, which begin anew."""
+        """The figures so far. Counting starts again after that."""
         found, self.seconds = sorted(self.seconds), []
         mid, late = found[len(found) // 2], found[len(found) * 99 // 100]
         return (
@@ -52,7 +52,7 @@ class Waits:
 
 @asynccontextmanager
 async def writing(table: AsyncTable) -> AsyncIterator[Waits]:
-    """Rows are written one by one by each of some writers meanwhile."""
+    """Some writers write rows one at a time meanwhile."""
     waits = Waits()
 
     async def write(first: int) -> None:
@@ -80,7 +80,7 @@ async def view_of(client: AsyncClient) -> ClusterView:
 
 
 def led(view: ClusterView) -> tuple[Counter[str], int]:
-    """How many tablets each node leads, and by how many the worst is above its share."""
+    """How many tablets each node leads, and the largest excess over a share."""
     mine = [t for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID and t.leader_node]
     groups = [
         Group(t.tablet_id, t.table_id, t.leader_node, tuple(sorted(p.node_id for p in t.config.voters)))
@@ -92,7 +92,8 @@ def led(view: ClusterView) -> tuple[Counter[str], int]:
 
 
 async def spread(client: AsyncClient, since: float) -> str:
-    """Wait until no node leads more than one above its share. How long that took, and who leads how many."""
+    """Wait until no node leads more than one above its share. Returns the time it took, and how many each
+    leads."""
     async with asyncio.timeout(2 * WITHIN_S):
         while True:
             load, over = led(await view_of(client))
@@ -109,7 +110,7 @@ async def pile_up(client: AsyncClient, node: Member) -> None:
 
 
 async def move_the_catalog(client: AsyncClient, cluster: Cluster) -> None:
-    """To a master that does not lead."""
+    """Sent to a master that does not lead."""
     before = (await view_of(client)).leader_master
     target = next(m.node_id for m in cluster.masters if m.node_id != before)
     moved = await step_down(client.masters, client.pool, CATALOG_TABLET_ID, to=target, timeout_s=60)

@@ -21,7 +21,7 @@ MOVED = ["BeginIntent", "StartCopy", "AddPreFollower", "RemovePeer", "EndIntent"
 
 
 def asked(source: int = 2, target: int = 5, machines: int = 5, rf: int = 3) -> tuple[Cluster, ModelTablet]:
-    """A tablet whose replica in one place somebody wants on another node."""
+    """A tablet with a replica that somebody wants moved to another node."""
     cluster, t = one(rf, machines)
     t.by_hand = ByHand(pinned=(node_name(target),), avoided=(t.config.peers[source].node_id,))
     return cluster, t
@@ -154,7 +154,8 @@ def test_one_more_replica_is_added_where_it_was_asked_for_and_removed_where_it_w
 
 
 def test_a_node_that_is_pinned_and_avoided_keeps_its_replica() -> None:
-    """The replica went back and forth for ever (seed 465 of moves_world). The masters never record this."""
+    """The replica went back and forth for ever (seed 465 of moves_world). The masters never record such a
+    request."""
     cluster, t = asked()
     t.by_hand = ByHand(pinned=(node_name(5),), avoided=(node_name(5),))
     story(cluster)
@@ -162,7 +163,7 @@ def test_a_node_that_is_pinned_and_avoided_keeps_its_replica() -> None:
 
 
 def test_no_move_begins_while_a_voter_does_not_answer_its_leader() -> None:
-    """Its node is heard, and it is no fault yet; but the tablet could lose no other voter."""
+    """Its node is heard, so it is no fault yet. But the tablet could lose no other voter."""
     cluster, t = asked()
     node_of(cluster, t, 1).opening = True
     cluster.advance()
@@ -251,7 +252,8 @@ def test_policy_of_one_copy_still_moves() -> None:
 
 
 def test_a_move_makes_way_for_a_heal_that_waits_for_its_turn() -> None:
-    """With one copy at once, a move to a slow node held the only slot, and a voter that FAILED was not replaced."""
+    """With one copy at a time, a move to a slow node held the only slot, so a FAILED voter was not
+    replaced."""
     policy = replace(POLICY, rebalance=True, max_copies=1)
     cluster = Cluster(7, 1, 7, 5)
     cluster.nodes[node_name(8)] = ModelNode(node_name(8), "m8", "z0", hangs=True)

@@ -1,4 +1,5 @@
-"""Real processes under writes: the factor 1, 3, 5, 3, then a move by hand and a new node that fills. No row is lost."""
+"""Real processes under writes: the replication factor goes 1, 3, 5, 3; then a move by hand, and a new node
+that fills. No row is lost."""
 
 from __future__ import annotations
 
@@ -85,7 +86,7 @@ async def until(client: AsyncClient, done: Callable[[ClusterView], bool]) -> Clu
 
 
 def at_rest(view: ClusterView, factor: int) -> bool:
-    """Every tablet has so many voters, and nothing is under way."""
+    """Every tablet has this many voters, and nothing is under way."""
     mine = [t for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID]
     voters = [[p for p in t.config.peers if p.member_type is MemberType.VOTER] for t in mine]
     exact = all(len(v) == factor == len(t.config.peers) for v, t in zip(voters, mine, strict=True))
@@ -93,7 +94,7 @@ def at_rest(view: ClusterView, factor: int) -> bool:
 
 
 def shares(view: ClusterView) -> Counter[str]:
-    """Replicas of tables by node."""
+    """The number of replicas of tables, by node."""
     found = Counter({n.node_id: 0 for n in view.nodes if n.role == "node"})
     found.update(p.node_id for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID for p in t.config.peers)
     return found
@@ -114,7 +115,8 @@ async def test_replicas_change_and_move_under_writes_without_a_lost_row(tmp_path
                 await client.set_replication_factor("t", factor)
                 await until(client, lambda view, wanted=factor: at_rest(view, wanted))  # type: ignore[misc]
                 print(
-                    f"factor {factor}: {time.monotonic() - began:.1f} s, longest write {writer.take_longest_ms():.0f} ms"
+                    f"factor {factor}: {time.monotonic() - began:.1f} s, longest write "
+                    f"{writer.take_longest_ms():.0f} ms"
                 )
             view = await until(client, lambda view: at_rest(view, 3))
             tablet = next(t for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID)
@@ -136,7 +138,8 @@ async def test_replicas_change_and_move_under_writes_without_a_lost_row(tmp_path
             await cluster.wait_ready(added)
             view = await until(client, lambda view: shares(view)[added.node_id] >= 2 and at_rest(view, 3))
             print(
-                f"a new node: {sorted(shares(view).values())}, longest write {writer.take_longest_ms():.0f} ms"
+                f"a new node: {sorted(shares(view).values())}, longest write {writer.take_longest_ms():.0f} "
+                f"ms"
             )
         await writer.stop()
         assert writer.written > 100

@@ -46,7 +46,7 @@ def test_a_node_is_drained_and_retires() -> None:
 
 
 def test_a_draining_voter_stays_until_its_successor_votes() -> None:
-    """Removed before, the tablet could lose no other replica."""
+    """If it had been removed earlier, the tablet could have lost no other replica."""
     cluster, t = one()
     node_of(cluster, t, 1).state = NodeState.DRAINING
     while len(t.config.peers) == 3:
@@ -60,7 +60,7 @@ def test_a_draining_voter_stays_until_its_successor_votes() -> None:
 
 
 def least_spare(cluster: Cluster, t: ModelTablet) -> int:
-    """How few voters the tablet could lose at worst, from now until all is well."""
+    """The lowest number of voters that the tablet could lose, from now until all is well."""
     spares = []
     for _ in range(60):
         steps = plan(cluster.view(), POLICY)
@@ -74,7 +74,8 @@ def least_spare(cluster: Cluster, t: ModelTablet) -> int:
 
 
 def test_voters_of_two_draining_nodes_stay_until_each_has_a_successor() -> None:
-    """Both went when the first successor voted; the second one's rows were copied while no voter could be spared."""
+    """Both were removed when the first successor voted. The rows of the second were copied while no voter
+    could be spared."""
     cluster, t = one(machines=6)
     node_of(cluster, t, 1).state = node_of(cluster, t, 2).state = NodeState.DRAINING
     assert least_spare(cluster, t) == 1 and cluster.healthy()
@@ -108,8 +109,9 @@ def test_a_voter_that_dies_while_another_is_drained_goes_first() -> None:
 
 
 def test_a_leader_that_must_go_is_not_told_to_wait_for_a_voter_that_lags() -> None:
-    """The voter with the lowest id, just back, was named again and again: each time the leader took no writes for an election
-    timeout. Now its leader refuses it at once, and the driver names another."""
+    """The voter with the lowest id had just returned and was chosen again and again. Each time the leader
+    took no writes for an election timeout. Now its leader refuses it at once, and the driver chooses
+    another."""
     cluster, t = one()
     node = node_of(cluster, t, 0)
     node.state = NodeState.DRAINING
@@ -128,7 +130,7 @@ def test_a_leader_that_must_go_is_not_told_to_wait_for_a_voter_that_lags() -> No
             memory.note(step, error, number * 1_000)
             moves += [step.target_node] if isinstance(step, MoveLeader) else []
         cluster.advance()
-    # The second time its replica goes, and the leader chooses.
+    # The second time its replica is removed, and the leader chooses.
     assert moves == [lags, ""] and node.state is NodeState.RETIRED
 
 
@@ -187,7 +189,8 @@ def test_who_may_not_retire_nodes_heals_their_tablets_and_leaves_them() -> None:
 
 
 def test_one_of_two_draining_nodes_is_given_back_where_there_is_no_third_machine() -> None:
-    """Its machine is where the next new node may come; both waited for a target, and each other's place."""
+    """The next new node may come to its machine. Both replicas waited for a target, each for the other's
+    place."""
     cluster, t = one(machines=4)
     draining = [node_of(cluster, t, 1), node_of(cluster, t, 2)]
     for node in draining:

@@ -1,4 +1,5 @@
-"""A replica that had FAILED, and whose node is started again: nobody gives it up before the node has told how it is."""
+"""A replica had FAILED, and its node is restarted. Nobody gives it up before the node has reported its
+state."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from tests.driver.stories import REPLACED, node_of, one, reported, story
 
 
 def started_again(begun: list[str]) -> tuple[Cluster, ModelTablet]:
-    """Replica 3 had FAILED, and so much of its replacement was begun; its node is started, and opens its replicas."""
+    """Replica 3 had FAILED, and its replacement had begun this far. Its node is restarted, and opens its
+    replicas."""
     cluster, t = one()
     t.replicas[3].failed = True
     cluster.advance()
@@ -29,7 +31,7 @@ def started_again(begun: list[str]) -> tuple[Cluster, ModelTablet]:
 
 
 def says(cluster: Cluster, state: ReplicaState) -> ClusterView:
-    """What is seen where replica 3 is the first to be told of again; its leader has not heard it yet."""
+    """The view in which replica 3 is the first to be reported again; its leader has not heard it yet."""
     view = cluster.view()
     (tablet,) = view.tablets
     node_id = cluster.tablets[tablet.tablet_id].replicas[3].node_id
@@ -39,7 +41,8 @@ def says(cluster: Cluster, state: ReplicaState) -> ClusterView:
 
 @pytest.mark.parametrize("begun", [[], ["BeginIntent", "StartCopy"]], ids=["none", "copy"])
 def test_a_failed_replica_whose_node_was_started_again_is_waited_for(begun: list[str]) -> None:
-    """It may be well, and its leader cannot know: it was demoted, and copied anew. Nor is what was begun taken back yet."""
+    """It may be well, but its leader cannot know: it was demoted, and copied again. The replacement is not
+    cancelled yet either."""
     cluster, t = started_again(begun)
     t.replicas[3].failed = False
     before = t.config
@@ -70,7 +73,7 @@ def test_one_that_is_told_of_as_failed_again_is_replaced(begun: list[str]) -> No
 @pytest.mark.parametrize("begun", [[], ["BeginIntent", "StartCopy"]], ids=["none", "copy"])
 @pytest.mark.parametrize("silent", ["leader", "masters"])
 def test_one_that_nothing_is_heard_of_is_replaced(begun: list[str], silent: str) -> None:
-    """Its node is started again and again, and tells of none of its replicas; or is not started any more."""
+    """Its node restarts again and again without reporting a replica; or it does not restart any more."""
     cluster, t = started_again(begun)
     node = node_of(cluster, t, 2)
     assert story(cluster) == ["Blocked:NotHeard"]
@@ -83,14 +86,14 @@ def test_one_that_nothing_is_heard_of_is_replaced(begun: list[str], silent: str)
 
 
 def test_one_that_was_demoted_is_given_up() -> None:
-    """The tablet can spare no fault until the new replica votes."""
+    """The tablet tolerates no fault until the new replica votes."""
     cluster, _ = started_again(["BeginIntent", "StartCopy", "DemotePeer"])
     assert story(cluster) == REPLACED[3:]
     assert cluster.healthy()
 
 
 def test_what_the_leaders_log_no_longer_has_is_not_waited_for() -> None:
-    """No start brings it back."""
+    """No restart brings it back."""
     cluster, _ = started_again([])
     view = reported(cluster.view(), lambda r: replace(r, lacking_peers=r.failed_peers))
     (step,) = plan(view, POLICY)

@@ -1,4 +1,4 @@
-"""Leaders are spread over the nodes: when the planner moves them, where to, and when it leaves them alone."""
+"""The planner spreads leaders over nodes: when it moves them, where to, and when it leaves them alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def piled(tablets: int = 12, machines: int = 3) -> Cluster:
 
 
 def moves(view: ClusterView, trials: LeaderTrials | None = None) -> list[MoveLeader]:
-    """The planned moves; there must be no other steps."""
+    """The planned moves of leaders. There must be no other steps."""
     steps = plan(view, SPREAD, Trials(leaders=trials) if trials is not None else Trials())
     assert all(isinstance(s, MoveLeader) and not s.removes for s in steps)
     return [s for s in steps if isinstance(s, MoveLeader)]
@@ -71,7 +71,7 @@ def test_a_policy_without_it_moves_nothing() -> None:
 
 
 def test_the_view_may_be_older_than_a_move() -> None:
-    """Else the same leaders would be ordered to move until their nodes report it."""
+    """Otherwise the same leaders would be ordered to move until their nodes report it."""
     cluster = piled()
     view = cluster.view()
     done = {str(m.tablet_id): str(m.target_node) for m in moves(view)}
@@ -108,7 +108,7 @@ def test_no_leader_moves_to_a_node_that_is_lost_or_not_needed() -> None:
 
 @pytest.mark.parametrize("state", [ReplicaState.CONFIGURING, ReplicaState.BOOTSTRAPPING])
 def test_a_replica_that_starts_is_waited_for_but_not_for_ever(state: ReplicaState) -> None:
-    """Else leaders would be spread over the others, and once more when it runs."""
+    """Otherwise leaders would be spread over the others, and once more when it runs."""
 
     def starts(r: ReplicaView, age_ms: int) -> ReplicaView:
         return replace(r, state=state, age_ms=age_ms) if r.node_id == B else r
@@ -132,7 +132,7 @@ def test_a_replica_that_was_not_reported_yet_is_waited_for() -> None:
 
 
 def test_no_leader_moves_to_a_replica_that_does_not_answer() -> None:
-    """For so short a time nothing heals yet."""
+    """After such a short time nothing heals yet."""
     view = piled().view()
     lost = {t.tablet_id: t.config.peer_on(B) for t in view.tablets}
 
@@ -145,7 +145,7 @@ def test_no_leader_moves_to_a_replica_that_does_not_answer() -> None:
 
 
 def others(steps: tuple[Step, ...]) -> bool:
-    """Whether there are steps, and none moves a leader to spread leaders."""
+    """Whether there are steps, none of which moves a leader to spread leaders."""
     return bool(steps) and not any(
         isinstance(s, MoveLeader) and s.cause.startswith("leaders/") for s in steps
     )
@@ -171,7 +171,7 @@ def test_not_while_a_tablet_heals_or_is_copied() -> None:
 
 
 def test_not_while_a_node_drains_but_when_it_is_empty() -> None:
-    """A node that is drained may stay so for long."""
+    """A drained node may stay drained for long."""
     cluster = piled(machines=4)
     for t in cluster.tablets.values():
         t.leader = t.config.peers[0].node_id
@@ -185,7 +185,7 @@ def test_not_while_a_node_drains_but_when_it_is_empty() -> None:
 
 @pytest.mark.parametrize("way", ["wanted", "policy"])
 def test_no_leader_moves_to_a_node_that_is_parked(way: str) -> None:
-    """Nor is it waited for, where it is away."""
+    """It is not waited for either, if it is away."""
     view = piled().view()
     parked = node(view, B, wanted=Wanted.PARKED, wanted_by="administrator")
     if way == "policy":
@@ -197,7 +197,8 @@ def test_no_leader_moves_to_a_node_that_is_parked(way: str) -> None:
 
 
 def test_leaders_are_spread_while_a_tablet_waits_for_a_machine() -> None:
-    """The third machine is gone for long. The two that are left should not lead as it happened to end."""
+    """The third machine is gone for long. The leaders of the other two should not stay where they happened to
+    end."""
     cluster = piled()
     cluster.nodes[C].alive = False
     cluster.advance()
@@ -223,7 +224,7 @@ def test_a_leader_that_was_moved_by_hand_stays() -> None:
 
 
 def test_masters_are_no_nodes() -> None:
-    """The catalog has one leader. Which master that is matters nothing."""
+    """The catalog has only one leader, so it does not matter which master that is."""
     cluster = piled(1)
     assert moves(cluster.view()) == []
 
@@ -275,7 +276,7 @@ def test_a_drain_that_cannot_go_on_holds_no_leaders_up() -> None:
 
 
 def test_leaders_leave_a_parked_node_some_at_a_time() -> None:
-    """One pass may not last for minutes, since its claim is not renewed meanwhile."""
+    """A pass must not last for minutes, since its claim is not renewed meanwhile."""
     cluster = piled(tablets=60, machines=3)
     cluster.nodes[A].wanted, cluster.nodes[A].wanted_by = Wanted.PARKED, "administrator"
     assert len(moves(cluster.view())) == SPREAD.leader_moves_at_once

@@ -1,4 +1,4 @@
-"""How much the planner does at once, and what is too much lost for it to do anything."""
+"""How much the planner does at once, and which losses are so large that it does nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.driver.stories import node_of, one, one_dead, reported, story
 
 
 def test_a_machine_that_is_lost_with_its_node_and_its_master_is_one_of_each() -> None:
-    """Else nothing would be healed with `maxLostNodes: 1` whenever a machine of a master goes."""
+    """Otherwise nothing would be healed with `maxLostNodes: 1` whenever a master's machine is lost."""
     cluster = Cluster(6, 1, 2, 3)
     (table, catalog) = cluster.tablets.values()  # on nodes 1, 2, 3 and 2, 3, 4
     cluster.nodes[node_name(1)].alive = cluster.nodes[node_name(4)].alive = False
@@ -50,7 +50,7 @@ def test_where_too_many_are_lost_nothing_that_was_begun_is_taken_back() -> None:
 
 
 def test_a_dead_witness_stays_while_the_others_are_no_majority_that_answers() -> None:
-    """Of its five voters two are dead; one more does not answer the leader just now."""
+    """Two of its five voters are dead, and one more does not answer the leader for a moment."""
     cluster, t = one(rf=5, machines=9)
     node_of(cluster, t, 3).alive = node_of(cluster, t, 4).alive = False
     cluster.advance()
@@ -88,7 +88,8 @@ def test_copies_at_once_are_bounded_and_the_most_urgent_go_first() -> None:
 
 
 def test_copies_that_cannot_go_on_hold_up_no_others() -> None:
-    """They were under way when their tablets lost their majorities; nobody knows when these come back."""
+    """The copies were under way when their tablets lost their majorities. Nobody knows when these come
+    back."""
     cluster = Cluster(9, 1, 9, 5)
     dead = node_name(3)
     cluster.nodes[dead].alive = False
@@ -107,7 +108,8 @@ def test_copies_that_cannot_go_on_hold_up_no_others() -> None:
 
 
 def test_a_replica_of_the_same_number_on_another_node_is_not_the_intents() -> None:
-    """An administrator had added replica 4 by hand: the driver ended its own intent for 4 as if that were it."""
+    """An administrator had added replica 4 by hand. The driver ended its own intent for 4 as if it were that
+    replica."""
     cluster, t = one_dead(machines=6)
     begun = next(s for s in plan(cluster.view(), POLICY) if isinstance(s, BeginIntent))
     cluster.apply(begun)

@@ -1,4 +1,4 @@
-"""A driver that goes on with what another began, and a leader master that does not know all yet."""
+"""A driver continues what another began, and a leader master does not know everything yet."""
 
 from __future__ import annotations
 

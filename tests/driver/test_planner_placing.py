@@ -1,4 +1,4 @@
-"""Where a new replica goes, and which of too many leaves."""
+"""Where a new replica is placed, and which of too many replicas is removed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.driver.stories import node_of, one, one_dead, reported, story
     ],
 )
 def test_a_target_whose_disk_filled_up_is_left_for_another(begun: list[str], left: list[str]) -> None:
-    """Several copies found the same room there; those that came too late would fail for ever."""
+    """Several copies found room in the same place. Those that came too late would fail for ever."""
     cluster, t = one_dead()
     for title in begun:
         step = plan(cluster.view(), POLICY)[0]
@@ -115,7 +115,7 @@ def test_no_replica_goes_where_the_masters_have_heard_nobody_or_what_is_lost() -
 
 
 def test_a_target_has_room_for_the_replica_that_takes_most() -> None:
-    """Others may hold next to nothing, such as one that is being copied."""
+    """Other replicas may hold next to nothing, such as one that is being copied."""
     cluster, _ = one_dead()
     view = reported(cluster.view(), lambda r: replace(r, bytes_on_disk=(1 << 30) * (r.replica_id == 1)))
     free = {node_name(4): (1 << 30), node_name(5): (3 << 30)}

@@ -1,4 +1,4 @@
-"""Replicas that their leader does not reach while the masters hear their nodes: what the planner makes of that."""
+"""Replicas that their leader does not reach, while the masters hear their nodes: the planner's reaction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_a_voter_that_is_reached_again_keeps_its_place() -> None:
 
 
 def test_a_voter_out_of_reach_stays_where_its_own_machine_is_the_only_place() -> None:
-    """A replica made anew there would not be reached either, and without this one nothing is left to come back."""
+    """A new replica there would not be reached either, and without this one nothing is left that could
+    return."""
     cluster, _ = one_cut(machines=3)
     assert story(cluster) == ["Blocked:NoTarget"]
 
@@ -61,7 +62,7 @@ def test_as_many_may_be_out_of_reach_as_may_be_silent() -> None:
 
 
 def test_a_voter_that_is_not_reached_just_now_neither_gives_rows_nor_spares_another() -> None:
-    """Long before it is replaced itself."""
+    """This happens long before it is replaced itself."""
     cluster, t = one_cut()
     patient = replace(POLICY, unreached_after_ms=1 << 40)
     view = cluster.view()
@@ -95,7 +96,7 @@ def test_a_new_replica_that_its_leader_does_not_reach_goes_elsewhere() -> None:
 
 
 def test_a_replica_that_is_gone_from_its_node_may_be_made_anew_there() -> None:
-    """Its leader does not reach it either, since nobody answers for it; the node is well."""
+    """Its leader does not reach it either, because nothing answers for it; the node is well."""
     cluster, t = one(machines=3)
     t.replicas[3].failed = True
     silence = {3: 120_000}

@@ -1,4 +1,5 @@
-"""A replica that is dead, FAILED or missing: what the planner does until another is in its place, and what comes in between."""
+"""A replica is dead, FAILED or missing: the planner's steps until another is in its place, with
+interruptions."""
 
 from __future__ import annotations
 
@@ -93,7 +94,8 @@ def test_a_failed_replica_elsewhere() -> None:
 
 
 def test_a_tombstone_beside_the_leader_does_not_hide_what_the_leader_says() -> None:
-    """Replica 1 was remade on its machine as replica 4, which leads, and whose log replica 2 can no longer catch up on."""
+    """Replica 1 was made again on its machine as replica 4, which leads. Replica 2 can no longer catch up on
+    its log."""
     cluster, t = one()
     t.replicas[1].failed = True
     cluster.nodes[node_name(4)].state = cluster.nodes[node_name(5)].state = NodeState.DRAINING
@@ -135,7 +137,7 @@ def test_reasons_are_told_in_words() -> None:
 
 
 def test_whoever_is_removed_is_named_first() -> None:
-    """Also where nobody has taken its place: here there are more voters than are wanted."""
+    """Also if nothing has taken its place: here there are more voters than wanted."""
     cluster, t = one()
     t.rf = 1
     for _ in range(2):
@@ -148,7 +150,7 @@ def test_whoever_is_removed_is_named_first() -> None:
 
 
 def test_a_second_death_makes_room_for_the_replica_that_waits_for_its_vote() -> None:
-    """Six voters with two dead would need four of the other three: one that is dead gives up its vote first."""
+    """Six voters, two of them dead, would need all four others. So a dead one first gives up its vote."""
     cluster, t = one(rf=5, machines=6)
     first, second = node_of(cluster, t, 4), node_of(cluster, t, 3)
     first.alive = False

@@ -1,5 +1,5 @@
-"""Nodes that were given up for their silence and are heard again: they return to service, and what was begun for them is
-taken back. What somebody wants drained stays drained."""
+"""Nodes that were given up as silent are heard again. They return to service, and their replacement is
+cancelled. A node that somebody wants drained stays drained."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from tests.driver.stories import node_of, one, one_dead
 
 
 def given_up(machines: int) -> tuple[Cluster, ModelTablet, ModelNode]:
-    """A cluster of one tablet, and the node of its last replica, given up for its silence."""
+    """A cluster of one tablet. The node of its last replica was given up as silent."""
     cluster, t = one_dead(machines=machines)
     node = node_of(cluster, t, 2)
     lost = replace(POLICY, lost=frozenset({node.node_id}))
     for step in plan(cluster.view(), lost):
         if isinstance(step, DrainNode):
             assert step.given_up
-            # Masters of the version before keep the reason alone; by it the node returns once they are upgraded.
+            # Masters of the version before store only the reason. From it, the node returns once they are
+            # upgraded.
             assert step.reason == GIVEN_UP_BEFORE
             cluster.apply(step)
     assert node.state is NodeState.DRAINING
@@ -45,7 +46,7 @@ def settle(cluster: Cluster) -> list[Step]:
 
 
 def test_a_node_back_with_its_data_is_in_service_again_where_there_is_no_spare_machine() -> None:
-    """It stayed DRAINING for ever: its replicas were to go, and there was no place for them."""
+    """It stayed DRAINING for ever: its replicas had to leave, but there was no place for them."""
     cluster, t, node = given_up(machines=3)
     before = t.config
     node.alive = True
@@ -55,7 +56,7 @@ def test_a_node_back_with_its_data_is_in_service_again_where_there_is_no_spare_m
 
 @pytest.mark.parametrize("after", range(9))
 def test_it_returns_at_any_step_of_its_replacement_and_that_is_taken_back(after: int) -> None:
-    """Steps are interrupted, too: each pass plans anew from what is there."""
+    """Steps are interrupted, too: each pass plans again from the present state."""
     cluster, t, node = given_up(machines=4)
     for _ in range(after):
         for step in plan(cluster.view(), POLICY)[:1]:

@@ -1,4 +1,4 @@
-"""Room and time of copies: what is on its way is counted on its target's disk, and a promotion does not take for ever."""
+"""Room and time of copies: bytes under way count on their target's disk, and a promotion has a time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDE = replace(POLICY, max_copies=9)
 
 
 def large(view: ClusterView, *, free: int, copy: CopyView | None = None) -> ClusterView:
-    """Replicas of 40 GiB, on disks that have so much free; the new ones as `copy` says."""
+    """Replicas of 40 GiB, on disks with this much free space; the new ones are in the state `copy`."""
     nodes = tuple(replace(n, disk_free_bytes=free, disk_used_bytes=1) for n in view.nodes)
     sized = reported(
         view,
@@ -30,7 +30,7 @@ def large(view: ClusterView, *, free: int, copy: CopyView | None = None) -> Clus
 
 
 def four_lost() -> Cluster:
-    """Four tablets have lost a voter each, and one machine is left for them."""
+    """Four tablets have lost a voter each, and only one machine is left for them."""
     cluster = Cluster(4, 1, 4, 3)
     cluster.tablets = {k: t for k, t in cluster.tablets.items() if t.config.peer_on(node_name(3)) is not None}
     while len(cluster.tablets) < 4:
@@ -51,7 +51,7 @@ def four_lost() -> Cluster:
 
 
 def test_what_is_begun_is_counted_on_its_targets_disk() -> None:
-    """Four copies of 40 GB began on a node with 60 GB free, and none of them could end."""
+    """Four copies of 40 GB began on a node with 60 GB free, so none of them could finish."""
     cluster = four_lost()
     steps = plan(large(cluster.view(), free=60 * GIB), WIDE)
     begun = [s for s in steps if isinstance(s, BeginIntent)]
@@ -64,7 +64,7 @@ def test_what_is_begun_is_counted_on_its_targets_disk() -> None:
 
 
 def test_of_what_has_arrived_only_the_rest_is_counted() -> None:
-    """It is no longer free, and must not be counted twice."""
+    """This space is no longer free, and must not be counted twice."""
     cluster = four_lost()
     cluster.apply(next(s for s in plan(cluster.view(), WIDE) if isinstance(s, BeginIntent)))
     for step in plan(cluster.view(), WIDE):
@@ -77,7 +77,8 @@ def test_of_what_has_arrived_only_the_rest_is_counted() -> None:
 
 
 def arrived(machines: int) -> tuple[Cluster, ModelTablet, str]:
-    """A tablet that can spare a voter; the new replica has its rows and is a PRE_FOLLOWER that is never promoted; its node."""
+    """The tablet can spare a voter. The new replica has its rows, but is a PRE_FOLLOWER that is never
+    promoted. Returns its node."""
     cluster = Cluster(machines, 1, 1, 5)
     t = next(iter(cluster.tablets.values()))
     cluster.nodes[t.config.peers[4].node_id].alive = False
@@ -137,7 +138,7 @@ def test_a_replica_that_is_never_promoted_is_made_elsewhere_or_else_told_and_lef
 
 
 def test_a_witness_that_is_never_promoted_stays() -> None:
-    """It votes: without it no other voter could be spared."""
+    """It votes: without it the tablet could spare no other voter."""
     cluster = Cluster(6, 1, 1, 3)
     t = next(iter(cluster.tablets.values()))
     cluster.nodes[t.config.peers[2].node_id].alive = False

@@ -1,6 +1,7 @@
-"""The planner against the dumb twin: every prefix of every plan, crashes, deaths, returns, late orders.
+"""The planner against the model of a cluster: every prefix of every plan, crashes, deaths, returns, late
+orders.
 
-The rules that must never be broken are asserted inside the twin, at each change of a configuration.
+At each change of a configuration, the model asserts the rules that must never be broken.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def attempt(cluster: Cluster, step: Step) -> None:
 
 
 def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
-    """One fault or wish, if it leaves every group a majority."""
+    """One fault or wanted state, if it leaves every group a majority."""
     nodes = list(cluster.nodes.values())
     node: ModelNode = nodes[pick % len(nodes)]
     tablets = list(cluster.tablets.values())
@@ -115,7 +116,8 @@ def happen(cluster: Cluster, event: str, pick: int, late: list[Step]) -> None:
 
 
 def heal(cluster: Cluster) -> None:
-    """No more faults: enough new machines, every node that can returns; then it must converge."""
+    """No more faults. There are enough new machines, and every node that can return does; then the cluster
+    must converge."""
     for node in cluster.nodes.values():
         node.opening = False
         in_time = node.state is NodeState.DRAINING and node.alive and not node.given_up

@@ -1,4 +1,5 @@
-"""What somebody wants of nodes: those that are parked are waited for, those that drain are emptied, and wishes can be taken back."""
+"""What somebody wants of nodes: parked ones are expected back, draining ones are emptied, and each wanted
+state can be taken back."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from tests.driver.stories import node_of, one, one_dead, story
 
 
 def want(node: ModelNode, wanted: Wanted | None, by: str = "administrator") -> None:
-    """Somebody asks for it."""
+    """An administrator asks for this state of a node."""
     given_away = wanted in (Wanted.DRAINED, Wanted.RETIRED)
     node.state = NodeState.DRAINING if given_away else NodeState.ACTIVE
     node.wanted, node.wanted_by = wanted, by if wanted is not None else ""
 
 
 def orders(steps: tuple[Step, ...]) -> list[Step]:
-    """Steps that do something."""
+    """Steps that need an order."""
     return [s for s in steps if not isinstance(s, WAITS)]
 
 
@@ -88,7 +89,7 @@ def test_a_parked_node_gets_nothing_new() -> None:
 
 
 def test_a_dead_voter_is_replaced_while_another_is_away_on_a_parked_node() -> None:
-    """Of five. The parked one is neither demoted nor removed."""
+    """One of five. The parked node's replica is neither demoted nor removed."""
     cluster, t = one(rf=5, machines=7)
     parked, dead = node_of(cluster, t, 1), node_of(cluster, t, 3)
     want(parked, Wanted.PARKED)
@@ -119,7 +120,8 @@ def test_two_of_three_voters_are_away_and_one_of_them_is_parked() -> None:
 
 
 def test_a_drain_waits_for_a_parked_node_that_is_away() -> None:
-    """No majority of two could accept a third that is not there yet; the leader refused it again and again."""
+    """No majority of two could accept a third that is not there yet. The leader refused it again and
+    again."""
     cluster, t = one()
     parked = node_of(cluster, t, 2)
     want(parked, Wanted.PARKED)
@@ -146,7 +148,7 @@ def test_a_replica_that_failed_on_a_parked_node_is_replaced() -> None:
 
 @pytest.mark.parametrize("wanted", [Wanted.PARKED, Wanted.DRAINED, Wanted.RETIRED])
 def test_leaders_leave_first_and_only_to_nodes_in_service(wanted: Wanted) -> None:
-    """All of them, although copies for only three tablets may run."""
+    """All of them, although only three copies may run at once."""
     cluster = Cluster(5, 1, 10, 3)
     first, second = list(cluster.nodes.values())[:2]
     want(first, wanted)
@@ -198,7 +200,7 @@ def test_a_drained_node_that_is_lost_and_empty_retires() -> None:
 
 @pytest.mark.parametrize("after", ["BeginIntent", "StartCopy", "AddPreFollower"])
 def test_a_drain_is_taken_back_while_a_copy_is_under_way(after: str) -> None:
-    """Nothing is left of it: no intent, no member more, and the replica that was begun is deleted."""
+    """Nothing is left of it: no intent, no extra member, and the replica that was begun is deleted."""
     cluster, t = one()
     node = node_of(cluster, t, 1)
     want(node, Wanted.DRAINED)
@@ -210,7 +212,7 @@ def test_a_drain_is_taken_back_while_a_copy_is_under_way(after: str) -> None:
 
 
 def test_a_drain_is_taken_back_after_the_new_voter_was_promoted() -> None:
-    """Four voters: the one too many goes, and never two."""
+    """Four voters: the surplus one is removed, and never two."""
     cluster, t = one()
     node = node_of(cluster, t, 1)
     want(node, Wanted.DRAINED)
@@ -248,7 +250,7 @@ def test_the_policys_wishes_become_orders_once() -> None:
     parked = replace(NODE, wanted=Wanted.PARKED, wanted_by="driver", wanted_left_ms=POLICY.park_ms - 1)
     assert steps_for(parked, PARKING) == []
     (again,) = steps_for(replace(parked, wanted_left_ms=POLICY.park_ms // 2), PARKING)
-    assert isinstance(again, ParkNode), "before its time is over, it is asked for anew"
+    assert isinstance(again, ParkNode), "before its time is over, it is asked for again"
 
 
 def test_a_driver_takes_back_its_own_wish_and_nobody_elses() -> None:

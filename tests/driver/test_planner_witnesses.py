@@ -1,4 +1,4 @@
-"""Witnesses vote and hold no rows: when one joins, and who may go beside one."""
+"""Witnesses vote and hold no rows: when one joins, and which replicas may be removed meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_voter_goes_whose_rows_a_majority_of_the_others_lacks() -> None:
 
 
 def test_a_witness_joins_while_it_is_prepared_though_it_does_not_run_yet() -> None:
-    """Its node has opened it, and waits for the configuration that names it."""
+    """Its node has opened it, and it waits for the configuration that names it."""
     cluster, _ = one_dead()
     for _ in range(2):  # BeginIntent, StartCopy
         for step in plan(cluster.view(), POLICY):
@@ -67,7 +67,8 @@ def test_a_dead_witness_is_removed_and_never_demoted() -> None:
 
 
 def test_all_tablets_of_a_lost_node_regain_tolerance_at_once_and_their_rows_follow_within_the_limit() -> None:
-    """Of 15 tablets 4 had a witness, and the others could lose no other voter until the rows of those had arrived."""
+    """Of 15 tablets 4 had a witness. The others could lose no further voter until the rows of those had
+    arrived."""
     cluster = Cluster(8, 1, 15, 3)
     dead = node_name(3)
     lost = [t for t in cluster.tablets.values() if t.config.peer_on(dead) is not None]
@@ -100,7 +101,7 @@ def test_all_tablets_of_a_lost_node_regain_tolerance_at_once_and_their_rows_foll
 
 
 def test_witnesses_that_wait_for_their_rows_come_before_other_copies() -> None:
-    """Their logs grow meanwhile, and nobody copies from them."""
+    """Their logs grow meanwhile, and nothing is copied from them."""
     cluster, t = one_dead(machines=6)
     policy = replace(POLICY, max_copies=1)
     for _ in range(4):

@@ -1,4 +1,5 @@
-"""A node that its peers cannot reach while the masters hear it: everybody is told, and its replicas are made elsewhere."""
+"""A node that its peers cannot reach while the masters hear it. It is reported, and its replicas are made
+elsewhere."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
 
 @contextmanager
 def no_streams(cluster: Cluster, member: Member) -> Iterator[None]:
-    """Nothing goes to the port of streams of this member, nor from it to that of others: its other ports work."""
+    """Nothing reaches this member's port of streams, and nothing from it reaches the others' ports. Its other
+    ports work."""
     table = f"stele_reach_{cluster.network.replace('.', '_')}"
     rules = [
         f"add table inet {table}",
         f"add chain inet {table} cut {{ type filter hook output priority raw; }}",
         f"add rule inet {table} cut ip daddr {member.host} tcp dport {STREAM_PORT} drop",
-        f"add rule inet {table} cut meta skgid {member.group} ip daddr {cluster.network}.0/24 tcp dport {STREAM_PORT} drop",
+        f"add rule inet {table} cut meta skgid {member.group} ip daddr {cluster.network}.0/24 tcp dport "
+        f"{STREAM_PORT} drop",
     ]
     subprocess.run(["nft", "-f", "-"], input="\n".join(rules) + "\n", text=True, check=True)
     try:
@@ -57,7 +60,7 @@ async def until(client: AsyncClient, true: Callable[[ClusterHealth], bool]) -> C
 
 
 def told_of(health: ClusterHealth) -> set[str]:
-    """Tablets that have such a replica and could lose no other. Of a node that is silent it is not said."""
+    """The tablets that have such a replica and could lose no other. A silent node is not reported so."""
     weak = (t for t in health.tablets if t.state == "under-replicated")
     return {t.tablet_id for t in weak if any("cannot be reached by its leader" in why for why in t.reasons)}
 
@@ -80,13 +83,13 @@ async def test_a_node_that_only_the_masters_hear_is_told_of_and_replaced(tmp_pat
 
             with no_streams(cluster, victim):
                 await until(client, lambda health: told_of(health) == mine and not health.healthy)
-            # Nobody writes: the leader's word alone brings it.
+            # Nobody writes, so only the leader's report shows it.
             await until(client, lambda health: health.healthy)
 
             with no_streams(cluster, victim):
                 async with asyncio.timeout(300):
                     while any(victim.node_id in t.members for t in health.tablets) or not health.healthy:
-                        with suppress(SteleError):  # a pass that a busy machine fails is made again
+                        with suppress(SteleError):  # repeat a pass that fails because the machine is busy
                             await executor.run_once(soon)
                             health = examine(await cluster_view(client.masters, timeout_s=10))
                         await asyncio.sleep(0.2)

@@ -1,5 +1,6 @@
-"""Real processes: two of three volumes of a table are wiped under writes. `stele tablet recover` brings it back, with every
-row that it said would be there. Then one of the volumes is found again: its replica is refused, and copied anew."""
+"""Real processes: two of three volumes of a table are wiped under writes. `stele tablet recover` brings it
+back, with every row that it promised. Then one of the volumes is found again: its replica is refused, and
+copied anew."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from tests.harness import Cluster
 
 
 async def stele(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    """The exit code and the output of a command that asks the cluster."""
+    """The exit code and the output of a command that calls the cluster."""
     return await command(*arguments, "--masters", ",".join(cluster.master_addresses))
 
 
 async def stele_local(*arguments: str) -> tuple[int, str]:
-    """The same of a command that works on a volume."""
+    """The same for a command that works on a volume."""
     return await command("local", *arguments)
 
 
@@ -43,7 +44,7 @@ async def command(*arguments: str) -> tuple[int, str]:
 
 
 class Writer:
-    """Puts rows one after the other; when each was acknowledged, in µs."""
+    """Puts rows one at a time; records when each was acknowledged, in µs."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -95,7 +96,7 @@ async def test_a_lost_majority_is_recovered_and_an_old_member_that_returns_is_co
         aside = shutil.copytree(returns.directory, tmp_path / "aside")
         for member in lost:
             cluster.lose(member)
-        await asyncio.sleep(7)  # until the masters call them silent
+        await asyncio.sleep(7)  # until the masters consider them silent
 
         code, said = await stele(cluster, "tablet", "recover", "--table", "t", "--json")
         assert code == 0, said

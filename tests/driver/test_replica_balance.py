@@ -1,4 +1,4 @@
-"""Balance of replicas over zones and nodes: what is moved, what is left, and that it ends."""
+"""Balance of replicas over zones and nodes: which move, which stay, and that the moves end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def replicas(cluster: Cluster) -> Counter[str]:
 
 
 def settle(cluster: Cluster) -> int:
-    """Run until nothing is left to do; how many moves that took. No tablet is twice on the same nodes."""
+    """Run until nothing is left to do. Returns the number of moves. No tablet is on the same set of nodes
+    twice."""
     before = len(cluster.moves)
     for _ in range(600):
         steps = plan(cluster.view(), BALANCED)
@@ -92,7 +93,8 @@ def test_two_zones_keep_two_and_one() -> None:
 
 
 def test_each_table_is_spread_too() -> None:
-    """Nodes have as many replicas each, but one table is on nodes 1 to 3 alone, the other on 4 to 6."""
+    """All nodes have equally many replicas. But one table is only on nodes 1 to 3, and the other only on 4 to
+    6."""
     cluster = Cluster(6, 1, 12, 3)
     for tablet in range(12):
         place(cluster, [1, 2, 3] if tablet < 6 else [4, 5, 6], tablet, table=1 if tablet < 6 else 2)
@@ -152,7 +154,7 @@ def test_nodes_that_drain_or_have_no_room_get_nothing() -> None:
 
 
 def test_without_any_node_that_takes_replicas_nothing_moves() -> None:
-    """The plan ended with a KeyError (seed 1210 of moves_world), and with it all healing."""
+    """The plan ended with a KeyError (seed 1210 of moves_world), and all healing stopped with it."""
     cluster = Cluster(4, 1, 4, 1)
     view = cluster.view()
     unformed = tuple(replace(n, formed=False) for n in view.nodes)
@@ -194,7 +196,7 @@ def test_random_layouts_end_even_and_never_go_back() -> None:
 
 
 def test_an_even_cluster_of_many_tablets_costs_little() -> None:
-    """1,920 tablets on 48 nodes: nothing is examined tablet by tablet when nothing can be bettered."""
+    """1,920 tablets on 48 nodes: if nothing can be improved, no tablet is examined."""
     cluster = Cluster(48, 3, 1_920, 3)
     view = cluster.view()
     moves, _ = rebalancing(view, BALANCED)

@@ -1,4 +1,4 @@
-"""A master that is there and says nothing must not keep a driver from those that do."""
+"""A master that accepts calls but never answers must not keep a driver from the masters that do."""
 
 from __future__ import annotations
 
