@@ -1,1 +1,1 @@
-"""How fast, how big: `python -m bench` prints a table. Nothing here is a test; times are never asserted."""
+"""Measures speed and size: `python -m bench` prints a table. Nothing here is a test; no time is asserted."""

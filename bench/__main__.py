@@ -1,7 +1,8 @@
 """`python -m bench [--quick] [--only KEY,...]`: starts clusters on loopback with real syncs, prints the table.
 
-Writes nothing but the table (and, below a temporary directory that it removes, what the clusters write). Stele first,
-then each peer that is at hand, one at a time. However it ends, no process of any of them is left.
+Writes nothing but the table (and, below a temporary directory that it removes, what the clusters write).
+Stele comes first, then each other system that is installed, one at a time. However it ends, no process of any
+of them is left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LEAST_DISK_BYTES = 8 << 30
 
 
 class Bench:
-    """One run: how much of everything, and where."""
+    """The parameters of a run: amounts, times and places."""
 
     def __init__(self, directory: Path, report: Report, keys: frozenset[str], *, quick: bool) -> None:
         self._directory = directory
@@ -39,17 +40,19 @@ class Bench:
         self._node_bytes = 0
 
     def run(self) -> None:
-        """Everything that was asked for."""
+        """Run all chosen measures."""
         uvloop.run(self._stele())
         if "rest" in self._keys:
             self._at_rest()
         if self._keys & etcd_side.KEYS:
             uvloop.run(self._etcd())
         if self._keys & kudu_side.KEYS:
-            asyncio.run(self._kudu())  # it starts processes, for which libuv would run gRPC's fork handlers
+            asyncio.run(
+                self._kudu()
+            )  # it starts processes; with the variable unset, libuv would run gRPC's fork handlers
 
     async def _stele(self) -> None:
-        """The harmless first."""
+        """Run the measures, those without kills first."""
         report, keys = self._report, self._keys
         async with (
             Cluster(self._directory / "stele", masters=1, nodes=3) as cluster,
@@ -104,16 +107,20 @@ def _arguments() -> argparse.Namespace:
     keys = "\n".join(f"  {key:<8}{how}" for key, how in KEYS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="How fast, how big: measures Stele on loopback with real syncs, beside etcd where it is on the\n"
-        "path and beside Apache Kudu where KUDU_HOME names its unpacked binaries; prints a table.",
+        description="Measure the speed and size of Stele on loopback with real syncs, and print a table.\n"
+        "Also measures etcd if it is on the path, and Apache Kudu if KUDU_HOME names its unpacked binaries.",
         epilog=f"keys of --only:\n{keys}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, a fifth of the time")
     parser.add_argument(
-        "--only", default="", metavar="KEY,...", help="these measures alone, for example puts,kill"
+        "--quick",
+        action="store_true",
+        help="use a tenth of the rows and a fifth of the time; the figures are no measurement",
     )
-    parser.add_argument("--directory", help="where the clusters keep their data; on a real disk")
+    parser.add_argument(
+        "--only", default="", metavar="KEY,...", help="run only these measures, for example puts,kill"
+    )
+    parser.add_argument("--directory", help="directory for the clusters' data, on a real disk")
     return parser.parse_args()
 
 
@@ -123,7 +130,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def main() -> None:
-    """The command. Exit status: 0 with a table, 2 on a bad argument, 130 on Ctrl-C or SIGTERM."""
+    """Run the command. Exit status: 0 with a table, 2 on a bad argument, 130 on Ctrl-C or SIGTERM."""
     if sys.argv[1:2] == ["scale"]:
         scale.main(sys.argv[2:])
         return
@@ -135,13 +142,13 @@ def main() -> None:
         _refuse(str(exc))
     except OSError as exc:
         _refuse(f"--directory {arguments.directory}: {exc.strerror}; name a directory that can be written to")
-    # Also where a script started it in the background, which ignores SIGINT.
+    # Also if a script started it in the background, where SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     report = announced(quick=arguments.quick)
     try:
         if shutil.disk_usage(directory).free < _LEAST_DISK_BYTES:
-            sys.exit(f"{directory} has less than 8 GiB free; name another place with --directory")
+            sys.exit(f"{directory} has less than 8 GiB free; choose another with --directory")
         print(f"{machine.described()}; data in {directory.parent}", flush=True)
         print(machine.speed(directory), flush=True)
         Bench(directory, report, keys, quick=arguments.quick).run()

@@ -1,8 +1,8 @@
-"""Measures etcd, where it is on the path: three members on loopback with their default settings, which sync.
+"""Measures etcd, if it is on the path: three members on loopback with default settings, which sync.
 
-Asked through its own gRPC API from the same Python and with the same number of callers. Its messages are encoded by
-hand: PutRequest {bytes key = 1; bytes value = 2}, TxnRequest {repeated RequestOp success = 2}, RequestOp {PutRequest
-request_put = 2}.
+The calls use its own gRPC API, from the same Python and with the same number of callers. Its messages are
+encoded by hand: PutRequest {bytes key = 1; bytes value = 2}, TxnRequest {repeated RequestOp success = 2},
+RequestOp {PutRequest request_put = 2}.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEYS = frozenset({"puts", "one", "bulk", "kill"})
 
 
 class EtcdCluster:
-    """Three members below `directory`."""
+    """Three etcd members with their data below `directory`."""
 
     def __init__(self, directory: Path) -> None:
         net = f"127.{random.SystemRandom().randrange(128, 192)}.1"
@@ -56,7 +56,7 @@ class EtcdCluster:
         self._servers.kill(f"m{number}")
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all members."""
         self._servers.stop()
 
 
@@ -145,7 +145,8 @@ async def _for(call: Any, callers: int, seconds: float) -> tuple[float, list[flo
 
 
 async def _fail_over(cluster: EtcdCluster, puts: list[Any]) -> float:
-    """Kill the leader; the time until one of the others acknowledges a write. Status: leader = 4, header.member_id = 2."""
+    """Kill the leader, and measure the time until another member acknowledges a write. Status: leader = 4,
+    header.member_id = 2."""
     leader = 0
     for number, host in enumerate(cluster.hosts):
         async with grpc.aio.insecure_channel(f"{host}:2379") as channel:
@@ -167,7 +168,7 @@ async def _fail_over(cluster: EtcdCluster, puts: list[Any]) -> float:
 
 
 def _varints(raw: bytes, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], int]:
-    """The numbers of a message and of its first field, which is one, by their place."""
+    """The value of field 1 of a message, or of the first field in it."""
     found: dict[tuple[int, ...], int] = {}
     at = 0
 

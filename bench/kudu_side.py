@@ -1,7 +1,7 @@
 """Measures Apache Kudu, where KUDU_HOME names its unpacked binaries: three masters and three tablet servers on loopback.
 
-Logs and votes are synced, which is not Kudu's default. What is measured goes through Kudu's own tool, a C++ client that
-makes the rows itself; it tells the time of a whole load, never that of one put.
+Logs and votes are synced, which is not Kudu's default. All loads run through Kudu's own tool, a C++ client
+that makes the rows itself. It prints the time of a whole load, never that of one put.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _GLOG_NOISE = re.compile(r"[IW]\d{8} ")
 
 
 class KuduFailed(Exception):
-    """A piece of Kudu is missing or a step of it failed; says which, in one line."""
+    """A piece of Kudu is missing, or a step of it failed. The message says which, in one line."""
 
 
 class KuduCluster:
-    """Three masters and three tablet servers below `directory`."""
+    """Three masters and three tablet servers with their data below `directory`."""
 
     def __init__(self, home: Path, directory: Path) -> None:
         home = home.absolute()
@@ -50,14 +50,15 @@ class KuduCluster:
         self._servers = Servers(directory)
         self._net = f"127.{random.SystemRandom().randrange(192, 254)}"
         self.masters = ",".join(f"{self._net}.1.{n}:{MASTER_PORT}" for n in MEMBERS)
-        # The binaries bring their libraries and SASL plugins; without these settings they would mix them with the system's.
+        # The binaries bring their own libraries and SASL plugins. Without these settings they would also load
+        # the system's.
         self._environment = {
             "LD_LIBRARY_PATH": str(home / "lib"),
             "SASL_PATH": os.environ.get("SASL_PATH") or str(home / "lib" / "sasl2"),
         }
 
     def missing(self) -> str:
-        """What is not there, and what to do about it; empty if all is."""
+        """What is missing, and what to do about it; empty if nothing is."""
         for name in ("kudu", "kudu-master", "kudu-tserver"):
             program = self._bin / name
             if not program.is_file():
@@ -86,7 +87,7 @@ class KuduCluster:
         """Start all six and wait until the masters know the three tablet servers.
 
         Raises:
-            KuduFailed: if one ends, or they do not meet in time.
+            KuduFailed: one ends, or the masters do not know the servers in time.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         for number in MEMBERS:
@@ -109,7 +110,7 @@ class KuduCluster:
             await asyncio.sleep(0.5)
 
     def launch(self, number: int) -> None:
-        """Start a tablet server, or start it again on its data."""
+        """Start a tablet server, the first time or again on its data."""
         self._launch("kudu-tserver", f"server-{number}", f"{self._net}.2.{number}:{SERVER_PORT}")
 
     def _launch(self, program: str, name: str, address: str) -> None:
@@ -122,7 +123,7 @@ class KuduCluster:
             *(f"--fs_wal_dir={where}", f"--fs_data_dirs={where}", f"--log_dir={logs}"),
             *(f"--rpc_bind_addresses={address}", f"{masters}={self.masters}", "--webserver_enabled=false"),
             *("--log_force_fsync_all=true", "--cmeta_force_fsync=true"),
-            # All are on one machine and share its clock, whether or not that is synchronised.
+            # All are on one machine and share its clock, so it need not be synchronised.
             *("--unlock_unsafe_flags", "--time_source=system_unsync"),
         ]
         self._servers.start(name, command, self._environment)
@@ -132,7 +133,7 @@ class KuduCluster:
         self._servers.kill(f"server-{number}")
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all servers."""
         self._servers.stop()
 
     def resident_bytes(self) -> int:
@@ -140,11 +141,11 @@ class KuduCluster:
         return max(self._servers.resident_bytes(f"server-{number}") for number in MEMBERS)
 
     async def ask(self, *arguments: str) -> str:
-        """The tool, for what it answers soon."""
+        """Run the tool for a short request."""
         return await self.tool(*arguments, timeout_s=_ASK_S)
 
     async def tool(self, *arguments: str, timeout_s: float, check: bool = True) -> str:
-        """What `kudu ...` prints.
+        """The output of `kudu ...`.
 
         Raises:
             KuduFailed: if it fails (and `check`), or does not end in time.
@@ -174,7 +175,7 @@ class KuduCluster:
         return out.decode(errors="replace")
 
     async def create_table(self, name: str, tablets: int) -> None:
-        """A table of the rows that all are measured with."""
+        """A table for the rows that all systems are measured with."""
         columns = [
             {"column_name": c.name, "column_type": c.type.upper(), "is_nullable": c.nullable}
             for c in rows.SCHEMA.columns
@@ -192,7 +193,8 @@ class KuduCluster:
         await self.tool("table", "create", self.masters, json.dumps(table), timeout_s=_START_S)
 
     async def load(self, table: str, threads: int, rows_per_thread: int, *flags: str) -> float:
-        """Seconds that a load took, as the tool says: upserts of random keys, text of the length of Stele's rows."""
+        """The seconds that a load took, as the tool prints it: upserts of random keys, with text of the
+        length of Stele's rows."""
         said = await self.tool(
             *("perf", "loadgen", self.masters, f"--table_name={table}", "--use_upsert", "--use_random_pk"),
             *(f"--string_len={rows.TEXT_BYTES}", f"--num_threads={threads}"),
@@ -202,12 +204,14 @@ class KuduCluster:
         return _number(r"time total: ([\d.]+) ms", said) / 1_000
 
     async def put(self, table: str, threads: int, rows_per_thread: int) -> float:
-        """A load of single puts: one client, each thread has one row in flight: its only buffer takes one row."""
+        """A load of single puts. One client with some threads; each thread has one row in flight, because its
+        buffer holds only one row."""
         flags = ("--flush_per_n_rows=1", "--buffers_num=1", "--nouse_client_per_thread")
         return await self.load(table, threads, rows_per_thread, *flags)
 
     async def leader(self, table: str) -> int:
-        """The number of the server that leads the only tablet of `table`, once all three replicas are well.
+        """The number of the server that leads the only tablet of `table`, once all three replicas are
+        healthy.
 
         Raises:
             KuduFailed: if they are not in time.
@@ -217,21 +221,21 @@ class KuduCluster:
             said = await self.tool(
                 *("cluster", "ksck", self.masters, f"--tables={table}", "--ksck_format=json_compact"),
                 timeout_s=_ASK_S,
-                check=False,  # it fails as long as anything is unwell, and prints all the same
+                check=False,  # the tool fails as long as anything is unhealthy, but prints all the same
             )
             for tablet in json.loads(said or "{}").get("tablet_summaries", ()):
                 leaders = [r["ts_address"] for r in tablet["replicas"] if r.get("is_leader")]
                 if tablet["health"] == "HEALTHY" and leaders:
                     return int(leaders[0].split(":")[0].rsplit(".", 1)[1])
             if time.monotonic() > deadline:
-                raise KuduFailed(f"the tablet of table {table} is not well after {_WELL_S:.0f} s")
+                raise KuduFailed(f"the tablet of table {table} is not healthy after {_WELL_S:.0f} s")
             await asyncio.sleep(0.25)
 
 
 async def measure(
     report: Report, directory: Path, keys: frozenset[str], *, bulk_rows: int, seconds: float, kills: int
 ) -> None:
-    """What of KEYS is asked for; a note in the report says why where it cannot."""
+    """Measure what KEYS asks for. If that is not possible, a note in the report says why."""
     home = os.environ.get("KUDU_HOME")
     if not home:
         report.notes.append("KUDU_HOME is not set (bench/README.md tells more), so Kudu is not compared.")
@@ -265,17 +269,19 @@ async def measure(
             median = percentile(times, 0.5)
             report.put_peer(peer, "kill", f"{milliseconds(median)}, {milliseconds(max(times))}", median)
         report.notes.append(
-            f"{peer} is measured with its own tool, in C++: it tells no time of a single put (one caller: the mean), its "
-            "scans end in the client's memory, not in Arrow, and a fail-over ends with the end of a process of the tool."
+            f"{peer} is measured with its own tool, in C++. It prints no time of a single put (one caller: "
+            f"the mean). Its scans end in the client's memory, not in Arrow. A fail-over ends with the end "
+            f"of a process of the tool."
         )
     except (KuduFailed, OSError) as exc:
-        report.notes.append(f"Kudu did not run to its end: {exc}")
+        report.notes.append(f"the measurement of Kudu failed: {exc}")
     finally:
         cluster.stop()
 
 
 async def _put_for(cluster: KuduCluster, table: str, threads: int, seconds: float) -> float:
-    """Puts per second, over about so long: the tool takes a number of rows, so a small load goes ahead."""
+    """Puts per second, over about this long. The tool takes a number of rows, so a small load comes first to
+    estimate it."""
     pilot_s = await cluster.put("pilot", threads, _PILOT_ROWS)
     count = max(_PILOT_ROWS, int(seconds / pilot_s * _PILOT_ROWS))
     return threads * count / await cluster.put(table, threads, count)
@@ -288,7 +294,7 @@ async def _bulk(cluster: KuduCluster, count: int) -> float:
 
 
 async def _scan(cluster: KuduCluster, *flags: str) -> float:
-    """Rows per second of the second of two scans, a thread for each tablet."""
+    """Rows per second of the second of two scans, with a thread for each tablet."""
     rate = 0.0
     for _ in range(2):
         said = await cluster.tool(
@@ -300,7 +306,8 @@ async def _scan(cluster: KuduCluster, *flags: str) -> float:
 
 
 async def _fail_over(cluster: KuduCluster, times: int) -> list[float]:
-    """kill -9 of the server that leads a tablet, until a load of one row to that tablet has ended."""
+    """Time from kill -9 of the server that leads a tablet until a load of one row to that tablet has
+    ended."""
     found = []
     await cluster.put("kill", 1, 1)
     for _ in range(times):

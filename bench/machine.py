@@ -1,7 +1,7 @@
-"""What the machine gives, just before anything is measured on it. Called by __main__.
+"""Measures the machine itself, before anything is measured on it. Called by __main__.
 
-A virtual machine's processors and disk differ from hour to hour by more than any change to the code: two runs can be
-compared only where these figures are alike.
+A virtual machine's processors and disk change from hour to hour by more than any change to the code. So
+compare two runs only if these figures are alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ECHO = (
 
 
 def described() -> str:
-    """The machine and the interpreter, in a line."""
+    """A line about the machine and the interpreter."""
     return (
         f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}, "
         f"{os.path.realpath(sys.executable)} {platform.python_version()}"
@@ -36,18 +36,20 @@ def described() -> str:
 
 
 def speed(directory: Path) -> str:
-    """How fast it is now, in a line: a sync, a round trip between two processes, Python."""
+    """A line about its present speed: a sync, a round trip between two processes, a Python loop."""
     try:
         return (
-            f"now: 4 KiB written and synced in {_sync_s(directory) * 1e6:.0f} us, 64 bytes to another process and back "
-            f"in {_round_trip_s() * 1e6:.0f} us, a million turns of a loop in Python in {milliseconds(_loop_s())}"
+            f"now: 4 KiB written and synced in {_sync_s(directory) * 1e6:.0f} us, 64 bytes to another "
+            f"process and back "
+            f"in {_round_trip_s() * 1e6:.0f} us, a million turns of a loop in Python in "
+            f"{milliseconds(_loop_s())}"
         )
     except OSError as exc:
-        return f"how fast this machine is now could not be told: {exc}"
+        return f"the present speed of this machine could not be measured: {exc}"
 
 
 def _sync_s(directory: Path) -> float:
-    """Of a block into a file that is filled with zeros already, as a log has it."""
+    """Time to write and sync a block in a file that is filled with zeros already, as a log has it."""
     path = directory / "sync"
     block = bytes(_BLOCK)
     path.write_bytes(block * _SYNCS)
@@ -67,7 +69,7 @@ def _sync_s(directory: Path) -> float:
 
 
 def _round_trip_s() -> float:
-    """Of 64 bytes over TCP to a process that sends them back."""
+    """Time to send 64 bytes over TCP to a process that sends them back."""
     times = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         command = [sys.executable, "-S", "-c", _ECHO, str(listener.getsockname()[1])]
@@ -81,7 +83,7 @@ def _round_trip_s() -> float:
                         started = time.perf_counter()
                         connection.sendall(bytes(64))
                         if len(connection.recv(64, socket.MSG_WAITALL)) < 64:
-                            raise ConnectionError("the process that echoes has ended")
+                            raise ConnectionError("the echo process has ended")
                         times.append(time.perf_counter() - started)
             finally:
                 echo.kill()
@@ -89,7 +91,7 @@ def _round_trip_s() -> float:
 
 
 def _loop_s() -> float:
-    """The best of some, so that it tells of the processor and the interpreter, not of what else ran."""
+    """The best of several runs, so that it shows the processor and the interpreter, not other load."""
     best = float("inf")
     for _ in range(_LOOPS):
         started = time.perf_counter()

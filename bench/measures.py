@@ -1,4 +1,4 @@
-"""What can be measured, under which key, and how one names some of it. Called by __main__; pure.
+"""The measures, their keys, and the choice of some of them. Called by __main__; pure.
 
 Invariant: every key that `--only` takes is a row of the table, and the row is the same for every system.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from bench.report import Report
 
-# key of --only: how it is measured, in a line. bench/README.md tells more.
+# key of --only: how it is measured, in one line. bench/README.md has more.
 KEYS = {
     "bulk": "4M rows of 100 bytes, in blocks of 8,192, into 8 tablets of three replicas",
-    "puts": "64 callers, each awaits one put after another; p50 and p99 of them too",
-    "one": "one caller, one put after another",
+    "puts": "64 callers, each with one put at a time; also p50 and p99",
+    "one": "one caller with one put at a time",
     "kill": "kill -9 of a leader, until the next write to its tablet is acknowledged",
     "copy": "a tablet of 3M rows to a node that has none of it",
     "scan": "all columns of the 4M rows, to Arrow (loads them first)",
@@ -27,7 +27,7 @@ _QUICK = (
 
 
 def announced(*, quick: bool = False) -> Report:
-    """A report of all measures, as the plan of the project names them, with nothing measured."""
+    """A report of all measures in the project's plan, with nothing measured yet."""
     report = Report(warning=_QUICK if quick else "")
     report.add("bulk", "bulk load, RF 3, rows of 100 bytes in blocks of 8,192", "300k rows/s", "1M rows/s")
     report.add("puts", "puts with 64 callers on 8 tablets", "15k/s", "40k/s")
@@ -38,18 +38,23 @@ def announced(*, quick: bool = False) -> Report:
     report.add("copy", "tablet copy", "200 MB/s", "380 MB/s")
     report.add("scan", "scan to Arrow, all columns", "5M rows/s", "15M rows/s")
     report.add("narrow", "scan to Arrow, two narrow columns", "10M rows/s", "40M rows/s")
-    report.add("rest", "a node at rest; the operator", "150 MB; 200 MB", "120 MB; 130 MB", rate=False)
+    report.add(
+        "rest",
+        "a node at rest; the operator",
+        "150 MB; 200 MB",
+        "120 MB; 130 MB",
+        rate=False,
+    )
     return report
 
 
 def chosen(text: str) -> frozenset[str]:
     """The measures that `--only` names, separated by commas; all for an empty text.
 
-    Raises:
-        ValueError: for keys that are none; one line that names the keys that are.
+    Raises: ValueError: for unknown keys; one line that names the known ones.
     """
     named = [key.strip() for key in text.split(",") if key.strip()]
     unknown = [key for key in dict.fromkeys(named) if key not in KEYS]
     if unknown:
-        raise ValueError(f"--only: no measure is called {', '.join(unknown)}; there are {', '.join(KEYS)}")
+        raise ValueError(f"--only: no measure is called {', '.join(unknown)}; choose from {', '.join(KEYS)}")
     return frozenset(named or KEYS)

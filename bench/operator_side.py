@@ -1,6 +1,7 @@
 """Measures the operator: a real process beside stele_local, with the cluster of examples/cluster.yaml at rest.
 
-Called by __main__, on the main thread and outside of an event loop: what it starts is started as the demo starts it.
+Called by __main__, on the main thread and outside an event loop, because it starts processes as the demo
+does.
 """
 
 from __future__ import annotations

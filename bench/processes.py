@@ -1,7 +1,7 @@
 """Server processes of other systems. Called by etcd_side and kudu_side, from the main thread.
 
-Invariant: no server outlives the bench, however that ends (Linux kills the child when the thread that started it ends),
-and a Ctrl-C reaches the bench alone, which stops them by their ids.
+Invariant: no server outlives the bench, however that ends: Linux kills the child when the thread that started
+it ends. A Ctrl-C reaches only the bench, which stops them by their ids.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LAUNCH = (
 
 
 class Servers:
-    """Processes by name; what each prints goes into `<directory>/<name>.out`."""
+    """Processes by name. The output of each goes into `<directory>/<name>.out`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start one, or start it again."""
+        """Start a process, the first time or again."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with self._out(name).open("ab") as out:
             self._processes[name] = subprocess.Popen(
@@ -41,19 +41,19 @@ class Servers:
             )
 
     def kill(self, name: str) -> None:
-        """kill -9, and wait for the end."""
+        """Kill -9, and wait for the end."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all processes."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.wait()
 
     def ended(self) -> str:
-        """Which process ended by itself, with its last line; empty if all run."""
+        """The process that ended by itself, with its last line; empty if all run."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 said = self._out(name).read_text(errors="replace").splitlines()
@@ -61,7 +61,7 @@ class Servers:
         return ""
 
     def resident_bytes(self, name: str) -> int:
-        """Resident memory of one."""
+        """The resident memory of one process."""
         return resident_bytes(self._processes[name].pid)
 
     def _out(self, name: str) -> Path:
@@ -72,7 +72,7 @@ def resident_bytes(pid: int) -> int:
     """Resident memory of a process.
 
     Raises:
-        RuntimeError: if it is a process no longer.
+        RuntimeError: the process has ended.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one system did: in words, and as a number to compare; 0 where the two are not the same thing."""
+    """The result of one system: as text, and as a number for comparison; 0 if the two are not comparable."""
 
     result: str
     value: float = 0.0
@@ -20,13 +20,14 @@ class Found:
 
 @dataclass(slots=True)
 class Measure:
-    """One line: what was asked for, what came out. Of two numbers the higher is better if `rate`, else the lower."""
+    """One line: what was asked for, and the results. Of two numbers the higher is better if `rate`, otherwise
+    the lower."""
 
     name: str
     wanted: str
     design: str
     rate: bool = True
-    of: str = ""  # the key of the measure that finds this one too
+    of: str = ""  # the key of the measure that also produces this line
     stele: Found = Found("not measured")
     peers: dict[str, Found] = field(default_factory=dict)
 
@@ -45,29 +46,29 @@ class Report:
     measures: dict[str, Measure] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     warning: str = ""
-    """What must be known before a figure is read; above the table."""
+    """Add a note that a reader needs before the figures; it stands above the table."""
 
     def add(self, key: str, name: str, wanted: str, design: str, *, rate: bool = True, of: str = "") -> None:
-        """Announce a measure."""
+        """Add a line for a measure."""
         self.measures[key] = Measure(name, wanted, design, rate, of)
 
     def put(self, key: str, result: str, value: float = 0.0) -> None:
-        """What Stele did."""
+        """Add Stele's result."""
         self.measures[key].stele = Found(result, value)
 
     def put_peer(self, peer: str, key: str, result: str, value: float = 0.0) -> None:
-        """What another system did."""
+        """Add another system's result."""
         self.measures[key].peers[peer] = Found(result, value)
 
     def leave_out(self, chosen: Iterable[str]) -> None:
-        """Say of all but the chosen measures that nobody asked for them."""
+        """Mark all but the chosen measures as not asked for."""
         wanted = set(chosen)
         for key, measure in self.measures.items():
             if (measure.of or key) not in wanted:
                 measure.stele = Found("not asked for")
 
     def table(self) -> str:
-        """The whole as a Markdown table, the notes below it."""
+        """The whole report as a Markdown table, with the notes below it."""
         peers = list(dict.fromkeys(peer for m in self.measures.values() for peer in m.peers))
         head = ["measure", "now at least", "design must allow", "Stele"]
         head += [title for peer in peers for title in (peer, f"to {peer}")]
@@ -90,11 +91,11 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people."""
+    """A time in readable units."""
     return f"{seconds * 1_000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of the values do not exceed."""
+    """The value that this share (0 to 1) of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,4 +1,4 @@
-"""What is written: rows of 100 bytes, two of whose columns are narrow."""
+"""The rows that are written: 100 bytes each, with two narrow columns."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def batches(rows: int, batch_rows: int, seed: int = 1) -> list[pa.RecordBatch]:
 
 
 def row(number: int) -> dict[str, object]:
-    """One such row."""
+    """One row of 100 bytes."""
     return {"id": number, "amount": number * 0.5, "kind": number % 1_000, "text": "x" * TEXT_BYTES}

@@ -1,4 +1,4 @@
-"""`python -m bench scale`: what a cluster of many tablets costs its masters and its driver.
+"""`python -m bench scale`: measures the load of many tablets on the masters and the driver.
 
 Real master processes with their catalog on disk, and a real driver process; nodes are simulated behind the real
 calls (scale_nodes.py). Prints each figure as it is measured; writes only below a temporary directory.
@@ -38,7 +38,7 @@ _POLICY = Policy(dead_after_ms=10_000, max_copies=8, balance_leaders=True, rebal
 
 
 class Holds:
-    """The longest time for which the event loop did not turn, in ms."""
+    """Measures the longest time for which the event loop did not turn, in ms."""
 
     def __init__(self) -> None:
         self.longest_ms = 0.0
@@ -51,13 +51,13 @@ class Holds:
             self.longest_ms = max(self.longest_ms, (time.perf_counter() - before) * 1000 - 1)
 
     def take(self) -> float:
-        """The longest since the last call."""
+        """The longest time since the last call."""
         found, self.longest_ms = self.longest_ms, 0.0
         return found
 
 
 async def drive(masters: list[str], seconds: float) -> None:
-    """The driver process: passes until `seconds` are over. Prints a line of JSON for each."""
+    """The driver process. It runs passes for `seconds`, and prints a line of JSON for each."""
     pool = ChannelPool(Identity())
     driver = Executor(pool, masters, holder="bench")
     holds, until = Holds(), time.monotonic() + seconds
@@ -91,7 +91,7 @@ async def drive(masters: list[str], seconds: float) -> None:
 
 
 class Scale:
-    """One run."""
+    """One run of the measurement."""
 
     def __init__(self, directory: Path, tables: int, tablets: int, nodes: int, masters: int) -> None:
         self._tables, self._tablets, self._count = tables, tablets, nodes
@@ -179,7 +179,7 @@ class Scale:
             if not line:
                 raise RuntimeError("the driver ended")
             if not line.startswith(b"{"):
-                continue  # what the driver logs
+                continue  # the driver's log
             found: dict[str, object] = json.loads(line)
             if "error" not in found:
                 return found
@@ -187,7 +187,7 @@ class Scale:
 
     async def _idle(self, driver: asyncio.subprocess.Process) -> None:
         first = await self._next(driver)
-        print(f"the first pass, the whole view: {_pass(first)}", flush=True)
+        print(f"the first pass, which reads the whole view: {_pass(first)}", flush=True)
         idle: list[dict[str, object]] = []
         batches, orders = await self._batches(), self._nodes.orders.total()
         for _ in range(200):
@@ -201,9 +201,12 @@ class Scale:
             if len(idle) == _IDLE_PASSES:
                 break
         print(
-            f"{len(idle)} passes that find nothing to do: the median one {_pass(_median(idle))}; longest hold of the loop "
-            f"{max(float(str(p['hold_ms'])) for p in idle):.0f} ms; orders {self._nodes.orders.total() - orders}, "
-            f"catalog batches {await self._batches() - batches:.0f} (the claim is renewed, nodes' log positions noted)",
+            f"{len(idle)} passes that find nothing to do: the median one {_pass(_median(idle))}; longest "
+            f"hold of the loop "
+            f"{max(float(str(p['hold_ms'])) for p in idle):.0f} ms; orders "
+            f"{self._nodes.orders.total() - orders}, "
+            f"catalog batches {await self._batches() - batches:.0f} (the claim is renewed, nodes' log "
+            f"positions noted)",
             flush=True,
         )
 
@@ -222,8 +225,10 @@ class Scale:
         after_s = time.monotonic() - began
         made = nodes.orders - orders
         print(
-            f"every tablet can lose a voter again after {after_s:.0f} s ({_POLICY.dead_after_ms // 1000} s of them the time-out): "
-            f"{len(passes)} passes, the largest {_pass(max(passes, key=lambda p: float(str(p['seconds']))))}; left {nodes.fragile()}; "
+            f"every tablet can lose a voter again after {after_s:.0f} s ({_POLICY.dead_after_ms // 1000} s "
+            f"of them the time-out): "
+            f"{len(passes)} passes, the largest "
+            f"{_pass(max(passes, key=lambda p: float(str(p['seconds']))))}; left {nodes.fragile()}; "
             f"catalog batches {await self._batches() - batches:.0f}; orders {dict(made)}",
             flush=True,
         )
@@ -231,7 +236,8 @@ class Scale:
 
 def _pass(found: dict[str, object]) -> str:
     return (
-        f"{float(str(found['seconds'])) * 1000:.0f} ms (CPU {float(str(found['cpu'])) * 1000:.0f} ms), {found['steps']} steps, "
+        f"{float(str(found['seconds'])) * 1000:.0f} ms (CPU {float(str(found['cpu'])) * 1000:.0f} ms), "
+        f"{found['steps']} steps, "
         f"{int(str(found['rss'])) / 1e6:.0f} MB"
     )
 
@@ -241,13 +247,13 @@ def _median(passes: list[dict[str, object]]) -> dict[str, object]:
 
 
 def main(arguments: list[str]) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench scale", description=__doc__)
     parser.add_argument("--tables", type=int, default=100)
     parser.add_argument("--tablets", type=int, default=1_000)
     parser.add_argument("--nodes", type=int, default=8, help="simulated, at most 2,000 replicas each")
     parser.add_argument("--masters", type=int, default=1, choices=(1, 3, 5))
-    parser.add_argument("--directory", help="where the masters keep their catalog; on a real disk")
+    parser.add_argument("--directory", help="directory for the masters' catalog, on a real disk")
     parser.add_argument("--drive", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.drive:

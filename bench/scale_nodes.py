@@ -1,7 +1,8 @@
 """Nodes that exist only as heartbeats and answers, many in one process. Used by scale.py.
 
-Each has a gRPC server and a pool of its own, reports only what changed, and carries orders out at once. A group's
-configuration, term and leader are kept once for all its replicas: no log is written, and no row is copied.
+Each has a gRPC server and a pool of its own, reports only what changed, and carries orders out at once.
+Configuration, term and leader of a group are kept once for all its replicas. No log is written, and no row is
+copied.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BYTES = 64 << 20
 
 @dataclass
 class Group:
-    """A tablet's group. `rows`: the replicas that have their rows."""
+    """The group of a tablet. `rows`: the replicas that have their rows."""
 
     config: Configuration
     leader: str
@@ -50,7 +51,7 @@ class Group:
 
 
 class Nodes:
-    """All nodes and groups. `orders`: how many of each kind were carried out."""
+    """All nodes and groups. `orders`: how many orders of each kind were carried out."""
 
     def __init__(self, cluster_id: str, masters: list[str], count: int) -> None:
         self.cluster_id, self.masters = cluster_id, masters
@@ -69,7 +70,7 @@ class Nodes:
             await node.stop()
 
     async def lose(self, node: Node) -> None:
-        """A node is gone. Its groups elect other leaders."""
+        """Remove a node. Its groups elect other leaders."""
         del self.live[node.node_id]
         await node.stop()
         for tablet_id in list(node.replicas):
@@ -85,13 +86,13 @@ class Nodes:
         self._ordered.set()
 
     async def made(self, replicas: int) -> None:
-        """Wait until so many replicas were ordered."""
+        """Wait until this many replicas were ordered."""
         while self.orders["CreateTablet"] < replicas:
             self._ordered.clear()
             await self._ordered.wait()
 
     def changed(self, tablet_id: str) -> None:
-        """All members report the tablet soon."""
+        """Let all members report the tablet soon."""
         for node in self.live.values():
             if tablet_id in node.replicas:
                 node.dirty.add(tablet_id)
@@ -106,7 +107,7 @@ class Nodes:
         return found
 
     def change(self, tablet_id: str, request: consensus_pb2.BulkChangeConfigRequest) -> Configuration:
-        """Change a configuration; then the leader promotes whoever waits for it."""
+        """Change a configuration. Then the leader promotes the members that wait for it."""
         group, peer = self.groups[tablet_id], peer_from_pb(request.peer)
         if request.cas_config_opid_index != group.config.opid_index:
             raise Rejected(f"configuration {group.config.opid_index}", code=Code.CAS_FAILED)
@@ -120,7 +121,7 @@ class Nodes:
         return answer
 
     def promote(self, tablet_id: str) -> None:
-        """What a leader does with members that have their rows."""
+        """Promote members that have their rows, as a leader does."""
         group = self.groups[tablet_id]
         for peer in group.config.peers:
             if (peer.promote or peer.member_type is MemberType.WITNESS) and peer.replica_id in group.rows:
@@ -171,7 +172,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         await self._pool.close()
 
     async def _beat(self, master: str) -> None:
-        """Tell one master each second what changed; all at first and when it asks."""
+        """Report each second to one master what changed; everything at first, and when it asks."""
         full, register = True, True
         told: set[str] = set()
         for sequence in itertools.count(1):
@@ -281,7 +282,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         return consensus_pb2.LeaderStepDownResponse()
 
     async def StartTabletCopy(self, request: consensus_pb2.StartTabletCopyRequest, context: Any) -> Any:
-        """The rows arrive at once, unless it is a witness that is to wait for its turn."""
+        """The rows arrive at once, unless the order is for a witness that waits for its turn."""
         tablet_id = id_from_pb(request.tablet_id)
         self.replicas[tablet_id] = ReplicaId(request.replica_id)
         progress = common_pb2.CopyProgressPB(

@@ -1,6 +1,6 @@
 """Measures a Stele cluster: one master and three nodes on loopback, three replicas, every log synced.
 
-Called by __main__; each function measures one thing and says it to the report.
+Called by __main__; each function measures one thing and adds it to the report.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
 from tests.harness import Cluster
 
 CALLERS = 64
-_STRANGER_REPLICA = 1_000_000  # of no configuration: a copy that is made only to be timed
+_STRANGER_REPLICA = 1_000_000  # an id that no configuration has: the copy is made only to be timed
 _COPY_TIMEOUT_S = 120.0
 
 
 async def at_rest(cluster: Cluster) -> int:
-    """Resident memory of the largest node some seconds after its start, with a table that holds nothing."""
+    """Resident memory of the largest node some seconds after its start, with an empty table."""
     await asyncio.sleep(3)
     return max(cluster.resident_bytes(node) for node in cluster.nodes)
 
 
 async def one_caller(report: Report, table: AsyncTable, seconds: float) -> None:
-    """Puts one after another, once the tablets have leaders and connections stand."""
+    """Puts one at a time, once the tablets have leaders and connections are open."""
     await put_for(table.put, 1, min(1.0, seconds), first=1 << 39)
     _, times = await put_for(table.put, 1, seconds, first=1 << 40)
     report.put("one", f"p50 {milliseconds(percentile(times, 0.5))}", percentile(times, 0.5))
 
 
 async def many_callers(report: Report, table: AsyncTable, seconds: float) -> None:
-    """64 callers, each of whom awaits one put after another."""
+    """64 callers, each with one put at a time."""
     await put_for(table.put, CALLERS, min(1.0, seconds), first=1 << 41)
     rate, times = await put_for(table.put, CALLERS, seconds, first=1 << 42)
     report.put("puts", f"{rate:,.0f}/s", rate)
@@ -52,7 +52,7 @@ async def many_callers(report: Report, table: AsyncTable, seconds: float) -> Non
 async def put_for(
     put: Callable[[dict[str, object]], Awaitable[object]], callers: int, seconds: float, first: int
 ) -> tuple[float, list[float]]:
-    """(puts per second, time of each) of so many callers for so long."""
+    """(puts per second, the time of each) with this many callers for this long."""
     times: list[float] = []
     until = time.perf_counter() + seconds
 
@@ -80,7 +80,7 @@ async def bulk(report: Report, table: AsyncTable, count: int) -> None:
 
 
 async def scans(report: Report, table: AsyncTable) -> None:
-    """The second of two scans each: files are mapped, connections stand."""
+    """The second of two scans each: by then files are mapped and connections are open."""
     for key, columns in (("scan", None), ("narrow", rows.NARROW)):
         await table.scan(columns).to_table()
         started = time.perf_counter()
@@ -90,7 +90,7 @@ async def scans(report: Report, table: AsyncTable) -> None:
 
 
 async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:
-    """One flushed tablet to the node that has none of it, which knows nothing of the table yet."""
+    """Time to copy one flushed tablet to the node that has none of it, and knows nothing of the table yet."""
     (place,) = table.locations.by_ordinal([0])
     leader = place.target()
     tablet_id = id_to_pb(place.tablet_id)
@@ -126,7 +126,7 @@ async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: 
 
 
 async def fail_over(report: Report, table: AsyncTable, cluster: Cluster, times: int) -> None:
-    """kill -9 of the leader of a tablet, until the next write to that tablet is acknowledged."""
+    """Time from kill -9 of a tablet's leader until the next write to that tablet is acknowledged."""
     found: list[float] = []
     for number in range(times):
         ordinal = number % len(table.locations.tablets)
@@ -154,7 +154,7 @@ def _row_of(table: AsyncTable, ordinal: int, first: int) -> dict[str, object]:
 
 
 async def _settle(table: AsyncTable) -> None:
-    """Until the tablet's next leader could be lost as well: everybody has caught up."""
+    """Wait until the tablet could lose its next leader as well: all its replicas have caught up."""
     await asyncio.sleep(1.5)
     try:
         await table.locations.refresh()

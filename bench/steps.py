@@ -1,7 +1,9 @@
-"""`python -m bench.steps [--only STEP,...]`: what the faster way of a step gains, for steps that exist twice.
+"""`python -m bench.steps [--only STEP,...]`: measures what the faster way of a step gains, for steps that
+exist twice.
 
-Each step runs alone, in this process, without a cluster: first the fast way, then the general way, by turns. The figures
-are processor time (user and system) of one operation, which other work on the machine moves less than elapsed time.
+Each step runs alone, in this process, without a cluster: first the fast way, then the general way, by turns.
+The figures are processor time (user and system) of one operation. Other work on the machine changes it less
+than elapsed time.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ from stele.wal import Log, LogOptions
 from stele.wal.aio import kernel_sync
 
 Run = Callable[[int], Awaitable[None]]
-"""Does so many operations."""
+"""Does this many operations."""
 Ways = tuple[Run, Run]
 """The fast way, the general way."""
 _NODE = NodeId("a" * 32)
@@ -86,7 +88,7 @@ def dealing(count: int) -> Iterator[Ways]:
 
 
 class _Answers:
-    """A node that does at once what it is asked."""
+    """A node that answers each request at once."""
 
     def begin_write(self, request: pb.WriteRequest) -> asyncio.Future[Any]:
         future = asyncio.get_running_loop().create_future()
@@ -143,7 +145,7 @@ def _other() -> pb.ClientRequest:
 
 
 _AT_ONCE = 8
-"""Requests in a frame: the blocks of a round."""
+"""Requests in one frame: the blocks of a round."""
 
 
 def by_callback(stream: NodeStream, made: Callable[[], pb.ClientRequest]) -> Run:
@@ -178,7 +180,7 @@ def by_task(ask: Callable[[], Awaitable[object]]) -> Run:
 
 
 class _OneLog:
-    """A log in the loop, with real syncs."""
+    """A log that the loop's thread writes, with real syncs."""
 
     def __init__(self, directory: Path, *, aio: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -188,7 +190,7 @@ class _OneLog:
             _NODE,
             lambda dones: loop.call_soon_threadsafe(lambda: [done() for done in dones]),
         )
-        # A clock that stands still: however slow the disk is just now, small batches are the loop's.
+        # A clock that stands still. So small batches stay with the loop, however slow the disk is.
         self.log.attach(loop, kernel_sync(directory) if aio else None, clock=lambda: 0.0)
         key = StreamKey(TabletId("1" * 32), ReplicaId(1))
         self._stream = self.log.create_stream(key, OPID_NONE, _PEERS)
@@ -215,7 +217,7 @@ class _OneLog:
 
 
 def _blocks(count: int) -> list[bytes]:
-    """Of eight rows each."""
+    """Blocks of eight rows each."""
     found = []
     for n in range(count):
         batch, ids, _, _ = batch_from_rows([rows.row(8 * n + k) for k in range(8)], rows.SCHEMA, RowOp.UPSERT)
@@ -253,7 +255,7 @@ def checking(directory: Path, blocks: Sequence[bytes], *, glance: bool) -> Run:
 
 
 def apart(run: Run) -> Run:
-    """Blocks that wait are decoded one by one."""
+    """Waiting blocks are decoded one by one."""
 
     async def forced(times: int) -> None:
         found = Layout.rows_of
@@ -270,7 +272,7 @@ def apart(run: Run) -> Run:
 
 
 async def by_turns(name: str, ways: Ways, times: int, rounds: int) -> None:
-    """Print the processor time of an operation both ways."""
+    """Print the processor time of one operation in both ways."""
     found: tuple[list[float], list[float]] = ([], [])
     for way in ways:
         await way(max(8, times // 4))
@@ -325,7 +327,10 @@ async def run(directory: Path, only: Sequence[str], rounds: int, scale: float) -
         (directory / "t").mkdir()
         loop, thread = _OneLog(directory / "a", aio=True), _OneLog(directory / "t", aio=False)
         await measure("aio", (loop.run, thread.run), 128)
-        print(f"{'':12} {loop.by_loop} batches by the loop, {thread.by_loop} beside its thread", flush=True)
+        print(
+            f"{'':12} {loop.by_loop} batches by the loop; with a thread beside it {thread.by_loop}",
+            flush=True,
+        )
         loop.log.close()
         thread.log.close()
 
@@ -334,11 +339,13 @@ STEPS = ("deal-64", "deal-1", "callback", "server", "append", "joined", "glance"
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench.steps", description=__doc__)
     parser.add_argument("--only", default=",".join(STEPS), metavar="STEP,...", help=f"of {', '.join(STEPS)}")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way")
-    parser.add_argument("--scale", type=float, default=1.0, help="more operations in each turn")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each way")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiply the operations of each run by this"
+    )
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     gc.set_threshold(50_000, 50, 100)

@@ -58,8 +58,8 @@ def test_what_does_not_compare_has_no_ratio() -> None:
 
 def test_notes_stand_below_the_table() -> None:
     report = small()
-    report.notes.append("Kudu did not run to its end: why")
-    assert report.table().splitlines()[-1] == "Kudu did not run to its end: why"
+    report.notes.append("the measurement of Kudu failed: why")
+    assert report.table().splitlines()[-1] == "the measurement of Kudu failed: why"
     assert "Kudu" not in "".join(cells(report)["measure"])
 
 

@@ -129,7 +129,7 @@ async def test_a_leader_that_said_that_a_peer_has_failed_is_asked_again() -> Non
 
 @pytest.mark.parametrize("lacking", [False, True], ids=["failed", "lacking"])
 async def test_a_peer_that_had_failed_is_told_of_by_its_own_node_before_it_is_replaced(lacking: bool) -> None:
-    """Started again it may be well, but does not have what its leader's log no longer has."""
+    """After a restart it may be well, but it lacks entries that its leader's log no longer has."""
     cluster, told = Cluster(4, 1, 1, 3), list[Progress]()
     (t,) = cluster.tablets.values()
     peer = next(p for p in t.config.peers if p.node_id != t.leader)

@@ -42,7 +42,7 @@ def targets(found: list[MoveLeader]) -> Counter[str]:
 
 
 def node(view: ClusterView, node_id: str, **what: object) -> ClusterView:
-    """The view, were this node different."""
+    """The view as it would be if this node were different."""
     return replace(
         view,
         nodes=tuple(replace(n, **what) if n.node_id == node_id else n for n in view.nodes),  # type: ignore[arg-type]
