@@ -1,7 +1,7 @@
 """Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
 
-Invariant: what counts on an action that failed is not done (plan/order.py), and all else is; the next pass
-plans anew from what is there.
+Invariant: an action that depends on a failed one is not done (plan/order.py), and all others are. The next
+pass plans again from the present state.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ class Actor:
             raise KubeError(
                 exists.status,
                 exists.reason,
-                f"{action.kind} {action.name} exists, but does not belong to this TabletCluster; rename or delete it",
+                f"{action.kind} {action.name} exists, but does not belong to this TabletCluster; rename or "
+                f"delete it",
             )
         metadata = {"uid": has["uid"], "resourceVersion": has["resourceVersion"], "labels": wanted["labels"]}
         await self._kube.patch(action.kind, self._namespace, action.name, {"metadata": metadata})

@@ -50,7 +50,7 @@ class Healer:
         """Whether the last round found nothing to do. False if work exists that may not be done now."""
 
     def news(self) -> tuple[News, ...]:
-        """The news since the last call."""
+        """The events since the last call."""
         fresh, self._news = self._news, []
         return tuple(fresh)
 

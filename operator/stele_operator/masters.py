@@ -115,7 +115,7 @@ class MasterLink:
         )
 
     async def set_policy(self, policy: StandingPolicy) -> None:
-        """Have the catalog keep by what policy the masters heal while the operator is away."""
+        """Store in the catalog the policy by which the masters heal while the operator is away."""
         request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
         await self._masters.call("SetDriverPolicy", request)
 
@@ -159,7 +159,7 @@ class MasterLink:
         await self._masters.call("SetReplicationFactor", request)
 
     async def alter_table(self, table_id: str, steps: Sequence[Step]) -> None:
-        """Change a table's columns. The same change, asked for twice in a row, is made once."""
+        """Change a table's columns. The same change, sent twice in a row, is made once."""
         made = master_pb2.AlterTableRequest(table_id=id_to_pb(table_id), steps=steps_to_pb(steps))
         made.alter_id = hashlib.blake2b(made.SerializeToString(deterministic=True), digest_size=16).digest()
         await self._masters.call("AlterTable", made)

@@ -338,7 +338,7 @@ class ClusterTask:
             if outcome.error and not outcome.changed_under:
                 kind, about = type(action).__name__, action.reason
                 if isinstance(action, CreateClaim | CreatePod):
-                    about = action.role  # the status tells of each member
+                    about = action.role  # the status describes each member
                 text = f"{action.reason}: {outcome.error}"
                 await self._say(raw, o, action, f"{kind}Failed", text, True, about)
             elif not outcome.error and action.event:

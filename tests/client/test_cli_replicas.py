@@ -155,4 +155,4 @@ async def test_rebalance_drives_where_nobody_does(
         counts = {n.node_id.hex(): n.replicas for n in view.nodes if n.registration.role == "node"}
         assert set(counts.values()) == {2}
         code, out, _ = await run("rebalance")
-        assert (code, out) == (0, "nothing is to be moved\n")
+        assert (code, out) == (0, "nothing needs to move\n")

@@ -32,11 +32,11 @@ def rows(path: Path) -> list[dict[str, object]]:
         ('id,name\n1,"', "line 2: a quote opens here and is not closed"),
         ('\ufeff"id,name\n', "line 1: a quote opens here and is not closed"),
         ('id,name\r1,a\r2,"""\r', "line 3: a quote opens here and is not closed"),
-        ('id,name\n1,"5" screen\n2,x\n', "line 2: text stands behind the closing quote"),
-        ('id,name\n1,5" x\n2,"5" screen\n', "line 3: text stands behind the closing quote"),
+        ('id,name\n1,"5" screen\n2,x\n', "line 2: text follows the closing quote"),
+        ('id,name\n1,5" x\n2,"5" screen\n', "line 3: text follows the closing quote"),
         (
             'id,name\n1,"open\n2,"b"\n3,"c"\n',
-            "line 3: text stands behind the closing quote of a value that begins in line 2",
+            "line 3: text follows the closing quote of a value that begins in line 2",
         ),
     ],
 )

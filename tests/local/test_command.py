@@ -71,7 +71,7 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     assert _run(folder, "down") == f"no cluster runs in {folder}\n"
     assert _run(folder, "up", "--machines", "2").startswith("export KUBECONFIG=")
     told = _run(folder, "up")
-    assert "runs already" in told and told.startswith(f"export KUBECONFIG={folder}/kubeconfig\n")
+    assert "is running already" in told and told.startswith(f"export KUBECONFIG={folder}/kubeconfig\n")
     assert "there is no machine n7; the machines are n1, n2" in _run(folder, "on", "n7", code=1)
     _create_pod(folder, pod("a"))
     _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
@@ -135,7 +135,7 @@ def test_a_folder_has_one_cluster_at_a_time(folder: Path) -> None:
         _until(lambda: len(processes.left_over(folder)) == 1, "the pod runs")
         before = processes.left_over(folder)
         assert "a cluster runs in" in _run(folder, "run", code=1)
-        assert "runs already" in _run(folder, "up")
+        assert "running already" in _run(folder, "up")
         assert processes.left_over(folder) == before and _owner(folder) == first.pid
         first.send_signal(signal.SIGHUP)  # its terminal was closed
         assert first.wait(WAIT_SECONDS) == 0 and processes.left_over(folder) == []

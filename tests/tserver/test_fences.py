@@ -191,7 +191,7 @@ async def test_an_order_that_was_not_carried_out_fences_nobody(alone: Alone) -> 
 
 async def test_an_order_far_ahead_of_what_was_heard_waits_for_a_heartbeat(alone: Alone) -> None:
     tablet, far = TabletId(new_id()), 1_000_000
-    with pytest.raises(Retryable, match="a master's next heartbeat tells it"):
+    with pytest.raises(Retryable, match="it learns the newest from its next heartbeat"):
         await alone.create(tablet, OpId(far, 5))
     alone.node.fences.learned(far, far)
     await alone.create(tablet, OpId(far, 5))

@@ -142,7 +142,7 @@ async def test_a_drain_that_nobody_carries_out_says_what_is_missing(
         await asyncio.sleep(3)
         assert (await run("node", "undrain", node))[0] == 0
         code, out, err = await waiting
-        assert code == 2 and "somebody took the drain back" in err
+        assert code == 2 and "somebody cancelled the drain" in err
         assert "is a driver at work?" in out
         async with cluster.client() as client:
             assert (await run("node", "drain", node))[0] == 0

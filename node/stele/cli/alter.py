@@ -28,11 +28,9 @@ Added = tuple[str, str, bool, str | None]
     "defaults",
     multiple=True,
     metavar="NAME=JSON",
-    help="Default of a new column, or of one that is there. A text is written '\"so\"'.",
+    help="Default of a new or an existing column, as JSON. A text is written '\"LHR\"'.",
 )
-@click.option(
-    "--no-default", "undefaults", multiple=True, metavar="NAME", help="Take a column's default away."
-)
+@click.option("--no-default", "undefaults", multiple=True, metavar="NAME", help="Remove a column's default.")
 @click.option("--rename", "renamed", multiple=True, metavar="OLD=NEW", help="Rename a column.")
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column with its values.")
 @click.option(
@@ -88,7 +86,8 @@ def alter(
     renames = _pairs("--rename", renamed, "OLD=NEW")
     if not (columns or changed or renames or dropped or new_ranges or old_ranges):
         raise click.UsageError(
-            "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range or --drop-range"
+            "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range or "
+            "--drop-range"
         )
     if (dropped or old_ranges) and not yes:
         kinds = [("column", dropped), ("range", dropped_ranges)]
@@ -105,7 +104,8 @@ def alter(
         part = table.partition_schema.range
         if part is None and (new_ranges or old_ranges):
             raise Rejected(
-                f"table {name} has no range partitions; ranges can be added to a table that was made with some"
+                f"table {name} has no range partitions; ranges can be added to a table that was made with "
+                f"some"
             )
         ids = () if part is None else part.column_ids
         await table.alter(
@@ -122,7 +122,8 @@ def alter(
     table = with_client(masters, work, timeout_s)
     ranges = f", {table.partition_schema.ranges} ranges" if new_ranges or old_ranges else ""
     say(
-        f"altered table {name}: schema version {table.schema.version}, {len(table.schema.columns)} columns{ranges}"
+        f"altered table {name}: schema version {table.schema.version}, {len(table.schema.columns)} "
+        f"columns{ranges}"
     )
 
 
@@ -132,7 +133,7 @@ def alter(
 @masters_option
 @timeout_option
 def rename(name: str, new_name: str, masters: str, timeout_s: float) -> None:
-    """Rename a table. Programs that have it open go on; the old name is free at once.
+    """Rename a table. Programs that have it open continue; the old name is free at once.
 
     Example: stele table rename flights flights_2024
     """

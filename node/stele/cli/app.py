@@ -34,14 +34,20 @@ _GROUPS = {
     "node": (
         "Run, list, drain, park, fence and retire nodes.",
         {
-            "run": ("stele.cli.processes:node_run", "Run a node until it is told to stop."),
-            "list": ("stele.cli.nodes:list_nodes", "List nodes, with what is seen and wanted of each."),
-            "drain": ("stele.cli.wanted:drain", "Have a node give its replicas and leaders away."),
-            "undrain": ("stele.cli.wanted:undrain", "Take a drain back."),
-            "park": ("stele.cli.wanted:park", "Let a node be away for a while; its replicas wait for it."),
-            "fence": ("stele.cli.wanted:fence", "Have a node run and serve nobody for a while."),
-            "unfence": ("stele.cli.wanted:unfence", "End the time of a fenced node."),
-            "unpark": ("stele.cli.wanted:unpark", "End the time of a parked node."),
+            "run": ("stele.cli.processes:node_run", "Run a node until SIGTERM."),
+            "list": (
+                "stele.cli.nodes:list_nodes",
+                "List nodes, with the state seen and the state wanted of each.",
+            ),
+            "drain": ("stele.cli.wanted:drain", "Move all replicas and leaders off a node."),
+            "undrain": ("stele.cli.wanted:undrain", "Cancel a drain."),
+            "park": (
+                "stele.cli.wanted:park",
+                "Let a node be away for a while; its replicas are not replaced.",
+            ),
+            "fence": ("stele.cli.wanted:fence", "Let a node run without serving anybody for a while."),
+            "unfence": ("stele.cli.wanted:unfence", "Return a fenced node to service."),
+            "unpark": ("stele.cli.wanted:unpark", "Return a parked node to service."),
             "retire": ("stele.cli.wanted:retire", "Drain a node, then retire it for good."),
             "forget": ("stele.cli.nodes:forget", "Forget a node or master that is gone for good."),
         },
@@ -49,7 +55,7 @@ _GROUPS = {
     "master": (
         "Run masters, form and list them.",
         {
-            "run": ("stele.cli.processes:master_run", "Run a master until it is told to stop."),
+            "run": ("stele.cli.processes:master_run", "Run a master until SIGTERM."),
             "form": (
                 "stele.cli.masters:form",
                 "Form a new cluster: introduce its first masters to each other.",
@@ -64,7 +70,7 @@ _GROUPS = {
             "version": ("stele.cli.versions:version", "Show the cluster version, and what each member runs."),
             "finalize": (
                 "stele.cli.versions:finalize",
-                "End an upgrade: allow what the release before cannot read.",
+                "End an upgrade: allow formats that the release before cannot read.",
             ),
         },
     ),
@@ -91,9 +97,9 @@ _GROUPS = {
             "move": ("stele.cli.placing:move", "Move a replica to another node."),
             "add-replica": ("stele.cli.placing:add_replica", "Add a replica beyond the table's factor."),
             "remove-replica": ("stele.cli.placing:remove_replica", "Remove a replica that was added."),
-            "release": ("stele.cli.placing:release", "Take back what was asked for by hand."),
-            "promote": ("stele.cli.recover:promote", "Have a voter stand for election by force."),
-            "recover": ("stele.cli.recover:recover", "Go on with one survivor after a lost majority."),
+            "release": ("stele.cli.placing:release", "Cancel a placement by hand."),
+            "promote": ("stele.cli.recover:promote", "Make a voter stand for election by force."),
+            "recover": ("stele.cli.recover:recover", "Recover with one survivor after a lost majority."),
         },
     ),
     "kv": (
@@ -127,18 +133,18 @@ _OTHER_PROGRAMS = {
     ("stele local", verb): f"the one-machine Kubernetes is another program: `stele-local {verb}`"
     for verb in ("up", "down", "status", "off", "on", "wipe", "env", "exec", "operator")
 } | {("stele", "operator"): "the operator is another program: `stele-operator run`"}
-"""Commands of other programs that people look for here, by group and word; and what to tell them."""
+"""Commands of other programs that people look for here, by group and word, with the hint to print."""
 _COMMANDS = {
     "ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster."),
     "rebalance": ("stele.cli.rebalance:rebalance", "Spread replicas evenly over zones and nodes."),
-    "plan": ("stele.cli.plan:plan", "Foretell what the loss of nodes would cost."),
+    "plan": ("stele.cli.plan:plan", "Show what the loss of nodes would cost."),
 }
 
 
 class _BestEffortStream:
     """Standard error that drops what cannot be written, because the disk is full or the reader left.
 
-    The exit code still tells what happened, and a node goes on although nobody reads its log.
+    The exit code still shows what happened, and a node continues although nobody reads its log.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -199,7 +205,7 @@ class _Lazy(click.Group):
             answer = super().invoke(ctx)
             sys.stdout.flush()
             return answer
-        except BrokenPipeError:  # click would end with 1, which means "no"
+        except BrokenPipeError:  # click would end with 1, which means "no" here
             _drop_output()
             ctx.exit(OK)
 

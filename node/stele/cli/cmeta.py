@@ -34,9 +34,10 @@ def cmeta() -> None:
 def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
     """Make the replica on a volume the only voter of its tablet, after a majority was lost for good.
 
-    This recovers the catalog: run it on the volume of one master, and start that master. Without --accept-data-loss
-    it only tells what the volume holds. Compare all volumes that are left, and take the one whose log ends last.
-    What only the lost ones had is lost. Those that return later are refused. Stop the process first.
+    This recovers the catalog: run it on the volume of one master, and start that master. Without
+    --accept-data-loss it only shows what the volume holds. Compare all volumes that are left, and choose the
+    one whose log ends last. Rows that only the lost volumes had are lost. Lost volumes that return later are
+    refused. Stop the process first.
 
     For a table's tablet use `stele tablet recover`, as long as a master leads.
 
@@ -58,7 +59,8 @@ def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
         raise click.UsageError(str(exc)) from None
     (peer,) = config.peers
     say(
-        f"replica {peer.replica_id} is the only voter from entry {config.opid_index} on, incarnation {config.incarnation}; "
+        f"replica {peer.replica_id} is the only voter from entry {config.opid_index} on, incarnation "
+        f"{config.incarnation}; "
         "start its process"
     )
 
@@ -69,7 +71,8 @@ def _show(found: Found) -> None:
     block = found.superblock
     newest = utc(physical_us(found.newest)) if found.newest else "unknown"
     say(
-        f"{found.role} {found.node_id}: replica {block.replica_id} of tablet {block.tablet_id} ({block.table_name})"
+        f"{found.role} {found.node_id}: replica {block.replica_id} of tablet {block.tablet_id} "
+        f"({block.table_name})"
     )
     say(f"  incarnation {found.incarnation}, term {found.term}, voted for {found.voted_for or 'nobody'}")
     say(f"  log ends at {found.last_logged}, files hold all up to {found.flushed}, newest write {newest}")
@@ -77,4 +80,4 @@ def _show(found: Found) -> None:
         f"{p.replica_id} on {short(p.node_id)} ({p.member_type.name})" for p in found.config.peers
     )
     say(f"  configuration {found.config.opid_index}: {peers}")
-    say("  may be lost: whatever only the other voters have, and acknowledged after that write")
+    say("  may be lost: writes that only the other voters have, acknowledged after that write")

@@ -1,8 +1,10 @@
 """Checks the quotes of CSV while Arrow reads it. Called by csv_rows.py.
 
-Arrow takes an unclosed quote for one long value, and drops a quote with text behind it: rows would be lost without a word.
+Arrow reads an unclosed quote as one long value, and drops a quote with text after it. Rows would be lost
+without an error.
 Invariant: each block that is handed on was checked before, together with the end of the file if that is next. So a file of one
-block is refused before any row of it is written. A block costs two compares for each quote, and one search where it has none.
+block is refused before any row of it is written. A block costs two comparisons for each quote, or one search
+if it has none.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ _QUOTE = ord('"')
 _LINE_FEED = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UNKNOWN = b'"'
-"""Stands for a block that cannot be read: behind a quote it is taken for a second quote."""
+"""Stands for a block that cannot be read: after a quote it counts as a second quote."""
 _TWICE = 'a quote within a value is written twice ("")'
 
 
@@ -37,13 +39,13 @@ class CheckedQuotes:
     def __init__(self, file: Readable, name: str, delimiter: str) -> None:
         self._file = file
         self._name = name
-        self._ahead: bytes | None = None  # the block after the one that was handed on
-        self._broken: Exception | None = None  # why there is none, where it could not be read
+        self._ahead: bytes | None = None  # the block after the last one returned
+        self._broken: Exception | None = None  # why there is none, if it could not be read
         self._edges = np.zeros(
             256, bool
-        )  # what may stand outside of a value's quotes; a quote, as it may be written twice
+        )  # bytes allowed outside a value's quotes; a quote, as it may be written twice
         self._edges[[ord(delimiter), ord("\r"), _LINE_FEED, _QUOTE]] = True
-        self._inside = False  # whether a value in quotes goes on behind the blocks so far
+        self._inside = False  # whether a value in quotes continues after the blocks so far
         self._opened_line = 0  # where that value begins
         self._last = _LINE_FEED  # the byte before the next block; a quote only if it closed a value
         self._line_feeds = 0
@@ -54,7 +56,7 @@ class CheckedQuotes:
 
         Raises:
             Exception: what the file raises.
-            Rejected: a quote that is not closed within the file or within a block, or that has text behind it.
+            Rejected: a quote that is not closed within the file or within a block, or that has text after it.
         """
         if self._broken is not None:
             raise self._broken
@@ -72,7 +74,7 @@ class CheckedQuotes:
         return True
 
     def close(self) -> None:
-        """As other files; the one who opened the file closes it."""
+        """As other files; the code that opened the file closes it."""
 
     def _check(self, block: bytes, following: bytes) -> None:
         if self._last == _LINE_FEED and not self._line_feeds and block.startswith(_BYTE_ORDER_MARK):
@@ -83,7 +85,8 @@ class CheckedQuotes:
             self._opened_line = self._line(block, opened)
         elif self._inside and went_on and following:
             raise Rejected(
-                f"{self._name}: line {self._opened_line}: a value in quotes is longer than {len(block) >> 20} MiB; "
+                f"{self._name}: line {self._opened_line}: a value in quotes is longer than "
+                f"{len(block) >> 20} MiB; "
                 f"is its quote not closed? {_TWICE}"
             )
         if self._inside and not following:
@@ -94,7 +97,8 @@ class CheckedQuotes:
         self._carriage_returns += block.count(b"\r")
 
     def _follow(self, block: bytes, following: int) -> int | None:
-        """Go on from quote to quote. Returns where the value begins that is still open, None if it began before the block.
+        """Visit each quote. Returns where the value that is still open begins; None if it began before the
+        block.
 
         `following`: the byte after the block.
         """
@@ -105,7 +109,7 @@ class CheckedQuotes:
             before[0] = self._last
         if places[-1] == len(text) - 1:
             after[-1] = following
-        # As every other quote opens and every other closes, in all files that quote by the book.
+        # In all well-formed files every other quote opens a value, and every other closes one.
         opening, closing = (slice(int(self._inside), None, 2), slice(int(not self._inside), None, 2))
         if not (self._edges[before[opening]].all() and self._edges[after[closing]].all()):
             return self._walk(block, places, before, after)
@@ -117,7 +121,8 @@ class CheckedQuotes:
     def _walk(
         self, block: bytes, places: NDArray[np.intp], before: NDArray[np.uint8], after: NDArray[np.uint8]
     ) -> int | None:
-        """The same one by one: some of the quotes are text in values without quotes, as in `5" screen`."""
+        """The same, one quote at a time: some of the quotes are text in values without quotes, as in `5"
+        screen`."""
         edges = self._edges.tolist()
         closed = -1 if self._last == _QUOTE else -2
         opened = None
@@ -126,7 +131,7 @@ class CheckedQuotes:
                 if not edges[right]:
                     raise self._text_behind(block, place, opened)
                 self._inside, closed = False, place
-            elif closed == place - 1:  # written twice: the value goes on
+            elif closed == place - 1:  # written twice: the value continues
                 self._inside = True
             elif edges[left] and left != _QUOTE:
                 self._inside, opened = True, place
@@ -138,7 +143,8 @@ class CheckedQuotes:
         first = self._opened_line if opened is None else self._line(block, opened)
         value = "" if first == line else f" of a value that begins in line {first}"
         return Rejected(
-            f"{self._name}: line {line}: text stands behind the closing quote{value}; is a quote not closed? {_TWICE}"
+            f"{self._name}: line {line}: text follows the closing quote{value}; is a quote not closed? "
+            f"{_TWICE}"
         )
 
     def _line(self, block: bytes, place: int) -> int:

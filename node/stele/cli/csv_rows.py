@@ -86,7 +86,7 @@ class CsvFormat:
     delimiter: str = ","
 
     def checked(self, source: Any, name: str) -> pa.PythonFile:
-        """A file, or the file at a path, for Arrow to read; it is refused where its quotes do not fit."""
+        """A file, or the file at a path, for Arrow to read. It is refused if its quotes do not match."""
         file = pa.input_stream(source) if isinstance(source, str) else source
         return pa.PythonFile(CheckedQuotes(file, name, self.delimiter), mode="r")
 
@@ -279,8 +279,10 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
         )
     if unknown:
         raise Rejected(
-            f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))} of line 1, "
-            f"which is the header; expected {', '.join(schema.by_name)}{_delimiter_hint(reader.schema.names, schema)}"
+            f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} "
+            f"{', '.join(map(repr, unknown))} of line 1, "
+            f"which is the header; expected "
+            f"{', '.join(schema.by_name)}{_delimiter_hint(reader.schema.names, schema)}"
         )
 
 

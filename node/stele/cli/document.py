@@ -154,7 +154,7 @@ class Entry:
     """A value and its place in the document.
 
     If the caller asks for another type, the entry records a fault and returns an empty value of that type. So
-    the rest of the document is checked too.
+    the rest of the document is still checked.
     """
 
     document: Document

@@ -111,7 +111,7 @@ def run(
         if not driving.cancelled():
             driving.result()
             done = f"ended after {steps} steps: nothing is left to do" if steps else "nothing was to do"
-            say(f"{done}; `stele ksck` says how the cluster is")
+            say(f"{done}; `stele ksck` shows the cluster's health")
         elif until_healthy:
             sys.exit(INTERRUPTED)
 

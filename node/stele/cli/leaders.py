@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     default=3_600,
     show_default=True,
     metavar="SECONDS",
-    help="For so long no driver moves the leader away; 0: it may at once.",
+    help="Seconds for which no driver moves the leader away; 0: it may at once.",
 )
 @masters_option
 @timeout_option
@@ -42,6 +42,6 @@ def step_down(tablet: str, to: str, kept_s: int, masters: str, timeout_s: float)
         return await order(client.masters, client.pool, tablet, to=to, kept_s=kept_s, timeout_s=timeout_s)
 
     moved = with_client(masters, work, timeout_s)
-    what = "leads already" if moved.before == moved.after else f"leads now, {moved.before} led before"
+    what = "leads already" if moved.before == moved.after else f"leads now; {moved.before} led before"
     kept = f"; no driver moves it for {moved.kept_s} s" if moved.kept_s else ""
     say(f"tablet {moved.tablet_id} of {moved.table_name}: {moved.after} {what}{kept}")

@@ -205,8 +205,8 @@ class _Load:
             self.faults.add(source, refused)
 
     def report(self, *, complete: bool = True) -> None:
-        """Print how many rows were written, and the first refused ones. Of a load that is not complete some rows may be
-        written that were not acknowledged yet."""
+        """Print how many rows were written, and the first refused ones. If the load is not complete, some
+        written rows may not be acknowledged yet."""
         if self._opened:  # otherwise no row was tried
             seconds = time.monotonic() - self._started
             rate = f"in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @masters_option
 @json_option
 def list_nodes(masters: str, as_json: bool) -> None:
-    """List nodes and masters: what is seen of each, and what is wanted.
+    """List nodes and masters with their state seen and wanted.
 
     `seen`: live, silent and for how long, or never if it has not started yet. `wanted`: in service, or what
     somebody asked for. `left`: how long that lasts.
@@ -60,7 +60,7 @@ def _as_json(n: NodeStatus) -> dict[str, Any]:
 
 
 def in_words(n: NodeStatus) -> str:
-    """What is wanted of a node, as commands print it."""
+    """The wanted state of a node, as commands print it."""
     from stele.driver.view import Wanted
 
     match n.wanted:
@@ -77,7 +77,7 @@ def in_words(n: NodeStatus) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words, in its two largest units."""
+    """A time as text, in its two largest units."""
     left = max(1, round(seconds))
     parts: list[str] = []
     for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):

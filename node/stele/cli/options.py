@@ -56,15 +56,17 @@ def early_options() -> list[click.Parameter]:
         early(
             "--masters",
             metavar="HOST:PORT,...",
-            help="Some of the masters; here or after the command (environment: STELE_MASTERS).",
+            help="Some of the masters; also allowed after the command (environment: STELE_MASTERS).",
         ),
         early(
             "--timeout",
             "timeout_s",
             type=_SECONDS,
-            help="Give up after this many seconds; here or after a command that has it.",
+            help="Give up after this many seconds; also allowed after commands that have it.",
         ),
-        early("--json", "as_json", is_flag=True, help="Print JSON; here or after a command that has it."),
+        early(
+            "--json", "as_json", is_flag=True, help="Print JSON; also allowed after commands that have it."
+        ),
     ]
 
 
@@ -86,9 +88,10 @@ def refuse_unused(ctx: click.Context, name: str, command: click.Command) -> None
 
 
 def refuse_unclear(ctx: click.Context, name: str, command: click.Command, arguments: list[str]) -> None:
-    """Raises UsageError for options behind a command as `refuse_unclear_options` does.
+    """Raises UsageError for options after a command as `refuse_unclear_options` does.
 
-    Only for commands that ask a cluster: a process is started with what a template says."""
+    Only for commands that call a cluster: a process is started with what a template says.
+    """
     if any(isinstance(param, Shared) for param in command.params):
         refuse_unclear_options(click.Context(command, parent=ctx, info_name=name), arguments)
 

@@ -99,7 +99,7 @@ def remove_replica(tablet: str, source: str, reason: str, wait: bool, wait_s: fl
 @wait_option
 @masters_option
 def release(tablet: str, wait: bool, wait_s: float, masters: str) -> None:
-    """Take back all that was asked for a tablet by hand. It is then placed as all others.
+    """Cancel everything that was asked for a tablet by hand. It is then placed like all others.
 
     A move under way is given up, and a replica beyond the table's factor is removed.
 
@@ -125,7 +125,7 @@ def _run(
 
 
 def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool, str]:
-    """Whether the tablet is as asked, and how far it is."""
+    """Whether the tablet is as asked, and the progress as text."""
     from stele.client.health import examine
     from stele.driver.progress import with_names
     from stele.rpc.proto import common_pb2
@@ -141,9 +141,9 @@ def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool,
     intent = next((i for i in view.intents if i.tablet_id == tablet.tablet_id), None)
     asked = set(placed.by_hand.pinned) <= voters and not voters.intersection(placed.by_hand.avoided)
     if intent is None and len(peers) == len(voters) == tablet.replication_factor and asked:
-        return True, f"it is done: replicas on {where}"
+        return True, f"done: replicas on {where}"
     if intent is None:
-        return False, f"replicas on {where}; it has not begun, or waits"
+        return False, f"replicas on {where}; the change has not begun, or waits"
     copy = next((r.status.copy for r in tablet.replicas if r.status.replica_id == intent.replica_id), None)
     copied = f", {copy.bytes_done:,} of {copy.bytes_total:,} bytes" if copy and copy.bytes_total else ""
     short_names = {node_id[:8]: name for node_id, name in names.items()}
@@ -151,7 +151,7 @@ def _far(view: master_pb2.GetClusterViewResponse, placed: Placed) -> tuple[bool,
 
 
 def owner() -> str:
-    """Who asks, for whoever looks at the tablet later."""
+    """The user and machine that ask, for whoever looks at the tablet later."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user on this machine

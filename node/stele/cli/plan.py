@@ -1,4 +1,4 @@
-"""`stele plan`: foretells what the loss of nodes, machines or zones would cost. Changes nothing."""
+"""`stele plan`: shows what the loss of nodes, machines or zones would cost. Changes nothing."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _KINDS = ("node", "machine", "zone")
 @masters_option
 @json_option
 def plan(lost: tuple[str, ...], masters: str, as_json: bool) -> None:
-    """Foretell what would happen if nodes, machines or zones were lost at once and for good.
+    """Show what would happen if nodes, machines or zones were lost at once and for good.
 
-    Nothing is changed. The answer comes from the driver's own planner: which tablets would stop, which could lose
-    no more, what would be copied where, and whether the rest has room. Exit code 1 means that a tablet would
-    stop, or would not be whole again by itself.
+    Nothing is changed. The answer comes from the driver's own planner. It lists the tablets that would stop,
+    those that could lose no more, and the copies. It also says whether the other nodes have room. Exit code 1
+    means that a tablet would stop, or would not become whole again by itself.
 
     Example: stele plan --lose machine/n2
     """
@@ -138,7 +138,7 @@ def _show(f: Forecast, names: Mapping[str, str]) -> None:
         show_table(("to", "replicas", "bytes"), rows)
     _list("would stay short of a replica", f.unhealed)
     if f.harmless:
-        say("OK: every tablet serves on, and is whole again by itself")
+        say("OK: every tablet keeps serving, and becomes whole again by itself")
 
 
 def _list(what: str, tablets: Iterable[Affected]) -> None:

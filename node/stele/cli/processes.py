@@ -118,7 +118,7 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
 @click.command(epilog=exit_codes_help(PROCESS_EXIT_CODES))
 @_process_options(7050)
 def node_run(**values: Any) -> None:
-    """Run a node until it is told to stop. On SIGTERM it hands over its leaders, then ends.
+    """Run a node until SIGTERM. Then it hands over its leaders, and ends.
 
     \b
     Example:
@@ -147,12 +147,13 @@ def node_run(**values: Any) -> None:
     type=click.FloatRange(min=0, max=86_400),
     default=120.0,
     show_default=True,
-    help="Seconds without a driver after which the leading master heals the cluster itself; 0: never. A policy in the catalog counts more.",
+    help="Seconds without a driver after which the leading master heals the cluster itself; 0: never. "
+    "A policy in the catalog takes precedence.",
 )
 def master_run(first_masters: str, join: bool, drive_after: float, **values: Any) -> None:
-    """Run a master until it is told to stop.
+    """Run a master until SIGTERM.
 
-    First masters neither vote nor serve until `stele master form` has told them who the others are.
+    First masters do not vote or serve until `stele master form` has introduced them to each other.
 
     \b
     Example:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None:
     """Spread replicas evenly: over zones first, then by number and bytes over nodes, for each table too.
 
-    A driver at work does so by itself, and this command shows how far it is. If no driver is at work, this command
-    drives until nothing is left to do; it heals first. Tablets placed by hand stay where they are.
+    A working driver does so by itself, and this command shows its progress. If no driver is at work, this
+    command drives until nothing is left to do; it heals first. Tablets placed by hand stay where they are.
 
     Example: stele rebalance --dry-run
     """
@@ -58,7 +58,7 @@ def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None
         say(f"{holder} drives; waiting for it")
         with_client(masters, lambda client: follow(client, _far, wait_s))
     elif not moves and not why:
-        say("nothing is to be moved")
+        say("nothing needs to move")
     else:
         say("no driver is at work, so this command drives until nothing is left to do")
         asyncio.run(_drive(masters))
@@ -114,7 +114,7 @@ def _show(moves: list[Move], why: str, view: master_pb2.GetClusterViewResponse, 
             all_shown_by="--json, or a pipe,",
         )
     total = sum(m.bytes for m in moves)
-    say(f"{len(moves)} replicas would be moved, {size(total)} in all" if moves else "nothing is to be moved")
+    say(f"{len(moves)} replicas would be moved, {size(total)} in all" if moves else "nothing needs to move")
     if why:
         say(f"not now: {with_names(why, by_digits)}")
 
@@ -123,7 +123,7 @@ def _far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
     moves, why = _moves(view)
     under_way = sum(i.kind.startswith("move") for i in view.intents)
     if not moves and not under_way:
-        return True, "balanced: nothing is left to be moved"
+        return True, "balanced: nothing is left to move"
     waits = f"; waits: {why}" if why else ""
     return False, f"{under_way} moves under way, {len(moves)} more to come{waits}"
 

@@ -49,11 +49,12 @@ def recover(
     masters: str,
     as_json: bool,
 ) -> None:
-    """Go on with one survivor of a tablet that lost its majority for good.
+    """Recover a tablet that lost its majority for good, with one survivor.
 
-    Without --accept-data-loss it only tells: it asks all nodes what they have, names the most advanced survivor, and
-    says what may be lost and since when. With it the survivor becomes the only voter, and serves. A driver then brings
-    the tablet back to its replication factor. Replicas that return later are refused, removed and copied anew.
+    Without --accept-data-loss it changes nothing. It asks all nodes what they have, names the most advanced
+    survivor, and says what may be lost and since when. With it the survivor becomes the only voter, and
+    serves. A driver then brings the tablet back to its replication factor. Replicas that return later are
+    refused, removed and copied anew.
 
     Refused while a majority answers. First try to bring the lost nodes back: that loses nothing.
 
@@ -77,7 +78,8 @@ def recover(
         for one in able:
             done = await ask(client.masters, one, owner=owner(), reason=reason)
             say(
-                f"tablet {short(one.tablet_id)}: replica {done.survivor_replica} is made its only voter, incarnation "
+                f"tablet {short(one.tablet_id)}: replica {done.survivor_replica} is made its only voter, "
+                f"incarnation "
                 f"{done.tablet_incarnation}",
                 err=as_json,
             )
@@ -98,10 +100,11 @@ def recover(
 @masters_option
 @timeout_option
 def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float) -> None:
-    """Have a voter stand for election, where a majority answers and yet nobody leads.
+    """Make a voter stand for election if a majority answers but nobody leads.
 
-    A repair by hand, for what should not happen: replicas elect a leader by themselves. The others vote as in every
-    election, so no acknowledged row is lost. Refused while a leader is there, and where no majority answers.
+    This is a repair by hand for a case that should not happen: replicas elect a leader by themselves. The
+    others vote as in every election, so no acknowledged row is lost. Refused while there is a leader, and
+    while no majority answers.
 
     Example: stele tablet promote 9a2e41c0
     """
@@ -115,12 +118,13 @@ def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float) -
 
     done = with_client(masters, work, timeout_s)
     say(
-        f"tablet {done.tablet_id} of {done.table_name}: replica {done.replica_id} on {done.node} leads in term {done.term}"
+        f"tablet {done.tablet_id} of {done.table_name}: replica {done.replica_id} on {done.node} leads in "
+        f"term {done.term}"
     )
 
 
 async def _found(client: AsyncClient, tablet: str, table: str) -> list[Recovery]:
-    """What recoveries would do. Of several tablets only those that are lost."""
+    """What recoveries would do. If there are several tablets, only the lost ones."""
     from stele.client.admin import cluster_view, tablet_called
     from stele.client.health import examine
     from stele.client.recovery import look_for_survivors
@@ -154,20 +158,23 @@ def _show(found: Sequence[Recovery]) -> None:
             continue
         best = one.survivors[0]
         say(
-            f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are lost, "
+            f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are "
+            f"lost, "
             f"incarnation {one.incarnation}"
         )
         show_table(("replica", "node", ""), [(m.replica_id, m.node, m.state) for m in one.voters])
         for s in one.survivors:
             say(
-                f"  survivor: replica {s.replica_id} on {s.node}: log ends at {s.last_logged}, committed up to "
+                f"  survivor: replica {s.replica_id} on {s.node}: log ends at {s.last_logged}, committed up "
+                f"to "
                 f"{s.committed} at least, about {s.rows:,} rows, {s.bytes_on_disk:,} bytes"
             )
         say(f"  may be lost: {one.may_lose}")
         others = ", ".join(str(s.replica_id) for s in one.survivors[1:])
         then = f"; then replica {others} is removed and copied anew" if others else ""
         say(
-            f"  what is done: replica {best.replica_id} on {best.node} becomes the only voter, incarnation "
+            f"  the command would do this: replica {best.replica_id} on {best.node} becomes the only voter, "
+            f"incarnation "
             f"{one.incarnation + 1}{then}; a driver brings the tablet to {one.replication_factor} replicas"
         )
 
@@ -177,7 +184,7 @@ def _say_next(found: Sequence[Recovery], able: Sequence[Recovery], tablet: str, 
         say("no tablet has lost its majority")
     elif able:
         which = tablet or (f"--table {table}" if table else "--all-lost")
-        say(f"nothing was changed; to do it: stele tablet recover {which} {FLAG}")
+        say(f"nothing was changed; to do it, run: stele tablet recover {which} {FLAG}")
 
 
 async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float, *, err: bool) -> None:
@@ -197,14 +204,15 @@ async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float
         if not waiting:
             if tablet_ids:
                 say(
-                    f"{len(tablet_ids)} tablets serve again; `stele ksck` shows how far they are healed",
+                    f"{len(tablet_ids)} tablets serve again; `stele ksck` shows how far they have healed",
                     err=err,
                 )
             return
         if time.monotonic() >= deadline:
             why = "; ".join(f"{short(t.tablet_id)}: {', '.join(t.reasons)}" for t in waiting[:3])
             raise Retryable(
-                f"{len(waiting)} tablets do not serve yet after {wait_s:.0f} s ({why}); the masters go on trying",
+                f"{len(waiting)} tablets do not serve yet after {wait_s:.0f} s ({why}); the masters keep "
+                f"trying",
                 code=Code.TIMED_OUT,
             )
         await asyncio.sleep(_LOOK_S)
@@ -219,12 +227,13 @@ def _as_json(found: Recovery) -> dict[str, object]:
 
 
 def recovered_in_words(done: master_pb2.RecoveryPB) -> str:
-    """A recovery on record, for whoever looks at the tablet."""
+    """A recovery on record as text, for whoever looks at the tablet."""
     from stele.model.clock import utc
 
     who = f" by {done.owner}" if done.owner else ""
     why = f" ({done.reason})" if done.reason else ""
     return (
         f"recovered at {utc(done.since_us)}{who}{why}: incarnation {done.tablet_incarnation} from replica "
-        f"{done.survivor_replica}, whose log ended at {done.last_logged.term}.{done.last_logged.index}; {done.told}"
+        f"{done.survivor_replica}, whose log ended at {done.last_logged.term}.{done.last_logged.index}; "
+        f"{done.told}"
     )

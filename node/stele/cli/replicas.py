@@ -29,11 +29,9 @@ def wait_option(command: Callable[..., None]) -> Callable[..., None]:
         type=click.FloatRange(min=1, max=86_400),
         default=WAIT_S,
         show_default=True,
-        help="With --wait: give up after this many seconds; the change goes on.",
+        help="With --wait: give up after this many seconds; the change continues.",
     )(command)
-    return click.option("--wait", is_flag=True, help="Wait until it is done, and show how far it is.")(
-        command
-    )
+    return click.option("--wait", is_flag=True, help="Wait until it is done, and show the progress.")(command)
 
 
 @click.command()
@@ -75,7 +73,7 @@ async def follow(
     far: Callable[[master_pb2.GetClusterViewResponse], tuple[bool, str]],
     wait_s: float,
 ) -> None:
-    """Show how far a change is, once, or until it is done. `far`: (whether it is done, how far it is).
+    """Show the progress of a change, once, or until it is done. `far`: (whether it is done, how far it is).
 
     Raises:
         Retryable: TIMED_OUT, it is not done after `wait_s` seconds.
@@ -95,14 +93,16 @@ async def follow(
         if not warned and not driver_of(view):
             warned = True
             say(
-                "no driver is at work now; an operator looks at least every 30 s, and without one "
-                "`stele driver run` is needed",
+                "no driver is at work now; an operator checks at least every 30 s; without an operator, "
+                "start `stele driver run`",
                 err=True,
             )
         if time.monotonic() >= deadline:
             if not wait_s:
                 return
-            raise Retryable(f"not done after {wait_s:.0f} s: {text}; it goes on", code=Code.TIMED_OUT)
+            raise Retryable(
+                f"not done after {wait_s:.0f} s: {text}; the change continues", code=Code.TIMED_OUT
+            )
         await asyncio.sleep(_LOOK_S)
 
 

@@ -36,7 +36,8 @@ class TableDefinition:
 
 
 Known = Mapping[str, Column | None]
-"""The columns by name; None where a definition has faults, so that what names the columns is checked all the same."""
+"""The columns by name; None if a definition has faults. So parts that name columns are checked all the
+same."""
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How `describe --json` prints them."""
@@ -176,7 +177,7 @@ def _schema(spec: Entry, columns: list[tuple[Any, ...]], primary: list[str]) -> 
 
 
 def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
-    """What is there for the operator alone: not used here, but checked as Kubernetes checks it."""
+    """Fields for the operator alone: not used here, but checked as Kubernetes checks them."""
     if "clusterRef" in given:
         cluster = given["clusterRef"].mapping(("name",), required=("name",))
         if "name" in cluster:
@@ -191,8 +192,8 @@ def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
 def _column(entry: Entry) -> tuple[Any, ...]:
     known = ("name", "type", "nullable", "default", "id", "renamedFrom")
     given = entry.mapping(known, required=("name", "type"))
-    if "renamedFrom" in given:  # of a table that is there
-        given["renamedFrom"].text("the name that the column had")
+    if "renamedFrom" in given:  # of an existing table
+        given["renamedFrom"].text("the column's earlier name")
     default = given["default"].scalar() if "default" in given else None
     type_ = given["type"].text("a type, like int64") if "type" in given else ""
     return (

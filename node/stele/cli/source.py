@@ -92,9 +92,9 @@ class Input:
 
 @contextmanager
 def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Input]]:
-    """The inputs. `again`: they are read more than once.
+    """The inputs. `again`: they are read more than once, so standard input is copied to a file first.
 
-    Then standard input is copied to a file first. So it is for formats that are not read from front to back.
+    The same holds for formats that are not read from front to back.
 
     Raises:
         Rejected: an unknown suffix, no such file, or standard input twice.
@@ -246,7 +246,7 @@ def _arrow_batches(source: pa.MemoryMappedFile) -> Iterator[pa.RecordBatch]:
     reader, is_file = _arrow_reader(source)
     batches = (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else reader
     for batch in batches:
-        ensure_safe(batch)  # values that do not fit their column are refused row by row, later
+        ensure_safe(batch)  # values that do not fit their column are refused row by row later
         yield batch
 
 

@@ -63,8 +63,8 @@ def list_tables(masters: str, as_json: bool) -> None:
 def describe(name: str, masters: str, as_json: bool) -> None:
     """Show columns, partitioning, size and tablets of a table.
 
-    The leaders of its tablets say how much they hold now. Rows are an estimate: a replaced row counts until its versions
-    are merged.
+    The sizes come from the leaders of its tablets. Rows are an estimate: a replaced row counts until its
+    versions are merged.
 
     Example: stele table describe flights
     """

@@ -137,7 +137,7 @@ def _show(view: master_pb2.TabletViewPB, now: master_pb2.TabletViewPB, health: C
 
 
 def by_hand_in_words(view: master_pb2.TabletViewPB, names: Mapping[str, str]) -> str:
-    """What was asked of a tablet's replicas by hand, by whom and why."""
+    """What was asked for a tablet's replicas by hand, by whom and why."""
     hand = view.by_hand
 
     def called(ids: Iterable[bytes]) -> str:

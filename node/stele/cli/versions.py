@@ -61,8 +61,8 @@ def _next(found: ClusterVersions) -> str:
 def finalize(yes: bool, masters: str, timeout_s: float) -> None:
     """End an upgrade: allow formats and features that the release before cannot read.
 
-    It cannot be taken back: members of the release before are refused from then on. It is refused while a master or
-    node is silent, or runs an earlier release; the message names it. Repeating it changes nothing.
+    This cannot be undone: members of the release before are refused from then on. It is refused while a
+    master or node is silent, or runs an earlier release; the message names it. Repeating it changes nothing.
 
     Example: stele cluster finalize
     """

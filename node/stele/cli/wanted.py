@@ -1,7 +1,8 @@
-"""`stele node drain`, `undrain`, `park`, `unpark`, `fence`, `unfence`, `retire`: what an administrator wants of a node.
+"""`stele node drain`, `undrain`, `park`, `unpark`, `fence`, `unfence`, `retire`: set the wanted state of a
+node.
 
-The masters record the wish, and a driver carries it out: the operator, or `stele driver run`. Invariant: a
-command that waits may be interrupted; the wish stays.
+The masters record it, and a driver carries it out: the operator, or `stele driver run`. Invariant: a waiting
+command may be interrupted; the wanted state stays.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 POLL_S = 1.0
 STILL_S = 30.0
-"""After so long without progress a waiting command says what may be missing."""
+"""After this long without progress, a waiting command says what may be missing."""
 REASONS_MAX = 3
 """Most reasons that a waiting command shows."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
@@ -55,7 +56,7 @@ def _override_option(command: F) -> F:
     return click.option(
         "--override",
         is_flag=True,
-        help="Also change what the driver asked for. It may ask for it again, as long as its TabletCluster says so.",
+        help="Also override what the driver asked for. It may ask again, as long as its TabletCluster says so.",
     )(command)
 
 
@@ -67,13 +68,17 @@ def _wait_option(command: F) -> F:
 @_node_argument
 @_reason_option
 @click.option(
-    "--for", "for_s", metavar="TIME", callback=_seconds, help="Then it is in service again by itself."
+    "--for",
+    "for_s",
+    metavar="TIME",
+    callback=_seconds,
+    help="After this time it returns to service by itself.",
 )
 @_wait_option
 @_override_option
 @masters_option
 def drain(node: str, reason: str, for_s: float | None, wait: bool, override: bool, masters: str) -> None:
-    """Have a node give its leaders and replicas away. It stays, and gets nothing new until `undrain`.
+    """Move all leaders and replicas off a node. The node stays, and gets nothing new until `undrain`.
 
     Refused if other machines cannot take its replicas; the message says which, and what would help. The
     command only asks for it: a driver does it (the operator, or `stele driver run`).
@@ -129,7 +134,7 @@ def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, master
 @_override_option
 @masters_option
 def undrain(node: str, override: bool, masters: str) -> None:
-    """Take a drain back, or a retirement that has not ended. Copies that were begun for it end.
+    """Cancel a drain, or a retirement that is not complete. Copies that were begun for it end.
 
     Example: stele node undrain flights-node-2
     """
@@ -148,10 +153,10 @@ def undrain(node: str, override: bool, masters: str) -> None:
 @_override_option
 @masters_option
 def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
-    """Let a node be away for a while. Its replicas wait for it, and none is copied elsewhere.
+    """Let a node be away for a while. Its replicas are not replaced or copied elsewhere.
 
     Leaders leave it, and it gets nothing new. Meanwhile its tablets can lose no other voter, if they have
-    three. After the time, or `unpark`, it is as any node. Refused if tablets would stop without it.
+    three. After the time, or `unpark`, it is treated like any node. Refused if tablets would stop without it.
 
     Example: stele node park flights-node-2 --for 2h --reason "new memory"
     """
@@ -168,7 +173,8 @@ def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> 
 @_override_option
 @masters_option
 def unpark(node: str, override: bool, masters: str) -> None:
-    """End the time of a parked node. If it is still away, its replicas are replaced as those of any silent node.
+    """Return a parked node to service. If it is still away, its replicas are replaced like those of any
+    silent node.
 
     Example: stele node unpark flights-node-2
     """
@@ -187,11 +193,11 @@ def unpark(node: str, override: bool, masters: str) -> None:
 @_override_option
 @masters_option
 def fence(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
-    """Have a node run and serve nobody: neither clients nor other nodes, also after a restart.
+    """Let a node run without serving anybody: no clients and no other nodes, even after a restart.
 
-    For a node that you do not trust, or that you want to look at. It gives its leaders away first. Its replicas
-    wait, and none is copied elsewhere. Meanwhile its tablets can lose no other voter, if they have three. After
-    the time, or `unfence`, it is as any node. Refused if tablets would stop without it.
+    Use it for a node that you do not trust, or want to inspect. Its leaders move away first. Its replicas are
+    not replaced or copied elsewhere. Meanwhile its tablets can lose no other voter, if they have three. After
+    the time, or `unfence`, it is treated like any node. Refused if tablets would stop without it.
 
     Example: stele node fence flights-node-2 --for 2h --reason "wrong checksums"
     """
@@ -208,7 +214,7 @@ def fence(node: str, for_s: float, reason: str, override: bool, masters: str) ->
 @_override_option
 @masters_option
 def unfence(node: str, override: bool, masters: str) -> None:
-    """End the time of a fenced node: within seconds it serves as any node.
+    """Return a fenced node to service: within seconds it serves like any node.
 
     Example: stele node unfence flights-node-2
     """
@@ -221,7 +227,7 @@ def unfence(node: str, override: bool, masters: str) -> None:
 
 
 def _tell(answer: Answer) -> None:
-    """Say what is wanted now, and what it means."""
+    """Print the wanted state, and what it means."""
     n = answer.node
     until = f" for {duration(n.wanted_left_s)}" if n.wanted_left_s is not None else ""
     already = "" if answer.changed else ", as it was before"
@@ -246,7 +252,7 @@ def _many(count: int, what: str) -> str:
 
 
 async def _tell_why(client: AsyncClient, node: NodeStatus) -> None:
-    """Say why nothing moves, as far as the masters' view tells."""
+    """Print why nothing moves, as far as the masters' view shows it."""
     from stele.client.admin import what_drain_waits_for
 
     reasons = await what_drain_waits_for(client.masters, node.node_id)
@@ -256,20 +262,21 @@ async def _tell_why(client: AsyncClient, node: NodeStatus) -> None:
         say(f"{node.label} waits for {len(reasons) - REASONS_MAX} more reasons; `stele ksck` has the tablets")
     if not reasons:
         say(
-            f"{node.label}: nothing moved for {STILL_S:.0f} s; is a driver at work? (the operator, `stele driver run`)"
+            f"{node.label}: nothing moved for {STILL_S:.0f} s; is a driver at work? (the operator, `stele "
+            f"driver run`)"
         )
 
 
 async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) -> None:
-    """Show how much is left whenever it changes. Ends when nothing names the node, or its drain was taken
-    back."""
+    """Print how much is left whenever it changes. Ends when nothing names the node, or when its drain was
+    cancelled."""
     from stele.client.admin import node_status_of
     from stele.model.errors import Rejected, Retryable
 
     told, moved_s, hinted = _left(node), time.monotonic(), False
     while True:
         if node.wanted.name not in ("DRAINED", "RETIRED"):
-            raise Rejected(f"{node.label} is {in_words(node)} again; somebody took the drain back")
+            raise Rejected(f"{node.label} is {in_words(node)} again; somebody cancelled the drain")
         if node.empty and (not retired or node.seen == "retired"):
             say(f"{node.label} is {in_words(node)}: nothing names it any more")
             return
@@ -281,5 +288,5 @@ async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) 
             with suppress(Retryable):
                 await _tell_why(client, node)
         await asyncio.sleep(POLL_S)
-        with suppress(Retryable):  # masters elect a leader; the wish stays meanwhile
+        with suppress(Retryable):  # masters elect a leader; the wanted state stays meanwhile
             node = await node_status_of(client.masters, node.node_id)

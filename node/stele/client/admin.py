@@ -1,8 +1,8 @@
-"""What an administrator asks of masters and nodes: form first masters, see the cluster, ask nodes for their
+"""Requests of administrators to masters and nodes: form first masters, see the cluster, ask nodes for their
 replicas.
 
-Used by the command line, the test harness and the operator's demo. Changes no configuration; that is the
-driver's. The requests about single nodes are in nodes.py, and are given here too.
+Used by the command line, the test harness and the operator's demo. Changes no configuration; only a driver
+does that. The requests about single nodes are in nodes.py, and can be imported from here, too.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _ASK_TIMEOUT_S = 3.0
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
     """Tell each first master who the others are, once all have formatted their volumes.
 
-    Returns (cluster id, fork id); fork id "" means none. Idempotent. With `cluster_id` "", the id that they
-    all say.
+    Returns (cluster id, fork id); fork id "" means none. Idempotent. With `cluster_id` "", the id that all of
+    them have.
 
     Raises:
         Retryable: UNAVAILABLE: one does not answer. NOT_READY: one has not formatted its volume yet.
@@ -95,14 +95,16 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
             if pool.identity.fork_id != status.fork_id:
                 raise Rejected(
                     f"{address} runs under fork id {status.fork_id or '(none)'}, but others under "
-                    f"{pool.identity.fork_id or '(none)'}; start all masters of a cluster with the same --fork-id",
+                    f"{pool.identity.fork_id or '(none)'}; start all masters of a cluster with the same "
+                    f"--fork-id",
                     code=Code.WRONG_CLUSTER,
                 )
             if status.role != "master":
                 raise Rejected(f"{address} is not a master but a {status.role or 'process'}")
             if not status.format_id:
                 raise Retryable(
-                    f"master {address} has not formatted its volume: it asks the other first masters, all of which must "
+                    f"master {address} has not formatted its volume: it asks the other first masters, all of "
+                    f"which must "
                     "be started",
                     code=Code.NOT_READY,
                 )

@@ -114,14 +114,16 @@ async def _ask(
         except Rejected:
             if answer is None:
                 raise
-            return answer  # another change came meanwhile
+            return answer  # another change came in between
         answer = told
         if not told.unreached:
             return told
         if time.monotonic() >= deadline:
             raise Retryable(
-                f"the ranges of table {locations.info.name} are dropped, but {', '.join(told.unreached[:3])} did not "
-                "answer: a program that reaches these nodes may still write to them, until the masters hear them again",
+                f"the ranges of table {locations.info.name} are dropped, but {', '.join(told.unreached[:3])} "
+                f"did not "
+                "answer: a program that reaches these nodes may still write to them, until the masters hear "
+                "them again",
                 code=Code.UNKNOWN_OUTCOME,
             )
 
@@ -156,7 +158,8 @@ async def alter(
         if version >= answer.schema_version and info.state != "ALTERING" and (locations.led or not added):
             return
     raise Retryable(
-        f"table {locations.info.name} is altered, but not all its tablets have the change after {timeout_s:.0f} s{why}; "
-        "`stele ksck` says why; nothing needs to be sent again",
+        f"table {locations.info.name} is altered, but not all its tablets have the change after "
+        f"{timeout_s:.0f} s{why}; "
+        "`stele ksck` says why; the change continues, so do not send it again",
         code=Code.NOT_READY,
     )

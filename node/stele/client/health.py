@@ -23,7 +23,7 @@ _WANTED = {
     master_pb2.WANTED_RETIRED: "retired",
 }
 SILENT_MS = 5_000
-"""A node whose last heartbeat is older than this is called silent."""
+"""A node whose last heartbeat is older than this counts as silent."""
 
 
 @dataclass(slots=True)
@@ -49,8 +49,7 @@ class TabletHealth:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """How many of some tablets have the replicas that are wanted of them, and how many have too few or too
-    many."""
+    """How many of some tablets have the wanted replicas, and how many have too few or too many."""
 
     tablets: int
     short: int
@@ -166,7 +165,7 @@ class ClusterHealth:
         return [node for node in self.nodes if node.clock_fault]
 
     def replicas_of(self, table_id: str) -> ReplicaCounts:
-        """How far the tablets of a table have the replicas that are wanted."""
+        """How many of a table's tablets have the wanted replicas."""
         return ReplicaCounts.of([t for t in self.tablets if t.table_id == table_id])
 
     def ready(self, table_id: str) -> int:
@@ -252,7 +251,7 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
         if leader not in alive:
             reasons.append("no leader" if not leader else f"its leader {_label(leader, known)} is silent")
     elif with_data < wanted or healthy - (len(voters) // 2 + 1) < (wanted - 1) // 2:
-        # A voter more than wanted is no fault, as long as it is healthy: a replica is being moved.
+        # A surplus voter is no fault, as long as it is healthy: a replica is being moved.
         state = "under-replicated"
         if not reasons:
             reasons.append(f"{with_data} of {wanted} voters")

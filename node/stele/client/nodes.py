@@ -1,7 +1,8 @@
-"""Nodes for administrators: what is seen and wanted of each, and requests to drain, park and retire them.
+"""Nodes for administrators: their state seen and wanted, and requests to drain, park and retire them.
 
-Used by the command line; programs take it from `stele.client.admin`. Changes no configuration: a driver
-carries the wishes out. Invariant: a wish that cannot end is refused before the masters record it.
+Used by the command line; programs import it from `stele.client.admin`. Changes no configuration: a driver
+carries the requests out. Invariant: a request that cannot be completed is refused before the masters record
+it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A wish that the masters recorded. `changed`: False if it was in force already. `notes`: what stops
+    """A request that the masters recorded. `changed`: False if it was in force already. `notes`: what stops
     while the node is away."""
 
     node: NodeStatus
@@ -116,7 +117,8 @@ async def node_status_of(masters: Masters, given: str, *, timeout_s: float = 10.
 
 
 async def what_drain_waits_for(masters: Masters, node_id: str, *, timeout_s: float = 10.0) -> tuple[str, ...]:
-    """Why replicas stay on a node, in words, each reason once. Empty: nothing holds them up, or nobody drives.
+    """Why replicas stay on a node, as text, each reason once. Empty if nothing holds them up, or no driver is
+    at work.
 
     A driver's own policy may be stricter, and it may know more.
     """
@@ -138,7 +140,7 @@ async def drain_node(
     override: bool = False,
     timeout_s: float = 15.0,
 ) -> Answer:
-    """Ask that a node give its leaders and replicas away. It stays, and `undrain_node` takes this back.
+    """Ask to move all leaders and replicas off a node. The node stays, and `undrain_node` cancels this.
 
     `given`: its name, its id, or at least the first eight digits of its id. `for_s`: then it is in service
     again by itself. `override`: also change what a driver asked for.
@@ -154,15 +156,15 @@ async def drain_node(
 async def retire_node(
     masters: Masters, given: str, *, reason: str = "", override: bool = False, timeout_s: float = 15.0
 ) -> Answer:
-    """Ask that a node be drained and then retired for good. Until it is empty, `undrain_node` takes this
-    back. Arguments and errors as for `drain_node`."""
+    """Ask that a node be drained and then retired for good. Until it is empty, `undrain_node` cancels this.
+    Arguments and errors as for `drain_node`."""
     return await _leave(masters, given, Wanted.RETIRED, reason, None, override, timeout_s)
 
 
 async def undrain_node(
     masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
 ) -> Answer:
-    """Take a drain back: the node is in service again, and copies that were begun for it end.
+    """Cancel a drain: the node returns to service, and copies that were begun for it end.
 
     Raises:
         Rejected: as for `drain_node`; also if the node is parked or fenced.
@@ -179,9 +181,9 @@ async def park_node(
     override: bool = False,
     timeout_s: float = 15.0,
 ) -> Answer:
-    """Ask that a node may be away for this long: its replicas wait for it, and none is copied elsewhere.
+    """Let a node be away for this long: its replicas are not replaced or copied elsewhere.
 
-    Leaders leave it first, and it gets nothing new. After the time it is as any node.
+    Leaders leave it first, and it gets nothing new. After the time it is treated like any node.
 
     Raises:
         Rejected: as for `drain_node`; UNSAFE_CHANGE: tablets would stop while it is away.
@@ -198,10 +200,10 @@ async def fence_node(
     override: bool = False,
     timeout_s: float = 15.0,
 ) -> Answer:
-    """Ask that a node serve nobody for this long, although it runs: neither clients nor other replicas.
+    """Let a node run without serving anybody for this long: no clients and no other replicas.
 
-    It gives its leaders away first. Its replicas wait, and none is copied elsewhere. It stays fenced through
-    its own restarts. After the time it is as any node.
+    Its leaders move away first. Its replicas are not replaced or copied elsewhere. It stays fenced through
+    its own restarts. After the time it is treated like any node.
 
     Raises:
         Rejected: as for `park_node`; also if it is a master.
@@ -233,7 +235,7 @@ async def _keep(
 async def unpark_node(
     masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
 ) -> Answer:
-    """End the time of a parked node: it is as any node again.
+    """Return a parked node to service: it is treated like any node again.
 
     Raises:
         Rejected: as for `drain_node`; also if the node drains or is fenced.
@@ -244,7 +246,7 @@ async def unpark_node(
 async def unfence_node(
     masters: Masters, given: str, *, override: bool = False, timeout_s: float = 15.0
 ) -> Answer:
-    """End the time of a fenced node: within seconds it serves as any node.
+    """Return a fenced node to service: within seconds it serves like any node.
 
     Raises:
         Rejected: as for `drain_node`; also if the node drains or is parked.
@@ -273,7 +275,7 @@ async def _leave(
 
 
 def _leaving(view: ClusterView, node: master_pb2.NodeViewPB) -> set[str]:
-    """The node, and those that drain already and still hold something: all of them need places."""
+    """The node, and those that drain already but still hold something. All of their replicas need places."""
     draining = {n.node_id for n in view.nodes if n.state is NodeState.DRAINING and not n.given_up}
     return {id_from_pb(node.node_id), *draining}
 
@@ -289,7 +291,7 @@ _ENDED_BY = {
 async def _take_back(
     masters: Masters, given: str, wanted: Sequence[Wanted], override: bool, timeout_s: float
 ) -> Answer:
-    """`wanted`: the wishes that may be taken back here."""
+    """`wanted`: the states that this call may cancel."""
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node = node_called(given, list(pb.nodes))
     status = _status_in(pb, node)

@@ -20,7 +20,7 @@ _TIMEOUT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What stands for a tablet after a request. `replicas`: how many it is to have."""
+    """What is asked for a tablet after a request. `replicas`: how many it is to have."""
 
     tablet_id: str
     table_name: str
@@ -77,7 +77,8 @@ async def remove_replica(
 
 
 async def release_tablet(masters: Masters, tablet: str) -> Placed:
-    """Take back all that was asked for by hand: the tablet is placed as all others. Raises Rejected NOT_FOUND."""
+    """Cancel everything that was asked for by hand: the tablet is placed like all others. Raises Rejected
+    NOT_FOUND."""
     view = await cluster_view(masters, timeout_s=_TIMEOUT_S)
     return await _place(masters, view, tablet, pb.PlaceTabletRequest(what=pb.RELEASE_PLACEMENT), 0)
 

@@ -1,6 +1,7 @@
-"""A tablet that elects no leader although a majority of its voters answers: one of them is made to stand for election.
+"""Makes a voter stand for election, for a tablet without a leader although a majority of its voters answers.
 
-For `stele tablet promote` and programs of administrators. Asks the nodes; decides no election: the voters do, as ever.
+For `stele tablet promote` and programs of administrators. Asks the nodes; the voters decide the election, as
+always.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """What came of it. `term`: in which the replica leads."""
+    """The result of a promotion. `term`: the term in which the replica leads."""
 
     tablet_id: str
     table_name: str
@@ -41,7 +42,7 @@ async def promote(
     reason: str = "",
     timeout_s: float = 30.0,
 ) -> Promoted:
-    """Have a voter stand for election until it leads. `to`: its node; "" for the voter whose log ends last.
+    """Make a voter stand for election until it leads. `to`: its node; "" for the voter whose log ends last.
 
     Raises:
         Rejected: NOT_FOUND; UNSAFE_CHANGE, a leader is there, a majority does not answer, or the voter's log is shorter than
@@ -76,7 +77,8 @@ async def promote(
             return Promoted(now.tablet_id, now.table_name, leader.node, leader.replica_id, leader.term)
         if time.monotonic() >= deadline:
             raise Retryable(
-                f"tablet {now.tablet_id[:8]}: the others did not vote for replica {chosen.replica_id} within {timeout_s:.0f} s; "
+                f"tablet {now.tablet_id[:8]}: the others did not vote for replica {chosen.replica_id} within "
+                f"{timeout_s:.0f} s; "
                 "their nodes' logs say why",
                 code=Code.TIMED_OUT,
             )
@@ -96,7 +98,7 @@ def _chosen(found: Recovery, target: str) -> Survivor:
     """The voter to promote.
 
     Raises:
-        Rejected: it would be in vain, or is not needed.
+        Rejected: it could not succeed, or is not needed.
     """
     what = f"tablet {found.tablet_id[:8]} of {found.table_name}"
     answering = [v.replica_id for v in found.voters if v.asked and not v.lost]
@@ -104,12 +106,14 @@ def _chosen(found: Recovery, target: str) -> Survivor:
     leader = next((s for s in voters if s.leads), None)
     if leader is not None:
         raise Rejected(
-            f"{what} has a leader, replica {leader.replica_id} on {leader.node}: `stele tablet step-down` moves it",
+            f"{what} has a leader, replica {leader.replica_id} on {leader.node}: `stele tablet step-down` "
+            f"moves it",
             code=Code.UNSAFE_CHANGE,
         )
     if len(answering) <= len(found.voters) // 2 or not voters:
         raise Rejected(
-            f"{what}: {len(answering)} of {len(found.voters)} voters answer, which is no majority, so nobody can be elected; bring "
+            f"{what}: {len(answering)} of {len(found.voters)} voters answer, which is no majority, so nobody "
+            f"can be elected; bring "
             "nodes back, or see `stele tablet recover`",
             code=Code.UNSAFE_CHANGE,
         )

@@ -1,4 +1,5 @@
-"""A tablet that lost its majority: who survives, what may be lost, and the request to go on with one survivor.
+"""A tablet that lost its majority: which replicas survive, what may be lost, and the request to continue with
+one survivor.
 
 Used by `stele tablet recover` and by programs of administrators. `judge` is pure; `look_for_survivors` asks every node for
 what it has. Changes nothing by itself: `recover` asks the masters, which refuse while a majority is heard.
@@ -31,8 +32,8 @@ Answers = Mapping[str, Sequence[common_pb2.ReplicaStatusPB] | None]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A voter of the tablet's configuration. `state`: in words. `lost`: it cannot answer. `asked`: False if its node, which
-    the masters hear, gave this program no answer."""
+    """A voter of the tablet's configuration. `state`: as text. `lost`: it cannot answer. `asked`: False if
+    its node, which the masters hear, gave this program no answer."""
 
     replica_id: int
     node: str
@@ -178,7 +179,7 @@ def _member(
         return Member(peer.replica_id, name, _silence(node), True)
     status = next((s for s in mine[peer.node_id] if s.replica_id == peer.replica_id), None)
     if status is None:
-        return Member(peer.replica_id, name, "its node answers, and does not have it", True)
+        return Member(peer.replica_id, name, "its node answers, but does not have it", True)
     if status.tablet_incarnation < incarnation:
         return Member(
             peer.replica_id, name, f"of incarnation {status.tablet_incarnation}: given up before", True
@@ -235,7 +236,10 @@ def _may_lose(
             at = utc(now_us - node.heartbeat_age_ms * 1_000)
             heard.append(f"{voter.node} {'at' if node.ever_heard else 'before'} {at}")
     when = f"; last heard: {', '.join(heard)}" if heard else ""
-    return f"what was acknowledged after {newest}, the newest write of replica {best.replica_id}, by the lost voters alone{when}"
+    return (
+        f"writes after {newest}, the newest write of replica {best.replica_id}, if only the lost voters had "
+        f"acknowledged them{when}"
+    )
 
 
 def _refusal(
@@ -282,7 +286,7 @@ def _opid(pb: common_pb2.OpIdPB) -> str:
 async def recover(
     masters: Masters, found: Recovery, *, owner: str = "", reason: str = ""
 ) -> master_pb2.RecoveryPB:
-    """Have the most advanced survivor go on alone. What stands on record then.
+    """Let the most advanced survivor continue alone. Returns the record of the recovery.
 
     Raises:
         Rejected: UNSAFE_CHANGE, a majority is heard; CAS_FAILED, it was recovered meanwhile; `found.refused`.

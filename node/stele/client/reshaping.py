@@ -2,7 +2,7 @@
 
 A node refuses a block that names a dropped column (SCHEMA_MISMATCH), as Kudu does. Whole rows name every column
 of the schema that their client knew, also those that the caller did not give. Such a block is made again without
-the column. Invariant: a value that a caller gave is never left out in silence.
+the column. Invariant: a value that a caller gave is never dropped without an error.
 """
 
 from __future__ import annotations

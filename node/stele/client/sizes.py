@@ -1,4 +1,4 @@
-"""How much the tablets of a table hold, as their leaders say now. For `stele table describe`.
+"""How much the tablets of a table hold, by their leaders' present reports. For `stele table describe`.
 
 Invariant: a tablet whose leader gives no answer is counted as unknown, never as empty.
 """

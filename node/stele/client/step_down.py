@@ -23,7 +23,7 @@ from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
 KEPT_S = 3_600
-"""How long drivers leave a leader that was moved by hand, unless somebody says otherwise."""
+"""How long drivers leave a leader where it was moved by hand, by default."""
 _ORDER_TIMEOUT_S = 5.0
 _AGAIN_S = 0.2
 _AGAIN = (Code.NOT_LEADER, Code.UNAVAILABLE, Code.CHANGE_IN_PROGRESS)
@@ -32,7 +32,8 @@ _AGAIN = (Code.NOT_LEADER, Code.UNAVAILABLE, Code.CHANGE_IN_PROGRESS)
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of a leader: the nodes that led `before` and lead `after`, by name. Equal: it led already."""
+    """The result of a step-down: the nodes that led `before` and lead `after`, by name. Equal if it led
+    already."""
 
     tablet_id: str
     table_name: str
@@ -51,7 +52,8 @@ async def step_down(
     reason: str = "",
     timeout_s: float = 15.0,
 ) -> Moved:
-    """Have the leader of a tablet hand over to the node `to`, or to the best voter. Done if `to` leads already.
+    """Order the leader of a tablet to hand over to the node `to`, or to the best voter. Does nothing if `to`
+    leads already.
 
     `tablet`: the first digits of its id. `kept_s`: how long no driver moves the leader; 0: it may at once.
 
@@ -78,7 +80,7 @@ async def step_down(
     try:
         after = await call.move(before, target, reason, deadline)
     except SteleError:
-        await call.keep(kept_ms)  # as it was
+        await call.keep(kept_ms)  # unchanged
         raise
     return Moved(
         id_from_pb(found.tablet_id), found.table_name, _name(before, known), _name(after, known), kept_s
@@ -102,7 +104,7 @@ class _Call:
         self._id = id_from_pb(tablet.tablet_id)
 
     async def keep(self, for_ms: int) -> None:
-        """Record that drivers leave the leader for so long."""
+        """Record for how long drivers leave the leader where it is."""
         request = master_pb2.KeepLeaderRequest(tablet_id=self._tablet.tablet_id, for_ms=for_ms)
         await self._masters.call("KeepLeader", request)
 
@@ -117,7 +119,8 @@ class _Call:
                 return max(leading)[1]
             if time.monotonic() + _AGAIN_S > deadline:
                 raise Retryable(
-                    f"tablet {self._id}: no replica says that it leads; `stele tablet describe {self._id[:8]}` shows "
+                    f"tablet {self._id}: no replica says that it leads; `stele tablet describe "
+                    f"{self._id[:8]}` shows "
                     "them",
                     code=Code.NOT_READY,
                 )
@@ -152,12 +155,14 @@ class _Call:
             leader = await self.leader(deadline)
             if leader == target or (not target and leader != first):
                 return leader
-            if error.code is Code.TIMED_OUT:  # writes waited for it, so it is not tried again
+            if error.code is Code.TIMED_OUT:  # writes waited for it, so do not try it again
                 raise self._explained(error, target)
 
     def _explained(self, exc: SteleError, target: str) -> SteleError:
         name = _name(target, self._known) if target else "another node"
-        text = f"the leader of tablet {self._id} stays where it is, and does not go to {name}: {exc.args[0]}"
+        text = (
+            f"the leader of tablet {self._id} stays where it is, and does not move to {name}: {exc.args[0]}"
+        )
         kind = Retryable if isinstance(exc, Retryable) else Rejected
         return kind(text, code=exc.code)
 

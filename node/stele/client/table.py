@@ -116,14 +116,18 @@ class AsyncTable:
         return self._schema
 
     def _take_news(self) -> None:
-        """Adopt a newer schema, if the masters have told one since.
+        """Adopt a newer schema, if the masters have sent one.
 
-        Not whenever they tell one: a program that uses a column's old name goes on until it must learn."""
+        This is not done with each answer of theirs: a program that uses a column's old name continues until
+        it must learn the new one.
+        """
         locations, told = self.locations, self.locations.info.schema
         if told is not None and told.version > self._schema.version:
             self._schema = told
             self._batcher.adopt(told)
-        if told is locations.newest_schema:  # else the table is ALTERING, and its next columns are told later
+        if (
+            told is locations.newest_schema
+        ):  # otherwise the table is ALTERING, and its next columns come later
             locations.outdated = False
 
     async def refresh(self) -> None:
@@ -370,7 +374,7 @@ class AsyncTable:
         planned, seconds = plan(), arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
 
         async def replan() -> ScanPlan:
-            """While the table is ALTERING, the masters still tell its columns of before."""
+            """While the table is ALTERING, the masters still give the earlier columns."""
             until = time.monotonic() + seconds
             while self.schema.version <= planned.schema.version and time.monotonic() < until:
                 await self.refresh()
@@ -459,7 +463,7 @@ class AsyncTable:
     async def _write_unknown(self, op: RowOp, row: Row) -> int:
         """Write a row with a column that this table does not know: somebody may have added it since.
 
-        The masters are asked now and then only: most such rows are wrong."""
+        The masters are asked only now and then, because most such rows are wrong."""
         if time.monotonic() - self._sought_at > _SEEK_S:
             self._sought_at = time.monotonic()
             with contextlib.suppress(Retryable):  # the row is refused as it is

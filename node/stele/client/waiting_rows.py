@@ -1,4 +1,4 @@
-"""Rows that wait for a block: which of them may share one. Used by batcher.py.
+"""Groups rows that wait for a block by which of them may share one. Used by batcher.py.
 
 Invariant: of two rows given in different turns of the event loop, the later one never comes into an earlier
 group.

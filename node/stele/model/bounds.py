@@ -88,7 +88,8 @@ WORD_CHARS_MAX = 64
 COLUMN_NAME_CHARS_MAX = 128
 """The bound that `stele.model.schema` has always had."""
 HOLDER_CHARS_MAX = 512
-"""The holder of the driver claim: a cluster's or host's name, a namespace, a process."""
+"""The most nodes whose own reports a process remembers beside the masters' data. Past that, the one heard
+first is forgotten."""
 TEXT_CHARS_MAX = 4_096
 """Reasons and error messages for people. Whoever sends one of ours cuts it to this (`cut`)."""
 DEFAULT_BYTES_MAX = 4_096
@@ -112,7 +113,8 @@ NODES_HEARD_MAX = 16_384
 """Unknown nodes that a master remembers until it leads and knows all nodes on record. Clusters have hundreds
 of nodes."""
 NODES_UNFORMED_MAX = 1_000
-"""Nodes on record that have never come. An operator registers each node just before it makes its pod."""
+"""The most registered nodes that have never started. An operator registers each node just before it makes its
+pod."""
 MASTERS_MAX = 16
 """First masters of a cluster: 1, 3 or 5."""
 COLUMNS_MAX = 1_000

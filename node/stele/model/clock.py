@@ -15,7 +15,8 @@ LOGICAL_BITS = 12
 _LOGICAL_MASK = (1 << LOGICAL_BITS) - 1
 
 _SHOWN_AHEAD_US = 60_000_000
-"""A difference of two times below this is told in seconds, because both look alike."""
+"""Two times that differ by less than this are shown with the difference in seconds, because their texts look
+alike."""
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 

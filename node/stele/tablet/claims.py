@@ -24,7 +24,7 @@ class _Claim:
 
 
 class Claims:
-    """The claims of one key space. `pairs`: what is in it."""
+    """The claims of one key space. `pairs`: its keys and values."""
 
     def __init__(self, pairs: Pairs) -> None:
         self._pairs = pairs
@@ -46,7 +46,8 @@ class Claims:
         held = self._pairs.bytes + self._growth
         if growth and held + growth > bytes_max:
             raise Rejected(
-                f"the key space has {held} bytes and would grow by {growth}, counting {PAIR_BYTES} more for each "
+                f"the key space has {held} bytes and would grow by {growth}, counting {PAIR_BYTES} more for "
+                f"each "
                 f"key; at most {bytes_max} are allowed; delete keys, or use another key space for some",
                 code=Code.TOO_LARGE,
             )

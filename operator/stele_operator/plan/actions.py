@@ -217,14 +217,14 @@ class SetFinalizers(Base):
 
 @dataclass(frozen=True, slots=True)
 class SetDriverPolicy(Base):
-    """Keep in the catalog by what policy the masters heal while the operator is away."""
+    """Store in the catalog the policy by which the masters heal while the operator is away."""
 
     policy: StandingPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class FinalizeVersion(Base):
-    """End an upgrade: allow what the release before cannot read."""
+    """End an upgrade: allow formats that the release before cannot read."""
 
     event = "VersionFinalized"
     version: int

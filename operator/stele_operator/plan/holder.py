@@ -1,6 +1,8 @@
-"""Says who takes something away from the cluster now, and who waits for that: one at a time, heals first. Read by status; pure.
+"""Names who holds the budget (takes something out of the cluster) now, and who waits for it. One at a time;
+heals first. Read by status; pure.
 
-Reads what the plan decided; decides nothing. The names: heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade.
+It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER and
+upgrade.
 """
 
 from __future__ import annotations
@@ -41,5 +43,5 @@ def _drains_out(m: Member) -> bool:
 
 
 def _asked(m: Member) -> bool:
-    """Whether somebody asked that it leave; otherwise it was given up."""
+    """Whether somebody asked for it to leave; otherwise it was given up."""
     return m.node is not None and m.node.asked is not Wanted.IN_SERVICE

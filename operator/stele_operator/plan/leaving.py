@@ -29,7 +29,8 @@ from stele_operator.plan.observation import Observation
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """What the policy wants of nodes: reasons by node id; and what users should know of it."""
+    """The states that the policy wants for nodes: reasons by node id; and what users should know about
+    them."""
 
     retiring: Mapping[str, str]
     parked: Mapping[str, str]
@@ -61,7 +62,8 @@ def plan_leaving(
     *,
     hold: bool,
 ) -> Leaving:
-    """What the policy wants of nodes. With `hold` (too many nodes are lost) nothing begins to leave."""
+    """The states that the policy wants for nodes. With `hold` (too many nodes are lost) nothing begins to
+    leave."""
     if o.catalog is None:
         return Leaving({}, {})
     wanted, findings = _scale_in(spec, everyone)
@@ -112,8 +114,8 @@ def _scale_in(spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[dict
 
 
 def _next_victim(nodes: Sequence[Member]) -> Member | None:
-    """The next node to go: one that holds nothing, one that is not ready, one in the zone with the most nodes,
-    the newest. Never one of which an administrator wants something."""
+    """The next node to go. First one that holds nothing, then one that is not ready, then one in the zone
+    with the most nodes, then the newest. Never one for which an administrator wants a state."""
     zones = Counter(_zone(m) for m in nodes)
     free = [m for m in nodes if m.node is None or m.node.wanted_by != ADMINISTRATOR]
     return max(
@@ -153,7 +155,7 @@ def _beginning(retiring: Mapping[str, str], under_way: set[str], names: Mapping[
 
 
 def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Finding]:
-    """Nodes that the spec wants away, and of which an administrator wants something else."""
+    """Nodes that the spec wants away, although an administrator wants another state for them."""
     names = [
         m.name
         for m in everyone
@@ -165,7 +167,8 @@ def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Fi
     if not names:
         return []
     message = (
-        f"nodes.retire names {some(names)}, but an administrator asked for something else of it (`stele node list`); the "
+        f"nodes.retire names {some(names)}, but an administrator asked for something else of it (`stele node "
+        f"list`); the "
         "operator waits for `stele node undrain` or `unpark`"
     )
     return [Finding(Kind.STALLED, "AskedByHand", message)]

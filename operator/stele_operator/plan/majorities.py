@@ -1,8 +1,9 @@
-"""Tablets that lost a majority of their voters for good. Pure; told in the condition MajorityLost, and in Stalled.
+"""Tablets that lost a majority of their voters for good. Pure; shown in the condition MajorityLost, and in
+Stalled.
 
-The operator does nothing about them: to go on without the lost replicas gives rows up, which only a person may do. Invariant:
-a voter counts as lost only if its node is given up or unknown, or if its replica can never serve again. Silence alone is told
-otherwise.
+The operator does nothing about them: to continue without the lost replicas gives up rows, which only a person
+may do. Invariant: a voter counts as lost only if its node is given up or unknown, or if its replica can never
+serve again. Silence alone is reported in other conditions.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ def find_lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> list[F
     more = f" and {len(lost) - _NAMED_MAX} more" if len(lost) > _NAMED_MAX else ""
     where = f"{o.cluster.name}-masters.{o.cluster.namespace}:7051"
     message = (
-        f"{len(lost)} tablets lost a majority of their voters for good and serve nothing: {named}{more}. Bring their machines or "
-        "volumes back, which loses nothing. Otherwise rows are lost; this tells which, and changes nothing: "
-        f"stele tablet recover --all-lost --masters {where}"
+        f"{len(lost)} tablets lost a majority of their voters for good and serve nothing: {named}{more}. "
+        "Bring their machines or volumes back, which loses nothing. Otherwise rows are lost; this command shows "
+        f"which, and changes nothing: stele tablet recover --all-lost --masters {where}"
     )
     return [Finding(Kind.STALLED, MAJORITY_LOST, message)]
 
 
 def lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> tuple[TabletView, ...]:
-    """The tables' tablets whose voters that may still answer are no majority, in the catalog's order."""
+    """The tablets of tables whose remaining voters are no majority, in the catalog's order. Remaining voters
+    may still answer."""
     if o.catalog is None:
         return ()
     view = o.catalog.view

@@ -4,9 +4,10 @@ cluster_plan; pure.
 A pod is deleted, and made again on its volume from the present spec (member_objects). A node that ends hands its
 leaders over first.
 
-Invariants: no pod is taken while another member is not ready, a tablet could not lose a voter, or tablets change;
-so heals go first, and a roll stops at the first pod that does not come back. Masters come before nodes, the leading
-master last of them. A member that could not be placed again where its volume is keeps its pod.
+Invariants: no pod is deleted while another member is not ready, a tablet could not lose a voter, or tablets
+change. So heals go first, and a roll stops at the first pod that does not come back. Masters come before
+nodes, the leading master last of them. A member that could not be placed again where its volume is keeps its
+pod.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from stele_operator.plan.observation import ROLES, Observation, Pod
 from stele_operator.plan.placement import misplaced
 
 STOPPED_AFTER_S = 300.0
-"""A pod that runs and is not ready for so long has stopped the roll. One that cannot run has after START_PATIENCE_S."""
+"""How long a running pod may be not ready before the roll stops. For one that cannot run it is
+START_PATIENCE_S."""
 
 
 def outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
@@ -37,7 +39,7 @@ def outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
 def plan_roll(
     o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]
 ) -> tuple[list[Action], list[Finding]]:
-    """The next pod to make anew, if it may go now, and how far the roll is."""
+    """The next pod to make again, if it may go now, and the progress of the roll."""
     if spec.updateStrategy is UpdateStrategy.ON_DELETE or o.catalog is None:
         return [], []
     members = [m for m in everyone if m.state is not State.RETIRED and m.claim is not None]
@@ -71,7 +73,8 @@ def _roll(member: Member, why: str) -> RollPod:
 
 
 def _broken(o: Observation, old: Sequence[Member]) -> Member | None:
-    """A pod with an older spec that nobody hears and that has not been ready for long: nothing is lost with it."""
+    """A pod with an older spec that the masters do not hear and that has not been ready for long. Nothing is
+    lost when it is deleted."""
     for m in old:
         if m.pod is None or m.pod.ready or m.pod.exit_code in naming.EXITS_OF_VOLUMES:
             continue
@@ -88,7 +91,7 @@ def _broken(o: Observation, old: Sequence[Member]) -> Member | None:
 
 
 def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member]) -> str | None:
-    """Why a pod that has the present spec does not come back; None: each has, or may yet."""
+    """Why a pod with the present spec does not come back. None if each has come back, or still may."""
     for m in members:
         if m.pod is None or m.pod.ready or m.pod.deleting or outdated(o, spec, m.pod):
             continue
@@ -101,10 +104,10 @@ def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member])
 
 
 def _waits_for(o: Observation, members: Sequence[Member]) -> str:
-    """Why no pod may be taken now; "": one may."""
+    """Why no pod may be deleted now; "" if one may."""
     away = [m.name for m in members if m.state is not State.READY or not _serves(o, m.pod)]
     if away:
-        return f"{some(away)} must be ready first, and nobody be leaving"
+        return f"{some(away)} must be ready first, and no member may be leaving"
     weak = [tablet_name(t) for role in ROLES for t in in_danger(o, role)]
     if weak:
         return f"tablets must be healed first: {some(weak)}"
@@ -131,7 +134,7 @@ def _next(o: Observation, old: Sequence[Member]) -> Member:
 
 
 def _alone(o: Observation, member: Member) -> list[str]:
-    """Tablets that nobody can use while this member is away, because they have one replica."""
+    """Tablets with one replica, which nobody can use while this member is away."""
     assert o.catalog is not None
     return [tablet_name(t) for t in o.catalog.view.tablets if _is_alone(t, member)]
 

@@ -29,14 +29,14 @@ with extra("local", program="stele-local", install="./tools/stele_local"):
     from stele_local.keeper import StateUnreadable
 
 Json = dict[str, Any]
-START_SECONDS = 120.0  # one that ends is seen at once: this bounds only one that hangs
+START_SECONDS = 120.0  # a command that ends is seen at once; this only bounds one that hangs
 STOP_SECONDS = 15.0
 _EXAMPLES = """\b
 Examples:
-  eval "$(stele-local up)"              start a cluster, or find the one that runs; point kubectl at it
+  eval "$(stele-local up)"              start a cluster, or find the running one; point kubectl at it
   kubectl apply -f crds
   stele-local operator                  run Stele's operator beside it
-  stele-local exec python first.py      a program that knows the cluster's names
+  stele-local exec python first.py      run a program that can resolve the cluster's names
   stele-local off n4                    power failure of a machine; then: on n4, or wipe n4
   stele-local down                      stop all; `up` brings the cluster back with its data
   stele-local down --wipe               stop all and remove the data
@@ -78,7 +78,8 @@ class _Program(click.Group):
 
 
 class _ForEval(click.Command):
-    """A command whose output a shell evaluates: after a failure `eval` fails too, and no kubectl reaches another cluster."""
+    """A command whose output a shell evaluates. After a failure `eval` fails too, so that no kubectl reaches
+    another cluster."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with _failing_eval(ctx):
@@ -129,7 +130,8 @@ def _control(folder: Path, *words: str) -> Json:
         raise click.ClickException(json.load(error)["message"]) from error
     except OSError as error:
         raise click.ClickException(
-            f"the cluster in {folder} does not answer ({error}); `{as_called(folder)} down` ends it and keeps its data"
+            f"the cluster in {folder} does not answer ({error}); `{as_called(folder)} down` ends it and "
+            f"keeps its data"
         ) from error
 
 
@@ -154,10 +156,10 @@ def main(context: click.Context, folder: Path) -> None:
 
 def _settings(function: Any) -> Any:
     function = click.option(
-        "--machines", type=click.IntRange(1, 50), help="How many; default: as before, else 5."
+        "--machines", type=click.IntRange(1, 50), help="Number of machines; default: as before, else 5."
     )(function)
     function = click.option(
-        "--zones", type=click.IntRange(1, 10), help="They lie in so many zones; default: as before, else 3."
+        "--zones", type=click.IntRange(1, 10), help="Number of zones for them; default: as before, else 3."
     )(function)
     return click.option(
         "--node-grace",
@@ -194,7 +196,7 @@ async def _run(folder: Path, settings: Settings) -> None:
 def up(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
     """Start the cluster in the background, as it was before; print the line that points kubectl at it.
 
-    A cluster that runs already goes on, and the line is printed again."""
+    If it runs already, only the line is printed again."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "stele_local", "--folder", str(folder), "run"]
     command += ["--node-grace", str(node_grace)]
@@ -208,11 +210,11 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float)
         if process is not None:
             _abandon(process)
         if isinstance(error, KeyboardInterrupt):
-            goes_on = f"; the cluster that runs in {folder} goes on: `{as_called(folder)} down` stops it"
+            goes_on = f"; the cluster in {folder} continues to run: `{as_called(folder)} down` stops it"
             raise click.ClickException(f"interrupted{goes_on if runs else '; nothing was started'}") from None
         raise
     if runs:
-        click.echo(f"the cluster in {folder} runs already", err=True)
+        click.echo(f"the cluster in {folder} is running already", err=True)
     click.echo(_export(folder))
 
 
@@ -224,7 +226,7 @@ def _background(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _await_access(folder: Path, process: subprocess.Popen[bytes] | None) -> None:
-    """Waits until the folder's cluster says where it listens: ours, or that of whoever was faster."""
+    """Waits until the folder's cluster has published its address: ours, or that of a faster process."""
     until = time.monotonic() + START_SECONDS
     while not _answers_for(folder):
         ended = process is not None and process.poll() is not None and owner_of(folder) is None
@@ -246,7 +248,7 @@ def _answers_for(folder: Path) -> bool:
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """Ends the cluster that we began to start."""
+    """Ends the cluster that this command began to start."""
     process.terminate()
     try:
         process.wait(STOP_SECONDS)
@@ -281,7 +283,8 @@ def down(folder: Path, wiped: bool) -> None:
     else:
         command = as_called(folder)
         click.echo(
-            f"{told}; its data stay ({used / 1e6:,.0f} MB): `{command} up` brings it back, `{command} down --wipe` removes them"
+            f"{told}; its data stay ({used / 1e6:,.0f} MB): `{command} up` brings it back, `{command} down "
+            f"--wipe` removes them"
         )
 
 
@@ -322,10 +325,10 @@ def _show_operator(told: Json) -> None:
 
 
 @main.command()
-@click.option("--stop", is_flag=True, help="End it instead.")
+@click.option("--stop", is_flag=True, help="Stop the operator instead.")
 @click.pass_obj
 def operator(folder: Path, stop: bool) -> None:
-    """Run Stele's operator beside the cluster. It is started again when it ends, as by a Deployment."""
+    """Run Stele's operator beside the cluster. If it ends, it is started again, as by a Deployment."""
     _show_operator(_control(folder, "operator", *(["stop"] if stop else [])))
 
 

@@ -1,9 +1,9 @@
 """CEL rules of a CRD (`x-kubernetes-validations`), evaluated with cel-python. Owns: compiling, and where a
 rule applies.
 
-Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Left
-out: type checks when the CRD is created (defaults excepted), cost limits, `optionalOldSelf`, and
-Kubernetes' extension libraries but `quantity`."""
+Invariant: a rule is evaluated as it is written or the request is answered 501; no rule is skipped. Not
+supported: type checks when the CRD is created (except of defaults), cost limits, `optionalOldSelf`, and
+Kubernetes' extension libraries other than `quantity`."""
 
 from __future__ import annotations
 

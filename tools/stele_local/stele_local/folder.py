@@ -1,4 +1,5 @@
-"""The folder of a cluster: who owns it, what lies in it, and how it is emptied. Used by `cluster` and by the command.
+"""The folder of a cluster: its owner, its content, and how it is emptied. Used by `cluster` and by the
+command.
 
 Invariant: one process at a time owns a folder, and holds its lock until it ends, however it ends."""
 
@@ -14,11 +15,12 @@ from pathlib import Path
 
 STATE = "state.json"
 _OURS = ("machines", "logs", STATE, "cluster.json", "kubeconfig", "hosts.json", "stele-local.log")
-"""What a cluster makes in its folder, its lock excepted. `wipe` removes these and nothing else."""
+"""The names that a cluster makes in its folder, except its lock. `wipe` removes these and nothing else."""
 
 
 class FolderTaken(Exception):
-    """Another cluster runs in the folder. Its processes would be taken for what an earlier owner left behind."""
+    """Another cluster runs in the folder. Otherwise its processes would be mistaken for leftovers of an
+    earlier owner."""
 
 
 def as_called(folder: Path) -> str:
@@ -41,7 +43,8 @@ def _lock(folder: Path) -> int:
     except BlockingIOError:
         os.close(descriptor)
         raise FolderTaken(
-            f"a cluster runs in {folder} already; `{as_called(folder)} down` stops it, or give another --folder"
+            f"a cluster runs in {folder} already; `{as_called(folder)} down` stops it, or give another "
+            f"--folder"
         ) from None
     return descriptor
 
@@ -49,13 +52,14 @@ def _lock(folder: Path) -> int:
 def owner_of(folder: Path) -> int | None:
     """Process id of the cluster that runs, starts or hangs in the folder.
 
-    None: there is no such process. 0: there is one, and it does not say which it is."""
+    None: there is no such process. 0: there is one, but its id is unknown.
+    """
     with contextlib.suppress(FileNotFoundError):
         for _ in range(100):
             try:
                 os.close(_lock(folder))
             except FolderTaken:
-                if text := (folder / "lock").read_text():  # written the moment after it was locked
+                if text := (folder / "lock").read_text():  # written a moment after it was locked
                     return int(text)
                 time.sleep(0.01)
             else:
@@ -85,7 +89,8 @@ def kept(folder: Path) -> int | None:
 
 
 def wipe(folder: Path) -> None:
-    """Removes all that a cluster made here; what else lies in the folder stays. Raises FolderTaken, OSError."""
+    """Removes everything that a cluster made here; other files in the folder stay. Raises FolderTaken,
+    OSError."""
     try:
         descriptor = _lock(folder)
     except FileNotFoundError:

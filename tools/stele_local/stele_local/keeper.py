@@ -1,7 +1,9 @@
-"""What outlasts the process: `state.json` in the folder, so that `up` brings back the cluster that `down` stopped.
+"""Keeps the cluster's state across restarts: `state.json` in the folder, from which `up` brings back the
+cluster that `down` stopped.
 
-Owns: the file. Must not: know what objects mean. Invariant: the file is one moment of the store, replaced as a whole;
-a kill -9 loses at most the last second's writes, as if the API server had been restored from a backup of then."""
+Owns: the file. Must not know what objects mean. Invariant: the file is one moment of the store, replaced as a
+whole; a kill -9 loses at most the last second's writes, as if the API server had been restored from a backup
+of then."""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Identity:
 
 
 def load(home: Path, store: Store) -> Identity | None:
-    """Fills the store with what was kept; None, and an empty store, where nothing was. Raises StateUnreadable."""
+    """Fills the store with the kept state. Returns None, and leaves the store empty, if there is none. Raises
+    StateUnreadable."""
     path = home / folder.STATE
     try:
         state = json.loads(path.read_text())

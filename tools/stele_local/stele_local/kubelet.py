@@ -31,7 +31,8 @@ log = structlog.get_logger("stele_local.kubelet")
 
 
 class Addresses:
-    """A loopback address for each pod name, which never changes. `given`: what these names have already."""
+    """A loopback address for each pod name, which never changes. `given`: the addresses that names have
+    already."""
 
     def __init__(self, network: str, given: Mapping[str, str]) -> None:
         self._given = {name: address for name, address in given.items() if address.startswith(f"{network}.")}
@@ -358,7 +359,7 @@ class Kubelet:
 
 
 def _addresses_of_pods(registry: Registry) -> dict[str, str]:
-    """What an earlier process gave to the pods that are there."""
+    """The addresses that an earlier process gave to existing pods."""
     return {
         f"{pod['metadata']['namespace']}/{pod['metadata']['name']}": find(pod, "status", "podIP", default="")
         for pod in registry.store.objects(POD.key)
@@ -366,11 +367,11 @@ def _addresses_of_pods(registry: Registry) -> dict[str, str]:
 
 
 def mark_stopped(registry: Registry) -> None:
-    """After a restart of the whole cluster: none of the pods that are there is ready until its processes run again."""
+    """After a restart of the whole cluster: no existing pod is ready until its processes run again."""
 
     def stopped(new: Json) -> None:
         for word in ("ContainersReady", "Ready"):
-            set_condition(new, word, "False", "ContainersNotReady", "the cluster was started anew")
+            set_condition(new, word, "False", "ContainersNotReady", "the cluster was started again")
         for status in find(new, "status", "containerStatuses", default=[]):
             status["ready"] = status["started"] = False
 

@@ -1,6 +1,6 @@
 """Stele's operator beside the cluster: started again when it ends, with back-off, as a Deployment would.
 
-Owns: that process. Invariant: it lies on no machine, so `off` never ends it; it ends with the cluster."""
+Owns: that process. Invariant: it runs on no machine, so `off` never ends it; it ends with the cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class OperatorProcess:
         }
 
     async def stop(self) -> None:
-        """SIGTERM, so that it gives its lease back; SIGKILL after some seconds. Returns when it is gone."""
+        """SIGTERM, so that it releases its lease; SIGKILL after some seconds. Returns when it is gone."""
         self._container.stop(_GRACE_SECONDS)
         await asyncio.wait({self._task})
 
