@@ -162,7 +162,7 @@ async def test_a_checkpoint_older_than_was_asked_for_is_refused(group_of: MakeGr
     session = await DirectSource(nodes[0]).begin(group.tablet_id, ReplicaId(2), OpId(0, 0))
     at = session.checkpoint
     refuse_offer(session, at_least=at, caller_term=at.term)
-    with pytest.raises(Rejected, match="expected .* or later"):
+    with pytest.raises(Rejected, match="or later"):
         refuse_offer(session, at_least=OpId(at.term, at.index + 1), caller_term=at.term)
     await nodes[0].sessions.end(session.session_id)
 

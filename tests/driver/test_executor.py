@@ -267,7 +267,10 @@ async def test_a_driver_that_had_nothing_to_do_says_so() -> None:
             stdout=asyncio.subprocess.PIPE,
         )
         printed, _ = await process.communicate()
-    assert (process.returncode, printed) == (0, b"nothing was to do; `stele ksck` shows the cluster's health\n")
+    assert (process.returncode, printed) == (
+        0,
+        b"nothing was to do; `stele ksck` shows the cluster's health\n",
+    )
 
 
 async def test_a_node_that_was_given_up_returns_over_the_wire() -> None:

@@ -206,7 +206,9 @@ async def test_one_change_after_another(tmp_path: Path) -> None:
         table_id = await made(w)
         await w.leader.AlterTable(alter_request(ADDED), None)
         error = await refused(w.leader.AlterTable(alter_request(DropColumn("name")), None))
-        assert error.code is Code.NOT_READY and "an earlier change has not reached all tablets yet" in str(error)
+        assert error.code is Code.NOT_READY and "an earlier change has not reached all tablets yet" in str(
+            error
+        )
         follow(w, table_id)
         await w.beat_until(lambda: not w.catalog.altering)
         await w.leader.AlterTable(alter_request(DropColumn("name")), None)

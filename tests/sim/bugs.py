@@ -188,8 +188,12 @@ _RULES = (
     _core("the leader's unsynced copy counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
     _core("votes for shorter logs", Weather.MIXED, first=5, log=core_bugs.VotesForShorterLogs),
-    _core("a log trusted without comparison", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog),
-    _core("a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking),
+    _core(
+        "a log trusted without comparison", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog
+    ),
+    _core(
+        "a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking
+    ),
     _core("changes at any time", Weather.CHURN, first=2, changes=core_bugs.ChangesAtAnyTime),
 )
 """Judged only by their consequences: a rule of the paper is broken, and a write is lost or a term has two
@@ -197,8 +201,12 @@ leaders."""
 
 _STEPS = (
     _core("a vote not persisted, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.ForgetsVotes),
-    _core("memory acknowledged, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.AcknowledgesMemory),
-    _core("a term in memory, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.SpeaksBeforeItsDisk),
+    _core(
+        "memory acknowledged, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.AcknowledgesMemory
+    ),
+    _core(
+        "a term in memory, judged when sent", Weather.DUEL, "on disk", outbox=core_bugs.SpeaksBeforeItsDisk
+    ),
     _core(
         "changes at any time, judged when made",
         Weather.CHURN,
