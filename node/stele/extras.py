@@ -1,6 +1,7 @@
-"""Imports of what only an extra of pyproject.toml installs. Called by the packages that need one; imports nothing of ours.
+"""Helps to import packages that only an extra of pyproject.toml installs. Called by the packages that need
+one; imports nothing of ours.
 
-Invariant: where an extra is missing, one line says which and how to install it.
+Invariant: if an extra is missing, one line says which and how to install it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ _EXIT_INTERRUPTED = 130
 
 @contextmanager
 def extra(name: str, *, program: str = "", install: str = "") -> Iterator[None]:
-    """Around imports that need the extra `name`, or what `pip install` of `install` brings.
+    """Wrap imports that need the extra `name`, or the packages of `pip install` with `install`.
 
-    A `program` that lacks it ends with status 2, and one that is interrupted by Ctrl-C meanwhile with 130.
+    A `program` without them ends with status 2, or with 130 after Ctrl-C.
 
     Raises:
         ImportError: it is not installed, and no program was named.

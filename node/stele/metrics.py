@@ -1,6 +1,7 @@
 """Every metric of a node, a master and the client library, declared once, each with a sentence.
 
-Imported by whoever counts; imports nothing of ours. Invariant: names begin with `stele_` and end in their unit.
+Imported by all code that counts; imports nothing of ours. Invariant: names begin with `stele_` and end in
+their unit.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import CounterMetricFamily
 
 REGISTRY = CollectorRegistry()
-"""What /metrics shows."""
+"""The registry of all metrics that /metrics shows."""
 
 ProcessCollector(registry=REGISTRY)
 
 
 class Tally:
-    """A counter for what happens thousands of times a second on the event loop: plain integers, told when asked for.
+    """A counter for events that happen thousands of times a second on the event loop: plain integers, read
+    when /metrics is read.
 
     `cell(*labels)[0] += 1` costs a fiftieth of a Counter's locked float. One thread may add.
     """
@@ -28,7 +30,7 @@ class Tally:
         REGISTRY.register(self)
 
     def cell(self, *labels: str) -> list[int]:
-        """The one integer that counts for these labels, in a list."""
+        """The integer that counts for these labels, as a list of one item."""
         return self._cells.setdefault(labels, [0])
 
     def collect(self) -> Iterator[CounterMetricFamily]:
@@ -57,7 +59,7 @@ budget_used_bytes = Gauge(
 )
 budget_refused = Counter(
     "stele_budget_refused_total",
-    "Requests answered THROTTLED for want of room in the budget.",
+    "Requests answered THROTTLED because the budget had no room.",
     registry=REGISTRY,
 )
 peer_frames = Tally(
@@ -78,7 +80,8 @@ peer_dropped = Counter(
 )
 peer_refused = Counter(
     "stele_peer_refused_total",
-    "Messages between nodes that were dropped because no sound replica sends such a one, by cause (term, entries, ...).",
+    "Messages between nodes that were dropped because no sound replica sends them, by cause (term, entries, "
+    "...).",
     ["cause"],
     registry=REGISTRY,
 )
@@ -105,7 +108,8 @@ master_batches = Counter(
 )
 master_orders = Counter(
     "stele_master_orders_total",
-    "Orders that this master sent to nodes, by order (CreateTablet, AlterTablet, DeleteTablet) and by the code of the answer.",
+    "Orders that this master sent to nodes, by order (CreateTablet, AlterTablet, DeleteTablet) and by the "
+    "code of the answer.",
     ["order", "code"],
     registry=REGISTRY,
 )
@@ -129,12 +133,13 @@ replicas_resting = Gauge(
 )
 loop_stall_seconds = Counter(
     "stele_loop_stall_seconds_total",
-    "Time by which the event loop came later to a tick than it should, stalls over 200 ms only.",
+    "Delay of the event loop's ticks; only stalls over 200 ms.",
     registry=REGISTRY,
 )
 clock_ahead_seconds = Gauge(
     "stele_clock_ahead_seconds",
-    "How far this node's wall clock is ahead of what most clocks of its cluster say, negative: behind; 0 where unknown.",
+    "How far this node's wall clock is ahead of most clocks of its cluster; negative if behind, 0 if "
+    "unknown.",
     registry=REGISTRY,
 )
 store_files = Gauge(
@@ -144,19 +149,20 @@ store_files = Gauge(
 )
 store_memory_bytes = Gauge(
     "stele_store_memory_bytes",
-    "Bytes of rows here that wait for a flush; past twice the node's share of memory for them writes are THROTTLED.",
+    "Bytes of rows here that wait for a flush; writes are THROTTLED past twice the node's share of memory "
+    "for them.",
     registry=REGISTRY,
 )
 keyspace_bytes = Gauge(
     "stele_keyspace_bytes",
-    "What the largest key space here holds, the catalog among them, 256 bytes for each key counted in; past 64 MiB puts are refused "
-    "(TOO_LARGE).",
+    "Bytes of the largest key space here (also the catalog's), with 256 bytes for each key; past 64 MiB puts "
+    "are refused (TOO_LARGE).",
     registry=REGISTRY,
 )
 flight_throttled = Counter(
     "stele_flight_throttled_total",
-    "Scans and pieces of copies answered THROTTLED, for want of a place (place), or since scans here hold as many bytes of rows as "
-    "they may (memory); each try counts.",
+    "Scans and pieces of copies answered THROTTLED: no free place (place), or scans here hold as many bytes "
+    "of rows as they may (memory); each try counts.",
     ["want"],
     registry=REGISTRY,
 )
@@ -164,7 +170,8 @@ wal_bytes = Gauge("stele_wal_bytes", "Bytes of the log's segments on disk.", reg
 disk_free_bytes = Gauge("stele_disk_free_bytes", "Free bytes of the volume.", registry=REGISTRY)
 flight_stalled = Counter(
     "stele_flight_stalled_total",
-    "Scans and pieces of copies that were ended because their reader took nothing: for a minute, or for a second while others waited.",
+    "Scans and pieces of copies that were ended because their reader took nothing: for a minute, or for a "
+    "second while others waited.",
     registry=REGISTRY,
 )
 copy_sessions = Gauge(

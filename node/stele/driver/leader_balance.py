@@ -241,7 +241,8 @@ class _Spread:
     def walk(self, path: Sequence[str], table: str | None = None) -> None:
         """Move a leader along each edge, the last edge first.
 
-        So each node gives one before it takes one. Of several groups, take one whose table is spread best by it.
+        So each node gives one before it takes one. Of several groups, choose the one whose table this move
+        spreads best.
         """
         for source, target in reversed(list(pairwise(path))):
             found = self._led[source][target]

@@ -324,8 +324,8 @@ class _Planner:
     def remove_excess(self, s: Situation) -> Step | None:
         """Remove a voter if there are more than the replication factor.
 
-        While good voters are missing, only a voter goes without which as many live voters with the rows
-        remain. A good one may then find room on its machine.
+        While good voters are missing, a voter is removed only if this leaves the number of live voters with
+        the rows unchanged. A good one may then find room on its machine.
         """
         counted = s.voters if s.needed <= 0 else s.data_voters
         if len(counted) <= s.tablet.replication_factor:

@@ -62,7 +62,7 @@ COMPACTION_REST_MS = 30_000
 """How long a store is left alone after its merge failed. The next merge may fail too, after writing as
 much."""
 SEGMENTS_KEPT = 2
-"""How many more segments of the log merges leave disk space for."""
+"""Merges leave disk space for this many more segments of the log."""
 
 
 Merge = tuple[Replica, TabletStore, CompactionJob]
@@ -128,7 +128,7 @@ class Maintenance:
             except SteleError as exc:
                 log.warning("maintenance", error=str(exc))
             except Exception:
-                log.exception("maintenance failed; it goes on")
+                log.exception("a round of maintenance failed; the next round tries again")
 
     # --- flushes
 

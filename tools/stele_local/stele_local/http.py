@@ -36,7 +36,7 @@ MERGE = "application/merge-patch+json"
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 _WRITE_TYPES = ("application/json", "application/yaml", PROTOBUF)
 _PATCH_TYPES = ("application/json-patch+json", MERGE, "application/apply-patch+yaml")
-_PARTS: web.RequestKey[list[str]] = web.RequestKey("parts", list)  # of the path, the token taken off
+_PARTS: web.RequestKey[list[str]] = web.RequestKey("parts", list)  # of the path, without the token
 _WATCH_SECONDS = 1800.0  # where the client gives no timeoutSeconds
 Control = Callable[[list[str]], Awaitable[Json]]
 ReadLog = Callable[[Json, Mapping[str, str]], Awaitable[str]]
@@ -397,7 +397,8 @@ async def _read_object(request: web.Request, kind: Kind) -> Json:
         return body
     if body.get("apiVersion", kind.api_version) != kind.api_version:
         raise status.bad_request(
-            f"the API version in the data ({body['apiVersion']}) does not match the expected API version ({kind.api_version})"
+            f"the API version in the data ({body['apiVersion']}) does not match the expected API version "
+            f"({kind.api_version})"
         )
     if body.get("kind", kind.kind) != kind.kind:
         name, cause = (
