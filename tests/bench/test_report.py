@@ -86,7 +86,7 @@ def test_only() -> None:
 
 def test_only_refuses_what_is_no_key() -> None:
     with pytest.raises(
-        ValueError, match=r"^--only: no measure is called foo, bar; there are bulk, puts, .*rest$"
+        ValueError, match=r"^--only: no measure is called foo, bar; choose from bulk, puts, .*rest$"
     ):
         chosen("puts,foo,bar,foo")
 

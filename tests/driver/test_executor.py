@@ -209,7 +209,7 @@ async def test_a_target_to_which_no_copy_comes_is_left_for_another() -> None:
         hung.hangs = True
         reports = await passes(executor, cluster, 40)
         assert reports[-1].idle and cluster.healthy()
-        assert any("stood still 3 times" in p.reason for p in told)
+        assert any("stalled 3 times" in p.reason for p in told)
         assert t.config.peer_on(hung.node_id) is None
 
 

@@ -53,7 +53,7 @@ def test_leaders_move_to_both_others_some_at_once() -> None:
     cluster = piled()
     found = moves(cluster.view())
     assert len(found) == SPREAD.leader_moves_at_once == 8 and targets(found) == Counter({B: 4, C: 4})
-    assert {m.reason for m in found} == {f"node {A[:8]} leads 12 tablets, its share is 4"}
+    assert {m.reason for m in found} == {f"node {A[:8]} leads 12 tablets, but its share is 4"}
     assert {m.cause for m in found} == {f"leaders/{A[:8]}-1"}
     assert {next_title(m) for m in found} == {""}
     for move in found:
@@ -219,7 +219,7 @@ def test_a_leader_that_was_moved_by_hand_stays() -> None:
     (first, *_) = cluster.tablets.values()
     first.kept = False
     assert [(m.tablet_id, m.reason.partition(" leads ")[2]) for m in moves(cluster.view())] == [
-        (first.tablet_id, "3 tablets, its share is 2")
+        (first.tablet_id, "3 tablets, but its share is 2")
     ], "the two others count for their node"
 
 
@@ -252,7 +252,7 @@ def test_users_are_told_once_for_each_pair_of_nodes() -> None:
     told = leader_records(found, {t.tablet_id: t.leader_node for t in view.tablets})
     assert [r.where for r in told] == [f"node {A[:8]}"] * 2
     assert told[1].reason == (
-        f"moves the leader of 4 tablets to node {C[:8]}: node {A[:8]} leads 12 tablets, its share is 4"
+        f"moves the leader of 4 tablets to node {C[:8]}: node {A[:8]} leads 12 tablets, but its share is 4"
     )
     failed = sum(1 for _, e in found if e is not None)
     assert told[0].error.startswith(f"{failed} of 4 were not moved: NOT_READY") and not told[1].error

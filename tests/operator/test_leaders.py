@@ -72,7 +72,7 @@ async def test_a_hundred_leaders_are_two_events(monkeypatch: pytest.MonkeyPatch)
         assert not passes.healer.more
         told += await passes.one()
     assert [reason for reason, _ in told] == ["LeadersMoving", "LeadersMoved"]
-    assert "leads 120 tablets, its share is 40" in told[0][1]
+    assert "leads 120 tablets, but its share is 40" in told[0][1]
     assert told[1][1].startswith("80 leaders in 0 s: 40 from ")
     assert "leaders/" in told[1][1]
     assert {len(s["active"]) for s in passes.statuses} == {0, 2}
