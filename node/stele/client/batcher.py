@@ -3,9 +3,10 @@
 While blocks are in flight, rows wait. Then all that came meanwhile is converted, assigned to tablets and sent
 together.
 
-Invariants: each row's future ends exactly once. Of two rows given in different turns of the event loop, the
-later one is not written first. So rows that no range covers, while the masters are asked about them, are dealt
-out again before later ones are.
+Invariants: each row's future ends exactly once, and a row is in one place only: it waits for a tablet, is in
+flight, or is a stray, which no known range covers. Of two rows given in different turns of the event loop, the
+later one is not written first. So new ranges count only once no block for a dropped one is in flight: its rows
+may have to go to a new range, ahead of later ones.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class Batcher:
         self._ranges = ranges
         self._strays: list[Part] = []  # rows that no range covers, as far as is known
         self._seeking: asyncio.Task[None] | None = None  # asks the masters about them
+        self._next: PartitionSchema | None = None  # what the masters told last
+        self._dropped: frozenset[int] = frozenset()  # tablets without a range in it, which it waits for
         self._dealer = Dealer(schema, partitioning)
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
@@ -93,64 +96,68 @@ class Batcher:
         self._dealer = Dealer(schema, self._partitioning)
 
     def adopt_ranges(self) -> None:
-        """Take the partitioning that the masters told last, if it is another one."""
+        """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
+
+        While a block for a dropped range is in flight, the present partitioning stays in force."""
         if self._ranges is None or self._ranges.now is self._partitioning:
             return
-        self._partitioning = self._ranges.now
+        if self._ranges.now is not self._next:
+            self._next = self._ranges.now
+            there = {ordinal for ordinal, _ in numbered(self._next)}
+            before = (ordinal for ordinal, _ in numbered(self._partitioning))
+            self._dropped = frozenset(ordinal for ordinal in before if ordinal not in there)
+        if not self._dropped.isdisjoint(self._leaving):
+            return  # `_ended` comes back to it
+        self._partitioning = self._next
         self._dealer = Dealer(self._schema, self._partitioning)
-        there = {ordinal for ordinal, _ in numbered(self._partitioning)}
-        again = self._strays
-        for ordinal in [n for n in self._waiting if n not in there]:
-            again += self._waiting.pop(ordinal)
-        self._strays = []
+        again, self._strays = self._strays, []
+        for ordinal in self._dropped:
+            again += self._waiting.pop(ordinal, ())
+        self._dropped = frozenset()
         for part in again:
-            self._deal_again(part, self._strays)
-        self._look_for_strays()
+            self._deal_again(part)
 
-    def _deal_again(self, part: Part, outside: list[Part] | None) -> None:
-        """Deal rows out by the present partitioning. `outside` takes those that no range covers; None: they are
-        refused."""
+    def _deal_again(self, part: Part) -> None:
+        """Deal rows out by the present partitioning."""
         try:
             for ordinal, piece in self._dealer.again(part):
-                if ordinal != OUTSIDE:
-                    self._waiting.setdefault(ordinal, deque()).append(piece)
-                elif outside is not None:
-                    outside.append(piece)
-                else:
-                    rows = range(len(piece.futures))
-                    self._refuse_rows(piece, [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in rows])
+                self._place(ordinal, piece)
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             fail_all(part.futures, exc)
         self._open_gate()
 
-    def _look_for_strays(self) -> None:
-        """Ask the masters about rows that no known range covers."""
-        if self._strays and self._seeking is None:
+    def _place(self, ordinal: int, part: Part) -> None:
+        """Have a part wait for its tablet. If no known range covers its rows, ask the masters about them."""
+        if ordinal != OUTSIDE:
+            self._waiting.setdefault(ordinal, deque()).append(part)
+            return
+        self._strays.append(part)
+        if self._seeking is None:
             self._seeking = asyncio.get_running_loop().create_task(self._seek())
 
     async def _seek(self) -> None:
-        error: BaseException | None = None
+        """Refuse the rows that are strays now, unless the masters tell of a range for them meanwhile."""
         sought = list(self._strays)
+        error: BaseException | None = None
         try:
             if self._ranges is not None:
                 await self._ranges.ask(self._timeout_s)
         except BaseException as exc:  # noqa: BLE001 - the waiting callers must get any error
             error = exc
-        self._seeking = None
-        if error is not None:
-            for part in self._strays:
+        if error is None:
+            self.adopt_ranges()  # those that a range covers now are no strays any more
+        kept, self._strays = self._strays, []
+        for part in kept:
+            if error is not None:
                 fail_all(part.futures, error)
-            self._strays = []
-        else:
-            # Rows that came while the masters were asked wait for the next answer.
-            self._strays = [part for part in self._strays if all(part is not one for one in sought)]
-            later, self._strays = self._strays, []
-            self.adopt_ranges()
-            for part in sought:
-                self._deal_again(part, None)
-            for part in later:
-                self._deal_again(part, self._strays)
-            self._look_for_strays()
+            elif self._dropped or all(part is not one for one in sought):
+                self._strays.append(part)  # it came meanwhile, or the new ranges are not in force yet
+            else:
+                uncovered = [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(part.futures))]
+                self._refuse_rows(part, uncovered)
+        self._seeking = None
+        if self._strays and not self._dropped:
+            self._seeking = asyncio.get_running_loop().create_task(self._seek())
         self._look_quiet()
         if isinstance(error, asyncio.CancelledError):
             raise error
@@ -185,7 +192,8 @@ class Batcher:
         self._gate = None
         if self._rows:
             self._route()
-        ready = [ordinal for ordinal in self._waiting if ordinal not in self._leaving]
+        busy = self._dropped.union(self._leaving)
+        ready = [ordinal for ordinal in self._waiting if ordinal not in busy]
         self._round = set(ready)
         for ordinal in ready:
             self._send(ordinal)
@@ -197,6 +205,8 @@ class Batcher:
         """A tablet's block is no longer in flight."""
         del self._leaving[ordinal]
         self._writes.pop(ordinal, None)
+        if ordinal in self._dropped:
+            self.adopt_ranges()
         if ordinal in self._round:
             self._round.remove(ordinal)
             if not self._round:
@@ -252,11 +262,7 @@ class Batcher:
             _, row, future, _ = group[error.row]
             self._refuse(future, with_key(error, row, self._schema))
         for ordinal, part in parts:
-            if ordinal == OUTSIDE:
-                self._strays.append(part)
-                self._look_for_strays()
-            else:
-                self._waiting.setdefault(ordinal, deque()).append(part)
+            self._place(ordinal, part)
 
     def _send(self, ordinal: int) -> None:
         """Send one block of the rows that wait for a tablet."""
@@ -315,7 +321,7 @@ class Batcher:
             elif isinstance(end, Rejected) and end.code is Code.TABLET_DELETED and self._ranges is not None:
                 # Their range was dropped, and with it what an earlier attempt wrote. Perhaps there is a new one.
                 self.adopt_ranges()
-                self._deal_again(part, None)
+                self._waiting.setdefault(ordinal, deque()).appendleft(part)
             else:
                 fail_all(part.futures, end)
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
