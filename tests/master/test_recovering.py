@@ -10,11 +10,13 @@ from typing import Any
 from stele.master.liveness import Report, is_given_up
 from stele.master.orders import Order, Orders, fate_of
 from stele.master.records import RecoveryRecord, TabletRecord, decode, encode
+from stele.model.alter import AddColumn
 from stele.model.config import Configuration
 from stele.model.errors import Code
-from stele.model.ids import CATALOG_TABLET_ID, OpId
+from stele.model.ids import CATALOG_TABLET_ID, OpId, new_id
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
+from stele.rpc.convert_schema import steps_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
@@ -156,6 +158,38 @@ async def test_the_record_stays_and_the_survivor_alone_is_ordered_until_it_leads
             if t.tablet_id == id_to_pb(row.tablet_id)
         ]
         assert [r.node_id for r in shown.replicas] == [id_to_pb(survivor)]
+
+
+async def test_a_survivor_that_missed_changes_of_columns_is_given_them(tmp_path: Path) -> None:
+    """It was away while the table was altered, and its table is not ALTERING any more."""
+    async with world(tmp_path, OPTIONS_) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        lost = tuple(p.node_id for p in row.config.peers[:2])
+        survivor = row.config.peers[2].node_id
+        w.shift_ms += 2 * ALIVE_MS
+        for version in (2, 3):
+            step = AddColumn(f"c{version}", "int8", True)
+            request = pb.AlterTableRequest(name="t", alter_id=id_to_pb(new_id()), steps=steps_to_pb([step]))
+            await w.leader.AlterTable(request, None)
+            for node_id in lost:
+                w.nodes[node_id].versions[row.tablet_id] = version
+            await w.beat_until(lambda: not w.catalog.altering, silent=(survivor,))
+        w.shift_ms += 2 * ALIVE_MS
+        await w.beat(silent=lost)
+        row = w.catalog.tablets[row.tablet_id]
+        await w.leader.RecoverTablet(request_for(row, survivor), None)
+        peer = w.catalog.tablets[row.tablet_id].config.peers[0]
+        node = w.nodes[survivor]
+        node.incarnations[row.tablet_id] = 1
+        node.configs[row.tablet_id] = config_to_pb(Configuration(101, (peer,), 1))
+        node.replicas[row.tablet_id, peer.replica_id] = True
+        await w.beat(silent=lost)
+        alter = Order("alter", survivor, peer.replica_id)
+        assert alter in set(Orders(w.lead, w.pool)._due(w.catalog.tablets[row.tablet_id]))
+        node.versions[row.tablet_id] = 3
+        await w.beat(silent=lost)
+        assert alter not in set(Orders(w.lead, w.pool)._due(w.catalog.tablets[row.tablet_id]))
 
 
 async def test_an_intent_ends_with_the_configuration_that_it_was_made_for(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stele.model.alter import AddColumn
 from stele.model.errors import Code
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
@@ -14,8 +16,10 @@ from stele.model.ranges import AddRange, DropRange, RangeStep, of_ranges
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, steps_to_pb
 from stele.rpc.proto import master_pb2 as pb
+from tests.consensus.cluster import WAIT_S
 from tests.master.harness import (
     MASTERS,
+    OPTIONS,
     World,
     create_request,
     ready,
@@ -66,6 +70,29 @@ async def test_tablets_of_new_ranges_are_placed_and_those_of_dropped_ones_delete
         await w.beat_until(lambda: runs(w, table_id))
         located = await w.leader.GetTableLocations(pb.GetTableLocationsRequest(name="t"), None)
         assert len(located.tablets) == located.table.tablets == 4
+
+
+async def test_a_new_tablet_that_is_replaced_before_it_runs_holds_up_no_change_of_columns(
+    tmp_path: Path,
+) -> None:
+    """Ranges and columns in one change; nobody makes the new tablets in time, so others take their place."""
+    async with world(tmp_path, replace(OPTIONS, create_timeout_ms=300)) as w:
+        await ready(w)
+        table_id = await made(w)
+        old = {row.tablet_id for row in w.catalog.current_tablets(table_id)}
+        steps = steps_to_pb([AddColumn("stars", "int8", False, "0"), AddRange(b"m", b"")])
+        request = pb.AlterTableRequest(name="t", alter_id=id_to_pb(new_id()), steps=steps)
+        await w.leader.AlterTable(request, None)
+        async with asyncio.timeout(WAIT_S):
+            while sum(t.state == "REPLACED" for t in w.catalog.tablets_of_table(table_id)) < 2:
+                await w.beat()
+                await asyncio.sleep(0.01)
+        for node in w.nodes.values():
+            node.versions |= dict.fromkeys(old, 2)
+        await w.beat_until(lambda: runs(w, table_id))
+        for node in w.nodes.values():
+            node.versions |= {tablet_id: 2 for tablet_id, _ in node.replicas}
+        await w.beat_until(lambda: not w.catalog.altering)
 
 
 @pytest.mark.parametrize("fate", ["lost", "unknown"])

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from stele.master.catalog import CURRENT_TABLETS
 from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes
 from stele.master.leadership import Leadership
 from stele.master.liveness import Report
@@ -159,12 +160,22 @@ def _check_room(
 
 
 def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:
-    """The report of a tablet's leader that lacks its table's newest schema; None if it has it, or none is known."""
+    """The report of a tablet's leader that lacks its table's newest schema; None if it has it, or none is known.
+
+    While no change is under way, only a survivor of a lost majority may lack it: it may have been away meanwhile.
+    """
     version = lead.catalog.altering.get(row.table_id)
-    if version is None or row.state != "RUNNING":
+    if row.state != "RUNNING" or (version is None and not row.incarnation):
         return None
     leader = _leader(lead, row)
-    return leader if leader is not None and leader.status.schema_version < version else None
+    if leader is None:
+        return None
+    if version is None:
+        table = lead.catalog.tables.get(row.table_id)
+        if table is None or not table.schema:
+            return None
+        version = int(Schema.from_json(table.schema).version)
+    return leader if leader.status.schema_version < version else None
 
 
 def _leader(lead: Leadership, row: TabletRecord) -> Report | None:
@@ -213,7 +224,9 @@ class Alterations:
     async def _all_follow(self, left: dict[TabletId, None], version: int) -> bool:
         for number, tablet_id in enumerate(list(left), 1):
             row = self._lead.catalog.tablets.get(tablet_id)
-            if row is not None and not _follows(self._lead, row, version):
+            # One that was never made, of a new range, has been replaced by one that begins with the new schema.
+            there = row is not None and row.state in CURRENT_TABLETS
+            if row is not None and there and not _follows(self._lead, row, version):
                 return False  # it stays the first to be looked at
             del left[tablet_id]
             if number % _AT_ONCE == 0:

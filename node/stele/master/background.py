@@ -186,10 +186,10 @@ class Background:
         for report in lead.liveness.reports_of(row.tablet_id):
             status = report.status
             created.add(status.replica_id)
-            told = config_from_pb(status.committed_config)
+            told = status.committed_config
             small = told.incarnation <= row.incarnation + TABLET_INCARNATION_JUMP_MAX
-            if told.version > config.version and told.peers and small:
-                config, term = told, max(term, status.term)
+            if (told.incarnation, told.opid_index) > config.version and told.peers and small:
+                config, term = config_from_pb(told), max(term, status.term)
         leader_term, leader = lead.liveness.leader_of(row.tablet_id)
         led = bool(leader) and config.peer_on(leader) is not None
         members = {p.replica_id for p in config.peers}

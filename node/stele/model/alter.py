@@ -136,9 +136,11 @@ def _written_fault(column: Column) -> str:
 
 
 def follows(new: Schema, old: Schema) -> bool:
-    """Whether `new` may replace `old`: the next version, the same key, and no column id with another type."""
+    """Whether `new` may replace `old`: a later version, the same key, and no column id with another type.
+
+    It is the next version, except for a survivor of a lost majority: that may have missed several."""
     return (
-        new.version == old.version + 1
+        new.version > old.version
         and new.key_column_ids == old.key_column_ids
         and new.next_column_id >= old.next_column_id
         and all(

@@ -89,7 +89,10 @@ class AdminService(TabletServerAdminServiceServicer):
             replica.check_leader()
             machine, schema = store_of(replica), schema_from_pb(request.schema)
             if machine.schema.version < schema.version:
-                if not follows(schema, machine.schema):
+                skips = (
+                    schema.version > machine.schema.version + 1 and not replica.superblock.tablet_incarnation
+                )
+                if skips or not follows(schema, machine.schema):
                     raise Rejected(
                         f"schema version {schema.version} does not follow version {machine.schema.version} "
                         f"of tablet "
