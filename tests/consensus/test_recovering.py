@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from stele.consensus.recovering import SoleVoter, with_incarnation
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import read_superblock, write_superblock
+from stele.model.alter import AddColumn, altered
+from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.ids import OpId
-from tests.consensus.cluster import Group, leads, rows, table, wait_until
+from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.rpc.convert import id_to_pb, peer_to_pb
+from stele.rpc.convert_schema import schema_to_pb
+from stele.rpc.proto import consensus_pb2, tserver_pb2
+from stele.tablet.store import TabletStore
+from stele.tserver.admin_service import AdminService
+from stele.tserver.consensus_service import ConsensusService
+from stele.tserver.fences import Fences
+from tests.consensus.cluster import SCHEMA, Group, TestNode, leads, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
 
@@ -111,6 +123,37 @@ async def test_orders_that_do_not_fit_are_refused_and_change_nothing(group_of: M
 
 
 @pytest.mark.usefixtures("quick_elections")
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_disk_that_refuses_leaves_a_replica_that_can_be_ordered_again(
+    group_of: MakeGroup, written: bool
+) -> None:
+    """`written`: whether the higher incarnation is on the disk when the error comes."""
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    await group.caught_up(group.replica(2))
+    for node in (nodes[0], nodes[2]):
+        await node.stop()
+    survivor, in_thread = nodes[1], nodes[1].in_thread
+
+    async def full(work: Any, *args: Any) -> Any:
+        if work is not write_superblock:
+            return await in_thread(work, *args)
+        if written:
+            await in_thread(work, *args)
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    order = order_for(group, 2)
+    survivor.in_thread = full  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no space left"):
+        await survivor.manager.make_sole_voter(order)
+    survivor.in_thread = in_thread  # type: ignore[method-assign]
+    assert group.replica(2).superblock.tablet_incarnation == int(written)
+    await survivor.manager.make_sole_voter(order)
+    await led_alone(group, 2)
+    assert table(group.replica(2)) == {1: "x1"}
+
+
+@pytest.mark.usefixtures("quick_elections")
 @pytest.mark.parametrize("returning", list(itertools.permutations((0, 1))), ids=str)
 async def test_old_members_that_return_in_any_order_neither_commit_nor_answer(
     group_of: MakeGroup, returning: tuple[int, ...]
@@ -178,3 +221,76 @@ async def test_under_random_cuts_nothing_of_the_old_incarnation_counts_under_the
         lambda: all(r.state is ReplicaState.FAILED for r in group.replicas() if r.replica_id != number)
     )
     assert table(group.replica(number)) == acknowledged
+
+
+def orders_of(node: TestNode) -> Fences:
+    """Fences of a node that has heard of no catalog and no driver."""
+    volume: Any = SimpleNamespace(record=SimpleNamespace(catalog=OPID_NONE, driver_epoch=0))
+    return Fences(volume, node.in_thread)
+
+
+@pytest.mark.usefixtures("quick_elections")
+async def test_an_order_made_for_a_configuration_that_was_given_up_is_refused(group_of: MakeGroup) -> None:
+    """The lost ones had committed a configuration at the very index at which the survivor's is."""
+    group, nodes = await group_of(spare=1)
+    await group.write(rows([1]))
+    survivor = nodes[2]
+    await group.caught_up(group.replica(3))
+    for node in nodes[:2]:
+        await node.stop()
+    config, _ = await survivor.manager.make_sole_voter(order_for(group, 3))
+    await led_alone(group, 3)
+    await group.replica(3).reads.linearizable_read()
+    nothing: Any = None
+    service = ConsensusService(
+        nothing,
+        nothing,
+        survivor.replicas,
+        survivor.manager,
+        orders_of(survivor),
+        copy_source=nothing,
+        changed=nothing,
+    )
+    added = Peer(nodes[3].node_id, ReplicaId(4), "n4:1", MemberType.NON_VOTER)
+    late = consensus_pb2.BulkChangeConfigRequest(
+        tablet_id=id_to_pb(group.tablet_id),
+        type=consensus_pb2.ADD_PEER,
+        peer=peer_to_pb(added),
+        cas_config_opid_index=config.opid_index,
+    )
+    with pytest.raises(Rejected) as refused:
+        await service.BulkChangeConfig(late, None)
+    assert refused.value.code is Code.STALE_INCARNATION
+    assert group.replica(3).config == config
+    late.tablet_incarnation = 1
+    await service.BulkChangeConfig(late, None)
+    assert group.replica(3).committed_config.peer(4) == added
+
+
+@pytest.mark.usefixtures("quick_elections")
+async def test_a_survivor_takes_a_schema_several_versions_ahead_and_no_other_replica_does(
+    group_of: MakeGroup,
+) -> None:
+    """It was away while the table was altered, and who had the versions between is lost."""
+    group, nodes = await group_of()
+    await group.write(rows([1]))
+    survivor = nodes[2]
+    await group.caught_up(group.replica(3))
+    ahead = altered(altered(SCHEMA, [AddColumn("a", "int8", True)]), [AddColumn("b", "int8", True)])
+    request = tserver_pb2.AlterTabletRequest(tablet_id=id_to_pb(group.tablet_id), schema=schema_to_pb(ahead))
+
+    async def ordered(node: TestNode) -> int:
+        service = AdminService(node.node_id, node.replicas, node.manager, orders_of(node))
+        return (await service.AlterTablet(request, None)).schema_version
+
+    with pytest.raises(Rejected, match="expected the next version"):
+        await ordered(group.node_of(await group.leader()))
+    for node in nodes[:2]:
+        await node.stop()
+    await survivor.manager.make_sole_voter(order_for(group, 3))
+    await led_alone(group, 3)
+    assert await ordered(survivor) == ahead.version == SCHEMA.version + 2
+    nodes[2] = group.nodes[2] = await survivor.restart()
+    await led_alone(group, 3)
+    machine = group.replica(3).machine
+    assert isinstance(machine, TabletStore) and machine.schema == ahead

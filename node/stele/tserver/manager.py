@@ -274,6 +274,7 @@ class TabletManager:
         Raises:
             Rejected: NOT_FOUND, there is no such replica; as `check_order`; INVALID_ARGUMENT, it has FAILED or bootstraps.
             Retryable: NOT_READY, DISK_FULL.
+            OSError: the disk refused it. The replica runs on, and the same order may come again.
         """
         return await self._orders.run(self._make_sole_voter(order))
 
@@ -293,12 +294,17 @@ class TabletManager:
             log.warning("a lost majority is given up", replica=str(key), order=order, reason=order.reason)
             mine = replica.config.peer(key.replica_id)
             await replica.stop()
-            await self._files.make_sole_voter(
-                replica.superblock, mine.address if mine is not None else "", order
-            )
+            address = mine.address if mine is not None else ""
+            try:
+                await self._files.make_sole_voter(replica.superblock, address, order)
+            except Exception:
+                # Were it left stopped, the order could not come again before the node's next start.
+                await self._starter.start(await self._files.superblock(key))
+                raise
             await self._starter.start(with_incarnation(replica.superblock, order))
             self._changed(key)
-            return self._here.get(key.tablet_id).config, True
+            made = self._here.by_key(key)
+            return made.config if made is not None else replica.config, True
 
     async def start_copy(self, order: CopyOrder, source: CopySource) -> TabletCopy | None:
         """Begin a copy, or return the one that runs or is done; None if the replica is here and complete. A

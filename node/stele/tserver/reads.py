@@ -113,14 +113,16 @@ def store_of(replica: Replica) -> TabletStore:
     return machine
 
 
-def check_incarnation(replica: Replica, incarnation: int) -> None:
-    """Refuse a request for another incarnation of a tablet (0: any).
+def check_incarnation(replica: Replica, incarnation: int, *, exact: bool = False) -> None:
+    """Refuse a request for another incarnation of a tablet.
+
+    0 means any, because programs of release 0.1.0 do not tell it. `exact`: 0 is that of a tablet which was never recovered.
 
     Raises:
         Rejected: STALE_INCARNATION.
     """
     own = replica.standing.superblock.tablet_incarnation
-    if incarnation and incarnation != own:
+    if (incarnation or exact) and incarnation != own:
         raise Rejected(
             f"tablet {replica.tablet_id} is at incarnation {own}, but the request names {incarnation}; ask "
             f"the masters again",

@@ -131,6 +131,10 @@ class ReplicaFiles:
         node_id = self._host.node_id
         await self._log_done(lambda done: make_sole_voter(stream, node_id, address, order, done))
 
+    async def superblock(self, key: StreamKey) -> Superblock:
+        """What the disk says of a replica that is there. Raises what `read_superblock` raises."""
+        return await self._host.in_thread(read_superblock, self.replica_directory(key))
+
     async def tombstone(self, superblock: Superblock) -> None:
         """Remove all of a replica but its vote and its superblock, which is this tombstone."""
         await self._host.in_thread(write_superblock, self.replica_directory(superblock.key), superblock)
