@@ -17,6 +17,7 @@ from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import (
     MASTERS,
+    Call,
     World,
     claimed,
     hex_of,
@@ -80,6 +81,17 @@ async def test_a_parked_node_gets_no_new_replica(tmp_path: Path) -> None:
         await want(w, IN_SERVICE, node_id=id_to_pb(free))
         assert free in [c.node_id for c in w.lead.candidates()]
         await w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=intent), None)
+
+
+async def test_a_master_is_not_fenced(tmp_path: Path) -> None:
+    """With two of three fenced, no master could take that back."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        master = f"{0xB1:032x}"
+        register = pb.RegisterNodeRequest(node_id=id_to_pb(master), role="master")
+        await w.leader.RegisterNode(register, Call())
+        error = await refused(want(w, pb.WANTED_FENCED, for_ms=60_000, node_id=id_to_pb(master)))
+        assert error.code is Code.INVALID_ARGUMENT and "only nodes can be fenced" in str(error)
 
 
 @pytest.mark.parametrize("first", [DRAINED, PARKED, RETIRED])

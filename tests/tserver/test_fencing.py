@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,9 @@ from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+from stele.tserver.fencing import Fencing
 from stele.tserver.node import Node
+from stele.tserver.replicas import Replicas
 from tests.consensus.cluster import WAIT_S, wait_until
 from tests.tserver.local import count, fill
 from tests.tserver.test_node_commands import POLICY, driving, listed, made
@@ -83,6 +86,52 @@ async def test_a_fenced_node_serves_nobody_and_catches_up_afterwards(
                 while any(index <= stood[tablet_id] for tablet_id, index in ends(node).items()):
                     await asyncio.sleep(0.1)
             assert not await refuses_a_checksum(node, tablet)
+
+
+async def test_a_volume_that_cannot_keep_it_fences_all_the_same_and_is_tried_again() -> None:
+    """A sick disk may be why the node is fenced."""
+    replicas, kept, full = Replicas(), [], [True]
+
+    def remember(fenced: bool) -> None:
+        if full[0]:
+            raise OSError(28, "no space left on device")
+        kept.append(fenced)
+
+    async def in_thread(work: Any, *args: Any) -> Any:
+        return work(*args)
+
+    fencing = Fencing(replicas, fenced=False, remember=remember, in_thread=in_thread)
+    fencing.told(True, 4)
+    await wait_until(lambda: replicas.fenced)
+    assert not kept
+    full[0] = False
+    fencing.told(True, 4)
+    await wait_until(lambda: kept == [True])
+    full[0] = True
+    fencing.told(False, 4)
+    await asyncio.sleep(0.05)
+    assert replicas.fenced, "its next start would fence it again, unasked"
+    full[0] = False
+    fencing.told(False, 4)
+    await wait_until(lambda: kept == [True, False] and not replicas.fenced)
+    await fencing.close()
+
+
+async def test_a_leader_master_that_was_replaced_does_not_end_a_fence() -> None:
+    replicas = Replicas()
+
+    async def in_thread(work: Any, *args: Any) -> Any:
+        return work(*args)
+
+    fencing = Fencing(replicas, fenced=False, remember=lambda fenced: None, in_thread=in_thread)
+    fencing.told(True, 5)
+    await wait_until(lambda: replicas.fenced)
+    fencing.told(False, 4)
+    await asyncio.sleep(0.05)
+    assert replicas.fenced
+    fencing.told(False, 5)
+    await wait_until(lambda: not replicas.fenced)
+    await fencing.close()
 
 
 async def test_a_fence_is_refused_where_tablets_would_stop_and_on_a_master(

@@ -66,6 +66,9 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
         node = lead.catalog.nodes.get(node_id)
         if node is None:
             raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
+        if wanted == "FENCED" and node.role == "master":
+            # It could not vote in the catalog, where somebody would have to take the wish back.
+            raise Rejected(f"{node.name or node_id} is a master; only nodes can be fenced")
         owner = DRIVER if request.epoch else ADMINISTRATOR
         _check_owner(node, owner, request.override)
         if wanted in (*KEPT, "DRAINED"):

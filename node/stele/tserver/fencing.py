@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from stele.model.errors import SteleError
 from stele.tserver.monitor import HAND_OVER_S
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import InThread
@@ -28,15 +29,21 @@ class Fencing:
         self._replicas = replicas
         self._remember = remember
         self._in_thread = in_thread
-        self._wanted = fenced
+        self._wanted = self._kept = fenced
+        self._term = 0
         self._task: asyncio.Task[None] | None = None
         replicas.fence(fenced)
 
-    def told(self, fenced: bool) -> None:
-        """Take from a leader master whether this node is to be fenced."""
-        if fenced == self._wanted:
+    def told(self, fenced: bool, term: int) -> None:
+        """Take from the leader master of this term whether this node is to be fenced.
+
+        An earlier leader may not know it yet, so its word is ignored.
+        """
+        if term < self._term:
             return
-        self._wanted = fenced
+        self._term, self._wanted = term, fenced
+        if self._is_done:
+            return
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -46,12 +53,29 @@ class Fencing:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    @property
+    def _is_done(self) -> bool:
+        return self._replicas.fenced == self._kept == self._wanted
+
     async def _follow(self) -> None:
-        """Wait until the node is as wanted. The wanted state may change meanwhile."""
-        while self._replicas.fenced != self._wanted:
-            wanted = self._wanted
-            if wanted:
+        """Wait until the node is as wanted. The wanted state may change meanwhile.
+
+        If the volume cannot keep it, the node is fenced all the same, and the next heartbeat tries again.
+        """
+        while not self._is_done:
+            wanted, before = self._wanted, self._replicas.fenced
+            if wanted and not before:
                 await self._replicas.hand_over_leadership(HAND_OVER_S)
-            await self._in_thread(self._remember, wanted)
-            self._replicas.fence(wanted)
-            log.info("fenced" if wanted else "no longer fenced")
+            try:
+                await self._in_thread(self._remember, wanted)
+                self._kept = wanted
+            except (OSError, SteleError) as exc:
+                log.error(
+                    "the volume does not keep whether this node is fenced", wanted=wanted, error=str(exc)
+                )
+            if wanted or not self._kept:
+                self._replicas.fence(wanted)
+            if self._replicas.fenced is not before:
+                log.info("fenced" if wanted else "no longer fenced")
+            if self._kept is not wanted:
+                return

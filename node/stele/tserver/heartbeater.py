@@ -129,7 +129,7 @@ class Heartbeater:
         """A master that leads has answered: take over its lists."""
         self._leader_heard = True
         self._fences.learned(response.term, response.driver_epoch)
-        self._fencing.told(response.fenced)
+        self._fencing.told(response.fenced, response.term)
         self._learn_masters(response.masters)
         self._learn_addresses(response)
 
