@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from stele.model.ids import CATALOG_TABLET_ID, TabletId
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
+from tests.consensus.cluster import WAIT_S
 from tests.master.harness import (
     MASTERS,
     OPTIONS,
@@ -298,3 +301,44 @@ async def test_callers_without_a_place_still_get_all_at_once(tmp_path: Path) -> 
         for _ in range(2):
             kept = await keeper.renew(earlier)
             assert kept.anew and still(kept.view) == still(view_from_pb(old))
+
+
+class Slow:
+    """A page that is taken only when the test lets it."""
+
+    def __init__(self, page: pb.GetClusterViewResponse) -> None:
+        self._page = page
+        self.taken, self.go = threading.Event(), threading.Event()
+
+    @property
+    def anew(self) -> bool:
+        self.taken.set()
+        self.go.wait(WAIT_S)
+        return self._page.anew
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._page, name)
+
+
+async def test_a_renewal_that_is_cancelled_has_ended_before_the_next_one_begins(tmp_path: Path) -> None:
+    """Its thread cannot be stopped, and would change the view while the next one reads it."""
+    async with world(tmp_path, SLOW) as w:
+        await ready(w)
+        await made(w)
+        reader = Reader(w)
+        slow = Slow(await reader.page(pb.ViewPlacePB()))
+
+        async def page(since: pb.ViewPlacePB) -> Any:
+            return slow
+
+        first = asyncio.create_task(reader.keeper.renew(page))
+        assert await asyncio.to_thread(slow.taken.wait, WAIT_S)
+        first.cancel()
+        second = asyncio.create_task(reader.renew())
+        await asyncio.sleep(0.2)
+        assert not second.done()
+        slow.go.set()
+        await asyncio.gather(first, return_exceptions=True)
+        assert first.cancelled()
+        await second
+        await same(reader)

@@ -9,9 +9,10 @@ Invariant: a view is given out only after the last page, so it shows one moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stele.driver.view import ClusterView, Intent, NodeView, ReplicaView, TabletView
 from stele.driver.wire import claim_from_pb, intent_from_pb, node_from_pb, tablet_from_pb
@@ -125,10 +126,10 @@ class ViewKeeper:
                 page = await pages(self._units.place)
                 # A page has hundreds of tablets. Let the loop run between pages: it may have to renew a
                 # Lease.
-                touched |= await asyncio.to_thread(self._take, page)
+                touched |= await _to_its_end(self._take, page)
                 anew = anew or page.anew or not page.HasField("upto")
                 if not page.more:
-                    return await asyncio.to_thread(self._kept, page, anew, frozenset(touched))
+                    return await _to_its_end(self._kept, page, anew, frozenset(touched))
             raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
 
     def _take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
@@ -160,6 +161,19 @@ class ViewKeeper:
         )
         view = view_of(last, map(node_from_pb, last.nodes), tablets, _sorted(units.intents))
         return Kept(view, last, _sorted(units.tables), anew, touched)
+
+
+async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
+    """Run `work` in a thread, and wait for it even if the caller is cancelled: the next renewal must not meet it."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait((running,))
+        running.exception()  # retrieved here: nobody asks for it
+        raise
 
 
 def view_of(

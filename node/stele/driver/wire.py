@@ -214,6 +214,8 @@ def _freshened(tablet: TabletView, news: list[tuple[str, common_pb2.ReplicaStatu
     config: Configuration = tablet.config
     term, leader = tablet.term, tablet.leader_node
     for node_id, status in news:
+        if status.tablet_incarnation < config.incarnation and status.data_state != common_pb2.COPYING:
+            continue  # a recovery gave it up; it may lead others of its kind, at any term
         report = replica_from_pb(node_id, status)
         reports[(report.node_id, report.replica_id)] = report
         if status.role == common_pb2.LEADER and status.term >= term:
