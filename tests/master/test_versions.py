@@ -52,6 +52,7 @@ def new_requests(w: World) -> dict[str, object]:
     return wants | {
         "AlterTable": pb.AlterTableRequest(name="t", steps=[add]),
         "SetReplicationFactor": pb.SetReplicationFactorRequest(name="t", replication_factor=1),
+        "SetMasterCount": pb.SetMasterCountRequest(masters=1),
         "PlaceTablet": pb.PlaceTabletRequest(tablet_id=tablet_id, what=pb.ADD_REPLICA, replicas=4),
     }
 

@@ -13,6 +13,7 @@ import structlog
 
 from stele.master.leadership import Leadership
 from stele.master.port import swap
+from stele.master.versions import CLUSTER_LOCK, require_version
 from stele.model.config import MemberType
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID
@@ -28,13 +29,13 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
 
     Raises:
         Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, too few masters were started for it, or a
-            TabletCluster describes the cluster.
+            TabletCluster describes the cluster; UNSUPPORTED_VERSION, the cluster version is not finalized.
         Retryable: NOT_READY, too few of the masters that are to stay answer now.
     """
     count = request.masters
     if count not in MASTER_COUNTS:
         raise Rejected(f"{count} masters: expected 1, 3 or 5")
-    async with lead.locks.hold(tables=("cluster",)):
+    async with lead.locks.hold(tables=(CLUSTER_LOCK,)):
         cluster = lead.catalog.cluster
         if cluster is None:
             raise Retryable("the cluster is not in the catalog yet; try again", code=Code.NOT_READY)
@@ -48,6 +49,7 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
                 f"yet; the number "
                 f"stays {before}"
             )
+        require_version(lead, 2, f"{count} masters")
         lead.check_settled()
         if count < before:
             _check_shrink(lead, count)

@@ -25,7 +25,8 @@ log = structlog.get_logger("stele.master")
 
 NAMED_MAX = 5
 """Most members that a refusal names."""
-_LOCK = "cluster version"
+CLUSTER_LOCK = "cluster"
+"""Held by whoever changes the cluster's row."""
 
 
 def require_version(lead: Leadership, version: int, what: str) -> None:
@@ -99,7 +100,7 @@ async def finalize(lead: Leadership, request: master_pb2.FinalizeClusterVersionR
             f"cluster version {asked}: the leader master reads up to {CLUSTER_VERSION}; upgrade the masters first",
             code=Code.UNSUPPORTED_VERSION,
         )
-    async with lead.locks.hold(tables=(_LOCK,)):
+    async with lead.locks.hold(tables=(CLUSTER_LOCK,)):
         cluster = lead.catalog.cluster
         if cluster is None or asked <= cluster.cluster_version:
             return lead.catalog.cluster_version
