@@ -11,7 +11,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,6 +58,28 @@ def _override_option(command: F) -> F:
         is_flag=True,
         help="Also override what the driver asked for. It may ask again, as long as its TabletCluster says so.",
     )(command)
+
+
+def _kept(command: F) -> F:
+    """The arguments of a wish for a while: `park`, `fence`."""
+    long = click.option(
+        "--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d."
+    )
+    return _node_argument(long(_reason_option(_override_option(masters_option(command)))))
+
+
+def _taken_back(command: F) -> F:
+    """The arguments of what takes a wish back."""
+    return _node_argument(_override_option(masters_option(command)))
+
+
+def _ask(masters: str, wish: Callable[..., Awaitable[Answer]], node: str, **how: object) -> None:
+    """Ask for a wish of `stele.client.admin`, and tell the answer."""
+
+    async def work(client: AsyncClient) -> None:
+        _tell(await wish(client.masters, node, **how))
+
+    with_client(masters, work)
 
 
 def _wait_option(command: F) -> F:
@@ -130,9 +152,7 @@ def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, master
 
 
 @click.command()
-@_node_argument
-@_override_option
-@masters_option
+@_taken_back
 def undrain(node: str, override: bool, masters: str) -> None:
     """Cancel a drain, or a retirement that is not complete. Copies that were begun for it end.
 
@@ -140,18 +160,11 @@ def undrain(node: str, override: bool, masters: str) -> None:
     """
     from stele.client.admin import undrain_node
 
-    async def work(client: AsyncClient) -> None:
-        _tell(await undrain_node(client.masters, node, override=override))
-
-    with_client(masters, work)
+    _ask(masters, undrain_node, node, override=override)
 
 
 @click.command()
-@_node_argument
-@click.option("--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d.")
-@_reason_option
-@_override_option
-@masters_option
+@_kept
 def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
     """Let a node be away for a while. Its replicas are not replaced or copied elsewhere.
 
@@ -162,16 +175,11 @@ def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> 
     """
     from stele.client.admin import park_node
 
-    async def work(client: AsyncClient) -> None:
-        _tell(await park_node(client.masters, node, for_s=for_s, reason=reason, override=override))
-
-    with_client(masters, work)
+    _ask(masters, park_node, node, for_s=for_s, reason=reason, override=override)
 
 
 @click.command()
-@_node_argument
-@_override_option
-@masters_option
+@_taken_back
 def unpark(node: str, override: bool, masters: str) -> None:
     """Return a parked node to service. If it is still away, its replicas are replaced like those of any
     silent node.
@@ -180,18 +188,11 @@ def unpark(node: str, override: bool, masters: str) -> None:
     """
     from stele.client.admin import unpark_node
 
-    async def work(client: AsyncClient) -> None:
-        _tell(await unpark_node(client.masters, node, override=override))
-
-    with_client(masters, work)
+    _ask(masters, unpark_node, node, override=override)
 
 
 @click.command()
-@_node_argument
-@click.option("--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d.")
-@_reason_option
-@_override_option
-@masters_option
+@_kept
 def fence(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
     """Let a node run without serving anybody: no clients and no other nodes, even after a restart.
 
@@ -203,16 +204,11 @@ def fence(node: str, for_s: float, reason: str, override: bool, masters: str) ->
     """
     from stele.client.admin import fence_node
 
-    async def work(client: AsyncClient) -> None:
-        _tell(await fence_node(client.masters, node, for_s=for_s, reason=reason, override=override))
-
-    with_client(masters, work)
+    _ask(masters, fence_node, node, for_s=for_s, reason=reason, override=override)
 
 
 @click.command()
-@_node_argument
-@_override_option
-@masters_option
+@_taken_back
 def unfence(node: str, override: bool, masters: str) -> None:
     """Return a fenced node to service: within seconds it serves like any node.
 
@@ -220,10 +216,7 @@ def unfence(node: str, override: bool, masters: str) -> None:
     """
     from stele.client.admin import unfence_node
 
-    async def work(client: AsyncClient) -> None:
-        _tell(await unfence_node(client.masters, node, override=override))
-
-    with_client(masters, work)
+    _ask(masters, unfence_node, node, override=override)
 
 
 def _tell(answer: Answer) -> None:
