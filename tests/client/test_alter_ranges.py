@@ -18,7 +18,8 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.keys import encode_tuple
 from stele.model.schema import Schema
 from tests.client.commands import runner
-from tests.tserver.local import LocalCluster
+from tests.consensus.cluster import wait_until
+from tests.tserver.local import LocalCluster, master_of
 
 SCHEMA = Schema.make([("n", "int64"), ("k", "int64"), ("text", "string", True)], ["n", "k"])
 RANGED = stele.range("n", ranges=[(0, 10), (10, 20)])
@@ -109,6 +110,32 @@ async def test_a_dropped_range_takes_its_rows_with_it(cluster: LocalCluster) -> 
         await late.put({"n": 7, "k": 0})
         assert await ns(late) == sorted([7, *range(10, 20), 15])
         assert await ns(old) == sorted([7, *range(10, 20), 15])
+
+
+async def test_a_range_that_another_program_made_anew_is_not_dropped_by_a_drop_that_waits(
+    cluster: LocalCluster,
+) -> None:
+    """A drop asks again until all nodes have deleted the replicas, and one of them is away."""
+    async with cluster.client() as client, cluster.client() as other:
+        table = await client.create_table("t", SCHEMA, RANGED, replication_factor=1)
+        await table.put({"n": 5, "k": 5})
+        (holder,) = table.locations.tablets[0].replicas
+        name = next(name for name, node_id in cluster.ids.items() if node_id == holder.node_id)
+        await cluster.stop(name)
+        drop = asyncio.create_task(table.alter(drop_ranges=[(0, 10)], timeout_s=15))
+        again = await other.open_table("t")
+        while again.partition_schema.ranges == 2:
+            await again.refresh()
+        master = master_of(cluster.running["master"])
+        await wait_until(
+            lambda: master.lead is not None and not master.lead.is_alive(master.catalog.nodes[holder.node_id])
+        )
+        await again.alter(add_ranges=[(0, 10)], timeout_s=10)  # whose node has nothing to delete for it
+        await again.put({"n": 6, "k": 6})
+        with pytest.raises(Retryable) as caught:
+            await drop
+        assert caught.value.code is Code.UNKNOWN_OUTCOME
+        assert await again.get((6, 6)) == {"n": 6, "k": 6, "text": None}
 
 
 async def test_changes_that_are_refused_change_nothing(cluster: LocalCluster) -> None:

@@ -100,13 +100,17 @@ def range_steps(
 
 
 async def _ask(
-    locations: Locations, request: master_pb2.AlterTableRequest, deadline: float
+    locations: Locations, request: master_pb2.AlterTableRequest, deadline: float, *, drops: bool
 ) -> master_pb2.AlterTableResponse:
-    """Have the masters make the change. Ask again until nodes have deleted what was dropped."""
+    """Have the masters make the change. If it `drops` ranges, ask again until nodes have deleted them.
+
+    The later questions have no steps: if somebody else changed the table meanwhile, the masters know this change no more, and
+    would make it a second time. It might drop a range that was made anew since.
+    """
     answer: master_pb2.AlterTableResponse | None = None
-    while True:
+    while answer is None or answer.unreached:
         rest_s = max(0.001, deadline - time.monotonic())
-        request.wait_ms = int(rest_s * 1000)
+        request.wait_ms = int(rest_s * 1000) if drops else 0
         try:
             told: master_pb2.AlterTableResponse = await locations.masters.call(
                 "AlterTable", request, timeout_s=rest_s
@@ -114,18 +118,21 @@ async def _ask(
         except Rejected:
             if answer is None:
                 raise
-            return answer  # another change came in between
+            break  # another change came in between
         answer = told
-        if not told.unreached:
-            return told
+        if not drops:
+            return answer  # what is left to delete is of another change
+        request.ClearField("steps")
+        request.ClearField("new_name")
         if time.monotonic() >= deadline:
-            raise Retryable(
-                f"the ranges of table {locations.info.name} are dropped, but {', '.join(told.unreached[:3])} "
-                f"did not "
-                "answer: a program that reaches these nodes may still write to them, until the masters hear "
-                "them again",
-                code=Code.UNKNOWN_OUTCOME,
-            )
+            break
+    if answer.unreached:
+        raise Retryable(
+            f"the ranges of table {locations.info.name} are dropped, but {', '.join(answer.unreached[:3])} did not "
+            "answer: a program that reaches these nodes may still write to them, until the masters hear them again",
+            code=Code.UNKNOWN_OUTCOME,
+        )
+    return answer
 
 
 async def alter(
@@ -144,7 +151,8 @@ async def alter(
         steps=steps_to_pb(steps),
         new_name="" if new_name is None else arguments.text(new_name, "new name"),
     )
-    answer = await _ask(locations, request, deadline)
+    drops = any(isinstance(step, DropRange) for step in steps)
+    answer = await _ask(locations, request, deadline, drops=drops)
     added = any(isinstance(step, AddRange) for step in steps)
     why = ""
     while (rest_s := deadline - time.monotonic()) > 0:
