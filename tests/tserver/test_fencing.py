@@ -38,7 +38,7 @@ async def refuses_a_checksum(node: Node, tablet: str) -> bool:
             timeout_s=5,
         )
     except SteleError as exc:
-        return exc.code is Code.NOT_READY and "fenced" in str(exc)
+        return exc.code is Code.NOT_LEADER and "fenced" in str(exc)
     finally:
         await pool.close()
     return False

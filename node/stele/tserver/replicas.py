@@ -90,7 +90,7 @@ class Replicas:
 
         Raises:
             Rejected: NOT_FOUND, or TABLET_DELETED where only a tombstone is left.
-            Retryable: NOT_READY while replicas are still being opened, or while the node is fenced.
+            Retryable: NOT_READY while replicas are still being opened; NOT_LEADER while the node is fenced.
         """
         self._refuse_if_fenced()
         replica = self.current(tablet_id)
@@ -112,7 +112,8 @@ class Replicas:
 
     def _refuse_if_fenced(self) -> None:
         if self._fenced:
-            raise Retryable("this node is fenced; ask another one", code=Code.NOT_READY)
+            # NOT_READY would have clients ask this node again until their deadline.
+            raise Retryable("this node is fenced; ask another one", code=Code.NOT_LEADER)
 
     def refuse_unless_open(self) -> None:
         """Return if all replicas on the volume are known.
