@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from stele.model.config import Configuration, MemberType, Peer
-from stele.model.entry import Entry, EntryKind
+from stele.model.entry import EntryKind
 from stele.model.errors import Code
 from stele.model.ids import NodeId, OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
@@ -16,34 +16,22 @@ from stele.raft.effects import (
     ChangeRefused,
     Committed,
     Effect,
-    HardState,
-    MessageIgnored,
-    Persist,
     ProposalRefused,
-    Proposed,
     ReadReady,
     ReadRefused,
-    Role,
-    Send,
-    TransferDone,
     TransferFailed,
 )
 from stele.raft.events import (
     ChangeType,
-    Persisted,
     Propose,
     ProposeChange,
     Received,
     RequestRead,
-    Start,
-    SyncStalled,
-    Tick,
-    TransferLeadership,
 )
 from stele.raft.invariants import check
 from stele.raft.membership import PeerFacts, unsafe
-from stele.raft.messages import TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
-from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle, vote
+from stele.raft.messages import UpdateResponse
+from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle
 
 VOTER, LEARNER, WITNESS = MemberType.VOTER, MemberType.NON_VOTER, MemberType.WITNESS
 
@@ -274,30 +262,6 @@ def test_a_node_holds_one_replica_and_no_member_becomes_a_witness(
     assert refused.code is code and why in refused.message
 
 
-def test_who_hears_a_leader_neither_votes_nor_takes_the_term_unless_the_leader_asked_for_it() -> None:
-    begin = replace(initial(3, entries(1), 1), leader_hint=ReplicaId(2))
-    core = RaftCore(RaftOptions(), ReplicaId(1), begin, random.Random(1))
-    core.step(Received(ReplicaId(2), UpdateRequest(1, OpId(1, 1), (), 1), 10))
-    for asked, granted, term in ((False, False, 1), (True, True, 9)):
-        request = VoteRequest(9, OpId(8, 8), ignore_live_leader=asked)
-        effects = core.step(Received(ReplicaId(3), request, 20))
-        answers = [e.message for e in effects if isinstance(e, Send) and e.to == 3]
-        assert [a.granted for a in answers if isinstance(a, VoteResponse)] == [granted]
-        assert core.term == term
-
-
-@pytest.mark.parametrize("sender", [1, 2])
-def test_a_leader_takes_no_entry_of_another_that_leads_its_term(sender: int) -> None:
-    """Nor of one that goes by its own name, as the node of a volume that was copied would."""
-    core = RaftCore(RaftOptions(), ReplicaId(1), initial(3), random.Random(1))
-    lead(core)
-    theirs = (Entry(core.term, 2, EntryKind.WRITE, 0, b"theirs"),)
-    update = UpdateRequest(core.term, OpId(core.term, 1), theirs, 2)
-    (ignored,) = core.step(Received(ReplicaId(sender), update, 10))
-    assert isinstance(ignored, MessageIgnored) and "a term has one leader" in ignored.cause
-    assert core.role is Role.LEADER and core.log.last_index == 1
-
-
 def test_a_witness_that_leads_serves_neither_writes_nor_reads() -> None:
     config = Configuration(3, (peer(1, WITNESS, start=1), *configuration(3).peers[1:]))
     begin = replace(initial(3, entries(1), 1), config=config, witness_without_data=True)
@@ -305,137 +269,6 @@ def test_a_witness_that_leads_serves_neither_writes_nor_reads() -> None:
     lead(core)
     effects = core.step_many([Propose(7, EntryKind.WRITE, b"w"), RequestRead(8)])
     assert refusals(effects) == [(ProposalRefused, Code.NOT_LEADER), (ReadRefused, Code.NOT_LEADER)]
-
-
-def test_leadership_is_handed_to_nobody_without_rows() -> None:
-    core = leader_in_step()
-    core.step(Received(ReplicaId(2), UpdateResponse(core.term, True, OpId(1, 1), has_data=False), 6))
-    refused = core.step(TransferLeadership(1, ReplicaId(2), 7))
-    assert refusals(refused) == [(TransferFailed, Code.UNSAFE_CHANGE)]
-    effects = core.step(TransferLeadership(2, None, 7))
-    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [3]
-
-
-def candidate(voters: int, log: tuple[int, ...] = ()) -> RaftCore:
-    """One that has asked for votes in a term which it has not on disk yet."""
-    core = RaftCore(RaftOptions(), ReplicaId(1), initial(voters, entries(*log)), random.Random(1))
-    core.step(Start(0))
-    if voters > 1:
-        vote(core, pre_vote=True)
-    assert core.role is Role.CANDIDATE
-    return core
-
-
-def test_a_vote_of_an_earlier_term_elects_nobody_in_a_later_one() -> None:
-    core = candidate(3)
-    core.step(Persisted(1))
-    core.step(Tick(10_000))
-    core.step(Received(ReplicaId(3), VoteResponse(1, True, True, 2, True), 10_001))
-    core.step(Persisted(2))
-    assert (core.role, core.term) == (Role.CANDIDATE, 2)
-    core.step(Received(ReplicaId(2), VoteResponse(1, True, False, 1, True), 10_002))  # it came late
-    assert core.role is Role.CANDIDATE
-    core.step(Received(ReplicaId(2), VoteResponse(2, True, False, 2, True), 10_003))
-    assert core.role is Role.LEADER
-
-
-def test_the_own_vote_counts_when_it_is_on_disk() -> None:
-    """Not when what was written before it is."""
-    core = candidate(1)
-    core.step(Persisted(1))
-    assert core.role is Role.LEADER  # and its no-op is on its way to the disk
-    core.step(SyncStalled(10))
-    core.step(Tick(100_000))
-    assert (core.role, core.term) == (Role.CANDIDATE, 2)
-    core.step(Persisted(2))
-    assert core.role is Role.CANDIDATE
-    core.step(Persisted(3))
-    assert core.role is Role.LEADER
-
-
-def test_what_matched_an_earlier_leaders_log_need_not_match_the_next_ones() -> None:
-    """Also where this replica stood for the term itself."""
-    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), leader_hint=None), random.Random(1))
-    core.step(Start(0))
-    core.step(Received(ReplicaId(2), UpdateRequest(1, OpId(0, 0), entries(1, 1), 0), 1))
-    core.step(Persisted(1))
-    core.step(Tick(10_000))
-    core.step(Received(ReplicaId(3), VoteResponse(1, True, True, 2, True), 10_001))
-    assert (core.role, core.term) == (Role.CANDIDATE, 2)
-    core.step(Persisted(2))
-    core.step(
-        Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), (), 2), 10_002)
-    )  # which has another entry at 2
-    assert (core.role, core.commit_index) == (Role.FOLLOWER, 1)
-
-
-def test_an_answer_of_an_earlier_term_is_not_counted() -> None:
-    """It came late: its sender held other entries at these places, and a new leader has replaced them since."""
-    core = leader_in_step()
-    settle(core, core.step_many([Propose(n, EntryKind.WRITE, b"w") for n in (1, 2)]))
-    late = UpdateResponse(1, True, OpId(1, 3), preceding_index=1)
-    replaced = (Entry(2, 2, EntryKind.NOOP, 0, b""),)
-    settle(core, core.step(Received(ReplicaId(3), UpdateRequest(2, OpId(1, 1), replaced, 1), 10)))
-    core.step(Tick(10_000))
-    core.step(Received(ReplicaId(2), VoteResponse(2, True, True, 3, True), 10_001))
-    core.step(Persisted(core.last_persist_id))
-    core.step(Received(ReplicaId(2), VoteResponse(3, True, False, 3, True), 10_002))
-    core.step(Persisted(core.last_persist_id))
-    assert (core.role, core.log.last_opid, core.commit_index) == (Role.LEADER, OpId(3, 3), 1)
-    core.step(Received(ReplicaId(2), late, 10_003))
-    assert core.commit_index == 1
-    core.step(Received(ReplicaId(2), replace(late, term=3, last_received=OpId(3, 3)), 10_004))
-    assert core.commit_index == 3
-
-
-@pytest.mark.parametrize(
-    ("theirs", "granted"),
-    [
-        pytest.param(OpId(1, 9), False, id="longer, of an earlier term"),
-        pytest.param(OpId(2, 1), False, id="shorter, of the same term"),
-        pytest.param(OpId(2, 2), True, id="the same"),
-        pytest.param(OpId(2, 3), True, id="longer"),
-        pytest.param(OpId(3, 1), True, id="shorter, of a later term"),
-    ],
-)
-@pytest.mark.parametrize("pre_vote", [True, False], ids=["pre-vote", "vote"])
-def test_a_vote_goes_to_logs_that_are_as_up_to_date_by_term_first(
-    pre_vote: bool, theirs: OpId, granted: bool
-) -> None:
-    """Raft §5.4.1: the longer log may lack what a later term committed."""
-    begin = replace(initial(3, entries(1, 2)), leader_hint=None)
-    core = RaftCore(RaftOptions(), ReplicaId(1), begin, random.Random(1))
-    core.step(Start(0))
-    effects = core.step(Received(ReplicaId(2), VoteRequest(4, theirs, pre_vote), 1_000))
-    answers = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, VoteResponse)]
-    assert [a.granted for a in answers] == [granted]
-
-
-def follower(log: tuple[int, ...] = ()) -> RaftCore:
-    """Replica 1 of three, which is not meant to lead and has heard of nobody."""
-    core = RaftCore(
-        RaftOptions(), ReplicaId(1), replace(initial(3, entries(*log)), leader_hint=None), random.Random(1)
-    )
-    core.step(Start(0))
-    return core
-
-
-def test_one_vote_is_given_in_a_term() -> None:
-    core = follower()
-    granted = []
-    for sender in (2, 3, 2):
-        effects = core.step(Received(ReplicaId(sender), VoteRequest(4, OpId(0, 0)), 1_000))
-        granted += [
-            e.message.granted for e in effects if isinstance(e, Send) and isinstance(e.message, VoteResponse)
-        ]
-    assert granted == [True, False, True]
-
-
-def test_a_term_that_another_brings_is_on_disk_before_it_is_spoken_in() -> None:
-    effects = follower().step(Received(ReplicaId(2), UpdateRequest(5, OpId(0, 0), (), 0), 1))
-    (persist,) = [e for e in effects if isinstance(e, Persist)]
-    assert persist.hard_state == HardState(5, None)
-    assert [e.after for e in effects if isinstance(e, Send)] == [persist.id]
 
 
 def test_no_change_is_begun_before_the_leader_has_committed_in_its_term() -> None:
@@ -448,91 +281,3 @@ def test_no_change_is_begun_before_the_leader_has_committed_in_its_term() -> Non
     assert refusals(core.step(change)) == [(ChangeRefused, Code.NOT_READY)]
     accept(core, 2, 2)
     assert refusals(core.step(change)) == []
-
-
-def test_what_is_proposed_while_leadership_is_handed_over_waits_for_the_end_of_it() -> None:
-    """From its beginning on, or a target that lags would never have all of it."""
-    core = leader_in_step()
-    core.step(Propose(1, EntryKind.WRITE, b"w"))
-    core.step(TransferLeadership(2, ReplicaId(2), 10))
-    assert not [e for e in core.step(Propose(3, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
-    effects = accept(core, 2, 2, preceding=1, now=11)
-    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)] == [2]
-    assert not [e for e in core.step(Propose(4, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
-    accept(core, 3, 2, preceding=1, now=600)
-    effects = core.step(Tick(700))
-    assert [e.context for e in effects if isinstance(e, Proposed)] == [3, 4]
-
-
-def test_a_hand_over_that_its_target_took_up_is_not_told_as_failed() -> None:
-    """A tick and the target's vote request in one turn: TimeoutNow was due again, and so was taken for not sent."""
-    core = leader_in_step()
-    sent = core.step(TransferLeadership(7, ReplicaId(2), 7))
-    assert any(isinstance(e, Send) and isinstance(e.message, TimeoutNow) for e in sent)
-    asks = VoteRequest(core.term + 1, core.log.last_opid, ignore_live_leader=True)
-    effects = core.step_many([Tick(80), Received(ReplicaId(2), asks, 81)])
-    assert not any(isinstance(e, TransferFailed) for e in effects) and core.role is not Role.LEADER
-    leads = UpdateRequest(core.term, core.log.last_opid, (), core.commit_index)
-    effects = core.step(Received(ReplicaId(2), leads, 90))
-    assert any(isinstance(e, TransferDone) for e in effects)
-
-
-def heir(core: RaftCore, *leads: tuple[int, int], now: int = 7) -> list[int]:
-    """To whom leadership goes where nobody is named."""
-    known = tuple((ReplicaId(n), count) for n, count in leads)
-    effects = core.step(TransferLeadership(1, None, now, known))
-    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, TimeoutNow)]
-
-
-@pytest.mark.parametrize(
-    ("leads", "to"), [((), 2), (((2, 4), (3, 4)), 2), (((2, 5), (3, 4)), 3), (((3, 1),), 2), (((2, 1),), 3)]
-)
-def test_leadership_goes_to_the_voter_that_leads_least(leads: tuple[tuple[int, int], ...], to: int) -> None:
-    """It went to the first of the configuration: three restarts moved the leaders of 12 tablets to one node."""
-    assert heir(leader_in_step(), *leads) == [to]
-
-
-def test_a_voter_that_lags_is_not_handed_leadership_however_little_it_leads() -> None:
-    core = leader_in_step()
-    settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
-    for now in range(75, 600, 75):  # it answers each heartbeat, and has nothing new on its disk
-        core.step(Tick(now))
-        accept(core, 3, core.log.last_index, now=now)
-        accept(core, 2, 1, now=now)
-    assert heir(core, (2, 0), (3, 9), now=601) == [3]
-
-
-def test_a_target_that_is_named_is_refused_at_once_while_it_lacks_much_of_the_log() -> None:
-    """Proposals are held until it has all. They waited an election timeout for a target that was far behind."""
-    core = leader_in_step()
-    settle(core, core.step(Propose(1, EntryKind.WRITE, b"w")))
-    for now in range(75, 600, 75):
-        core.step(Tick(now))
-        accept(core, 3, core.log.last_index, now=now)
-        accept(core, 2, 1, now=now)
-    (refused,) = [
-        e
-        for e in core.step(TransferLeadership(5, ReplicaId(2), 601, at_once=True))
-        if isinstance(e, TransferFailed)
-    ]
-    assert refused.code is Code.NOT_READY and refused.message.startswith("replica 2 lacks 1 entries")
-    assert [e for e in core.step(Propose(6, EntryKind.WRITE, b"w")) if isinstance(e, Proposed)]
-    effects = core.step(TransferLeadership(7, ReplicaId(2), 602))
-    assert not [e for e in effects if isinstance(e, TransferFailed)], "who may wait is not refused"
-
-
-@pytest.mark.parametrize(
-    ("target", "why"),
-    [(9, "is not another member"), (1, "is not another member"), (2, "has FAILED"), (4, "is a NON_VOTER")],
-)
-def test_a_target_that_cannot_lead_is_refused_with_the_reason(target: int, why: str) -> None:
-    config = Configuration(1, (*configuration(3).peers, peer(4, LEARNER)))
-    core = RaftCore(RaftOptions(), ReplicaId(1), replace(initial(3), config=config), random.Random(1))
-    lead(core)
-    for n in (2, 3):
-        accept(core, n, 1)
-    core.step(Received(ReplicaId(2), UpdateResponse(core.term, True, OpId(1, 1), failed=True), 6))
-    (refused,) = [
-        e for e in core.step(TransferLeadership(5, ReplicaId(target), 7)) if isinstance(e, TransferFailed)
-    ]
-    assert refused.code is Code.UNSAFE_CHANGE and why in refused.message
