@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NEIGHBOUR = TabletId("8" * 32)
 _HELD_MS = 5_000.0
+_LOOK_MS = 50.0
 _BEHIND_MAX = 20
 """How many entries a copy for healing may lack."""
 
@@ -107,17 +108,26 @@ class Rows:
         checkpoint.fill(target)
         took = world.rng.uniform(1.0, 300.0)
         world.trouble.copying(node, took)
-        world.at(world.now + took, self._installed, node.life, again)
+        world.at(world.now + took, self._installed, checkpoint.opid, node.life, again)
 
-    def _installed(self, life: int, again: Callable[[], None]) -> None:
-        node = self._node
+    def _installed(self, opid: OpId, life: int, again: Callable[[], None]) -> None:
+        node, world, replica = self._node, self._node.world, self._node.replica
         if node.life != life:
-            node.world.met["a copy cut off"] += 1
+            world.met["a copy cut off"] += 1
             again()
             return
-        node.world.met["a witness got its rows"] += 1
+        if replica is not None and replica.core is not None:
+            try:
+                reached = replica.storage.log_reaches(opid)
+            except Retryable:  # its log begins later, or it runs no more
+                again()
+                return
+            if not reached:
+                world.met["a copy waited for the log"] += 1
+                world.at(world.now + _LOOK_MS, self._installed, opid, life, again)
+                return
+        world.met["a witness got its rows"] += 1
         node.superblock = replace(node.superblock, data_state=DataState.READY, witness_start=OPID_NONE)
-        replica = node.replica
         if replica is not None and replica.core is not None:
             machine = open_machine(node.superblock, node.directory)
             node.run(replica.rows_arrived(node.superblock, machine), _heard)

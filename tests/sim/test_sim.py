@@ -27,6 +27,13 @@ def test_seeds(first: int) -> None:
         World(draw_plan(seed)).run()
 
 
+@pytest.mark.parametrize(
+    "seed", [pytest.param(3300668, id="rows of a restarted witness end beyond what it knows to be committed")]
+)
+def test_seeds_that_found_a_fault(seed: int) -> None:
+    World(draw_plan(seed)).run()
+
+
 @pytest.mark.parametrize("weather", Weather)
 def test_every_weather(weather: Weather) -> None:
     World(draw_plan(31, weather)).run()

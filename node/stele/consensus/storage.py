@@ -115,7 +115,9 @@ class Storage:
     # --- reading the log
 
     def log_reaches(self, opid: OpId) -> bool:
-        """Whether this replica's log holds the committed entry `opid` durably.
+        """Whether this replica's log holds the entry `opid` durably, and this replica knows it to be committed.
+
+        Rows that end beyond its commit index would let the log drop entries that are not handed out yet.
 
         Raises:
             Retryable: it never will, because the replica does not run, or its log begins later.
@@ -127,7 +129,7 @@ class Storage:
             raise Retryable(
                 f"the log begins after {log.start}, but the copied rows end at {opid}; copy the replica again"
             )
-        return log.durable_index >= opid.index and log.term_at(opid.index) == opid.term
+        return log.handed_index >= opid.index and log.term_at(opid.index) == opid.term
 
     async def read_log(self, first_index: int, bytes_max: int) -> tuple[Entry, ...]:
         """Entries of the log, read in a thread. None if they were collected, which the core may not know yet.
