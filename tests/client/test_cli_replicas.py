@@ -84,7 +84,7 @@ async def test_factor_moves_and_balance(cluster: LocalCluster, monkeypatch: pyte
             )
             assert code == 0, err
             assert out.splitlines()[0].endswith(f"moves from {members[0]} to {free[:8]}")
-            assert "it is done" in out.splitlines()[-1]
+            assert "done: " in out.splitlines()[-1]
             _, out, _ = await run("tablet", "describe", named)
             assert f"placed by hand: on {free[:8]}, not on {members[0][:8]}" in out and "(why)" in out
             code, out, _ = await run("tablet", "add-replica", named, "--wait", "--wait-for", "120")
