@@ -161,6 +161,7 @@ def parse_identity(raw: Json) -> Identity:
             formed=json.loads(data["formed"]) if data.get("formed") else {},
             first_serial=_first_serials(data),
             fork_id=data.get("forkID", ""),
+            asleep=data.get("asleep") == "true",
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(

@@ -48,7 +48,7 @@ from stele_operator.plan.actions import (
 )
 from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S, plan_keeping
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.findings import SLEEP, Finding, Kind
 from stele_operator.plan.health import patience_s
 from stele_operator.plan.observation import GroupObject
 from stele_operator.plan.status import cluster_status, group_status, healing_status, orphan_status
@@ -224,7 +224,8 @@ class ClusterTask:
     def _must_settle(self, o: Observation) -> bool:
         """Whether to wait for a new leader master that has not heard from all nodes. To it, most nodes
         seem silent."""
-        unsettled = o.catalog is not None and not o.catalog.view.settled
+        # A cluster that wakes has no nodes yet that could be heard, and nothing is judged by their silence.
+        unsettled = o.catalog is not None and not o.catalog.view.settled and not o.asleep
         self._unsettled = self._unsettled + 1 if unsettled else 0
         return 0 < self._unsettled <= _SETTLE_MAX
 
@@ -327,7 +328,8 @@ class ClusterTask:
         mostly for seconds."""
         lately = self._led_s is not None and 0 <= o.now_s - self._led_s < patience_s(o)
         said = {c.observed_generation for c in group.conditions} == {group.generation}
-        return o.catalog is None and lately and said and not group.deleting
+        sleeps = o.asleep and o.cluster.spec is not None and o.cluster.spec.hibernate
+        return o.catalog is None and lately and said and not group.deleting and not sleeps
 
     async def _tell(self, raw: Json, o: Observation, outcomes: list[Outcome]) -> None:
         """Send events for actions that were done, and for failures."""
@@ -347,20 +349,21 @@ class ClusterTask:
     async def _tell_changes(self, raw: Json, o: Observation, status: Json) -> None:
         """Send events when Ready changes, and when all tablets are healthy again. Findings explain the
         causes."""
-        before = {c.type: c.status for c in o.cluster.conditions}
-        for condition in status["conditions"]:
-            kind, holds = condition["type"], condition["status"] == "True"
-            if before.get(kind, "False") == condition["status"]:
-                continue
-            if kind == "Ready":
-                reason = "Ready" if holds else "NotReady"
-                text = condition["message"] if holds else f"{condition['reason']}: {condition['message']}"
-                await self._reporter.event("TabletCluster", raw, reason, text, o.now_s, not holds)
-        was, now = (raw.get("status") or {}).get("tablets") or {}, status.get("tablets") or {}
-        self._ailing |= was.get("underReplicated", 0) > 0 and was.get("total") == now.get("total")
-        if self._ailing and now and now["healthy"] == now["total"]:
+        before = next((c for c in o.cluster.conditions if c.type == "Ready"), None)
+        ready = next(c for c in status["conditions"] if c["type"] == "Ready")
+        was, now = before.reason if before is not None else "", ready["reason"]
+        holds = ready["status"] == "True"
+        if was != now and now in SLEEP:
+            await self._reporter.event("TabletCluster", raw, now, ready["message"], o.now_s)
+        elif (before is not None and before.status == "True") != holds or (was != now and was in SLEEP):
+            text = ready["message"] if holds else f"{now}: {ready['message']}"
+            reason = "Ready" if holds else "NotReady"
+            await self._reporter.event("TabletCluster", raw, reason, text, o.now_s, not holds)
+        old, new = (raw.get("status") or {}).get("tablets") or {}, status.get("tablets") or {}
+        self._ailing |= old.get("underReplicated", 0) > 0 and old.get("total") == new.get("total")
+        if self._ailing and new and new["healthy"] == new["total"]:
             self._ailing = False
-            text = f"all {now['total']} tablets have all their voters on live machines again"
+            text = f"all {new['total']} tablets have all their voters on live machines again"
             await self._reporter.event("TabletCluster", raw, "Healed", text, o.now_s)
 
     async def _tell_findings(self, raw: Json, o: Observation, plan: Plan) -> None:

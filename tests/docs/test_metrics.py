@@ -34,6 +34,7 @@ TELLING = (
         "plan/leaving.py",
         "plan/rolling.py",
         "plan/majorities.py",
+        "plan/hibernation.py",
     ),
     *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py"),
 )

@@ -144,6 +144,9 @@ class World:
         self.finalized = self.readable = 1
         self.standing: StandingPolicy | None = StandingPolicy(30_000, 1, 4, 0, 120_000)
         """The policy in the catalog; None: the masters are of a version that keeps none."""
+        self.led_since_s = float("-inf")
+        """When a master began to lead again. Silence counts from then."""
+        self._led = True
         self.volumes_move = False
         """Volumes are bound before their pods have machines, and reach all of them."""
 
@@ -330,6 +333,10 @@ class World:
             if not raw["spec"].get("nodeName"):
                 self._schedule(raw)
             self._run(raw)
+        leads = self.leads()
+        if leads and not self._led:
+            self.led_since_s = self.now_s
+        self._led = leads or not self.formed_nodes
 
     def _schedule(self, raw: Json) -> None:
         role = raw["metadata"]["labels"]["stele.dev/role"]
@@ -384,8 +391,13 @@ class World:
             self.formed_nodes.add(node_id)
 
     def leads(self) -> bool:
-        """Whether a majority of the masters is confirmed and up."""
-        return len(self.confirmed) > self.masters_wanted // 2
+        """Whether a majority of the masters is confirmed, and the pods of as many run."""
+        running = sum(
+            raw["metadata"]["labels"]["stele.dev/role"] == "master"
+            and "running" in raw.get("status", {}).get("containerStatuses", [{"state": {}}])[0]["state"]
+            for raw in self.of("Pod")
+        )
+        return min(len(self.confirmed), running) > self.masters_wanted // 2
 
     def kill(self, machine: str) -> None:
         """The machine loses its power."""
@@ -514,7 +526,8 @@ class World:
         nodes = tuple(
             replace(
                 n,
-                heartbeat_age_ms=int((self.now_s - self.heard_s[n.node_id]) * 1000),
+                heartbeat_age_ms=int((self.now_s - max(self.heard_s[n.node_id], self.led_since_s)) * 1000),
+                ever_heard=n.ever_heard and self.heard_s[n.node_id] >= self.led_since_s,
                 replicas=held[n.node_id],
             )
             for n in self.nodes.values()

@@ -362,3 +362,9 @@ class TabletClusterSpec(Model):
         "the masters do not heal in its place. Only a change to "
         "deletionPolicy: Retain takes effect.",
     )
+    hibernate: bool = Field(
+        default=False,
+        description="While true there are no pods: nodes stop first, then masters, and all claims are kept. false wakes the "
+        "cluster: masters start first, then nodes, each on its own volume. Other changes to the spec take effect after that. "
+        "Nothing happens while paused is true.",
+    )

@@ -105,7 +105,7 @@ _CLUSTER_STATUS = _object(
             machine=_text("The machine on which its pod runs."),
             zone=_text("The zone chosen for it."),
             state=_text(
-                "Ready, Starting, Silent, Lost, Parked (away, and waited for), Draining, Retired or Pending."
+                "Ready, Starting, Silent, Lost, Parked (away, and waited for), Draining, Retired, Pending or Hibernated."
             ),
             fate=_text(
                 "Why it does not serve: Restarting, MachineSilent, MachineLost, MachineDeleted, VolumeLost, VolumeEmpty."
@@ -139,7 +139,7 @@ _CLUSTER_STATUS = _object(
     ),
     budget=_object(
         "Who takes something away from the cluster now. One at a time; heals go first.",
-        holder=_text("heal/MEMBER, drain/MEMBER, park/MEMBER or upgrade. Empty: nobody."),
+        holder=_text("heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade or hibernate. Empty: nobody."),
         waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
     ),
 )

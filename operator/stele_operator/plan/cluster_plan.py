@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
 from stele.model.cluster_version import RELEASES
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
-from stele_operator.plan import diagnosis, formation, member_objects, rolling, tables
+from stele_operator.plan import diagnosis, formation, hibernation, member_objects, rolling, tables
 from stele_operator.plan.actions import (
     Action,
     CreateTable,
@@ -96,10 +96,20 @@ def make_plan(o: Observation) -> Plan:
         actions = [*retaining, *going, *_standing(o, None)]
         return Plan(tuple(actions), found, everyone, health, None, QUIET_S)
 
+    unborn = hibernation.plan_unborn(o, spec)
+    if unborn is not None:
+        return Plan((*retaining, *unborn.actions), unborn.findings, everyone, health, None, QUIET_S)
     identity, actions, findings = formation.plan_identity(o, spec)
     if identity is None:
         return Plan(tuple(actions), tuple(findings), everyone, health, None, BUSY_S)
     budgets = plan_budgets(o, spec, everyone)
+    step = hibernation.plan_hibernation(o, spec, identity, everyone, budgets)
+    if step is not None:
+        actions = [*retaining, *_standing(o, None), *step.actions]
+        found = (*step.findings, *find_lost_majorities(o, everyone), *_older(o))
+        wait_s = QUIET_S if step.at_rest else BUSY_S
+        shown = budgets if step.keeps_budgets else ()
+        return Plan(tuple(actions), found, everyone, health, None, wait_s, shown)
     steps: list[tuple[list[Action], list[Finding]]] = [
         (member_objects.plan_services(o, budgets), []),
         formation.plan_formation(o, identity),
@@ -109,7 +119,7 @@ def make_plan(o: Observation) -> Plan:
     for more_actions, more_findings in steps:
         actions.extend(more_actions)
         findings.extend(more_findings)
-    findings += _older(o)
+    findings += [*_older(o), *hibernation.find_waiting(spec, everyone)]
     too_many = _too_many(o, everyone)
     policy = _policy(o, everyone, bool(too_many))
     if policy is not None:

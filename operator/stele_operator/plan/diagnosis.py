@@ -63,6 +63,13 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     return findings
 
 
+def find_volumes(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
+    """Faults of volumes alone, for a cluster that hibernates: nothing else can be wrong with it."""
+    if o.identity is None or o.identity.owner_uid != o.cluster.uid:
+        return []
+    return [*_masters_lost(o, o.identity), *_claims_going(everyone)]
+
+
 def _findings(o: Observation, member: Member) -> list[Finding]:
     title = _TITLES[member.role]
     asked = member.node.asked if member.node is not None else Wanted.IN_SERVICE
@@ -82,6 +89,9 @@ def _findings(o: Observation, member: Member) -> list[Finding]:
         case State.SILENT:
             message = f"{member.name} sends no heartbeats ({member.fate.value}: {member.why})"
             return [Finding(Kind.RECONCILING, f"{title}Silent", message)]
+        case State.HIBERNATED if member.pod is None and member.why:  # its pod is refused
+            message = f"{member.name}: {member.why}"
+            return [Finding(Kind.DEGRADED, f"{title}Pending", message, member=member.name)]
         case State.PENDING | State.STARTING if waits := _waits(o, member):
             message = f"{member.name}: {waits}"
             return [Finding(Kind.DEGRADED, f"{title}Pending", message, member=member.name)]

@@ -45,6 +45,7 @@ class State(StrEnum):
     PARKED = "Parked"
     DRAINING = "Draining"
     RETIRED = "Retired"
+    HIBERNATED = "Hibernated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,8 @@ def _member(
         fate, why = Fate.NONE, "no tablet needs it any more"
     if not why or state is State.PARKED:
         why = "; ".join(text for text in (why, _wanted(node)) if text)
+    if o.asleep and state is not State.RETIRED and fate not in _NO_VOLUME:
+        state, fate, why = _resting(o, claim, pod, state, why)
     given_up = node is not None and node.state is not NodeState.RETIRED and fate is not Fate.NONE and too_long
     return Member(role, name, node_id, claim, pod, node, state, fate, why, silent_s, formed, given_up)
 
@@ -145,6 +148,22 @@ _NO_VOLUME = (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY)
 """Fates of which a node does not come back with its data, so that nobody waits for it."""
 _HARMLESS = (Fate.RESTARTING, Fate.MACHINE_SILENT)
 """Fates that a member may have while it is only starting."""
+
+
+def _resting(
+    o: Observation, claim: Claim | None, pod: Pod | None, state: State, why: str
+) -> tuple[State, Fate, str]:
+    """A member of a cluster that hibernates or wakes. Its silence means nothing, so no fate follows from it."""
+    if pod is None:
+        return State.HIBERNATED, Fate.NONE, _waiting(o, claim, pod)
+    if pod.deleting:
+        machine = o.machine(pod.machine)
+        stands = o.machines is not None and (machine is None or not machine.ready)
+        when = f"once machine {pod.machine} is back" if stands and pod.machine else "in a moment"
+        return State.HIBERNATED, Fate.NONE, f"its pod ends {when}"
+    if state in (State.LOST, State.SILENT):
+        return State.STARTING, Fate.NONE, _waiting(o, claim, pod)
+    return state, Fate.NONE, why
 
 
 def time_out_s(fate: Fate, healing: Healing, machines_known: bool) -> float:

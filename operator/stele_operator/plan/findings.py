@@ -41,6 +41,12 @@ class Finding:
 
 OPERATOR_OLDER = "OperatorOlder"
 
+HIBERNATING, HIBERNATED, WAKING = "Hibernating", "Hibernated", "Waking"
+SLEEP = (HIBERNATING, HIBERNATED, WAKING)
+"""Reasons of a cluster that serves nothing, or not all, because somebody asked for it. They are no alarms."""
+RESTING = ("Paused", HIBERNATED)
+"""Reasons under which nothing is under way: what was asked for is reached."""
+
 
 def overlooked(unknown: tuple[str, ...]) -> str:
     """A message about fields that this operator does not know."""

@@ -1,8 +1,8 @@
 """Names who holds the budget (takes something out of the cluster) now, and who waits for it. One at a time;
 heals first. Read by status; pure.
 
-It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER and
-upgrade.
+It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER,
+upgrade and hibernate. Hibernation takes the whole cluster: it waits for nobody, and the others go on after waking.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from stele.driver.view import Wanted
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Finding
+from stele_operator.plan.findings import SLEEP, Finding
 
 WAITING_MAX = 10
 _ROLL = {"Rolling", "RollWaits", "RollStopped"}
@@ -22,6 +22,10 @@ def holder(everyone: Sequence[Member], findings: Sequence[Finding]) -> tuple[str
     parts = [*_heals(everyone), *_drains(everyone), *_parks(everyone)]
     if any(f.reason in _ROLL for f in findings):
         parts.append("upgrade")
+    if any(f.reason in SLEEP for f in findings):
+        parts.insert(0, "hibernate")
+    if any(f.reason == "HibernateWaits" for f in findings):
+        parts.append("hibernate")
     return (parts[0], tuple(parts[1:])) if parts else ("", ())
 
 

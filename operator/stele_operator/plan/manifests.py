@@ -67,6 +67,7 @@ def identity_data(identity: Identity) -> dict[str, str]:
         "firstMasters": json.dumps([[m.name, m.node_id] for m in identity.first_masters]),
         "forkID": identity.fork_id,
         "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
+        "asleep": "true" if identity.asleep else "",
     }
 
 

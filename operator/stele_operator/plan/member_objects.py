@@ -87,13 +87,17 @@ def _covers(there: Any, wanted: Any) -> bool:
 def plan_members(
     o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
 ) -> Result:
-    """Actions on the claims and pods of all members."""
+    """Actions on the claims and pods of all members.
+
+    While the cluster wakes, nodes start once a master leads, and no new members are made.
+    """
     actions: list[Action] = list(_first_claims(o, spec, identity))
     if identity.formed and o.catalog is not None:
         actions.extend(_registrations(o.catalog, everyone))
     needing = diagnosis.needing(o, spec, everyone)
     for member in everyone:
-        actions.extend(_one(o, spec, identity, member, everyone, needing))
+        if member.role == "master" or o.catalog is not None or not o.asleep:
+            actions.extend(_one(o, spec, identity, member, everyone, needing))
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -101,9 +105,33 @@ def plan_members(
             actions.append(
                 DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=_gone(o, pod.machine))
             )
-    if identity.formed and o.catalog is not None:
+    if identity.formed and o.catalog is not None and not o.asleep:
         actions.extend(_newcomers(o, spec, identity, everyone))
     return actions, [*diagnosis.find_members(o, everyone), *diagnosis.claims_refused(o, actions)]
+
+
+def plan_stopping(
+    o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...], role: Role, reason: str
+) -> list[Action]:
+    """Delete the pods of a role, and keep their claims. A pod is deleted by force only if its machine is no
+    longer part of Kubernetes. That a member is RETIRED is recorded on its claim before."""
+    of_pod = {m.pod.name: m for m in everyone if m.pod is not None}
+    actions: list[Action] = []
+    for pod in (p for p in o.pods if p.role == role):
+        member = of_pod.get(pod.name)
+        if member is not None and member.claim is not None and member.state is State.RETIRED and member.node:
+            actions += _retired(o, spec, member, member.claim, {r: () for r in ROLES})
+            continue
+        force = bool(pod.machine) and o.machines is not None and o.machine(pod.machine) is None
+        if force or not pod.deleting:
+            why = f"{pod.name}: {reason}"
+            actions.append(DeletePod(why, "Pod", pod.name, pod.uid, pod.resource_version, force=force))
+    return actions
+
+
+def stands_still(o: Observation, pod: Pod) -> bool:
+    """Whether a pod is deleted, and remains until its machine is back, because no kubelet can stop it."""
+    return pod.deleting and _gone(o, pod.machine)
 
 
 def _first_claims(o: Observation, spec: TabletClusterSpec, identity: Identity) -> list[Action]:

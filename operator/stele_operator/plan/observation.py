@@ -94,7 +94,8 @@ class Identity:
     not formed.
 
     `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
-    one of this name. `fork_id`: which copy of its volumes this is; "": the original.
+    one of this name. `fork_id`: which copy of its volumes this is; "": the original. `asleep`: it was put to
+    sleep, and not all members are back since (hibernation.py).
     """
 
     resource_version: str
@@ -105,6 +106,7 @@ class Identity:
     formed: dict[str, str] = field(default_factory=dict)
     first_serial: dict[Role, int] = field(default_factory=dict)
     fork_id: str = ""
+    asleep: bool = False
 
     def own_from(self, role: Role) -> int:
         """The first reserved serial of a role that this cluster may use."""
@@ -353,6 +355,11 @@ class Observation:
         object.__setattr__(self, "_groups", {g.name: g for g in self.groups})
         object.__setattr__(self, "_makers", {g.own_table_id: g for g in self.groups})
         object.__setattr__(self, "_claimants", claimants)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the cluster was put to sleep, and not all members are back since."""
+        return self.identity is not None and self.identity.asleep
 
     def machine(self, name: str) -> Machine | None:
         """The machine of this name, or None."""

@@ -16,7 +16,7 @@ from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
 from stele_operator.plan.cluster_plan import Plan, asked_again
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.findings import HIBERNATED, RESTING, SLEEP, WAKING, Finding, Kind
 from stele_operator.plan.health import (
     TabletCounts,
     catalog_tablet,
@@ -45,6 +45,7 @@ _TROUBLE = (
     State.DRAINING,
     State.PENDING,
     State.STARTING,
+    State.HIBERNATED,
     State.READY,
     State.RETIRED,
 )
@@ -136,8 +137,11 @@ def _counts(counts: TabletCounts) -> Json:
 def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
     found = plan.about("")
     stalled = _first(found, Kind.STALLED)
+    sleep = next((f for f in found if f.reason in SLEEP), None)
     not_ready = _first(found, Kind.NOT_READY) or _not_writable(o, plan)
-    degraded = _first(found, Kind.DEGRADED) or _weak(o, plan)
+    if not_ready and sleep is not None and sleep.reason == WAKING:
+        not_ready = sleep.reason, sleep.message
+    degraded = _first(found, Kind.DEGRADED) or (None if sleep is not None else _weak(o, plan))
     reconciling = _reconciling(o, plan, found)
     return [
         _condition(
@@ -150,9 +154,11 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
             bool(reconciling),
             reconciling or _at_rest(o, found, degraded or stalled or not_ready),
         ),
-        _condition("Degraded", bool(degraded), degraded or _well(o.catalog is not None)),
+        _condition(
+            "Degraded", bool(degraded), degraded or _untroubled(sleep) or _well(o.catalog is not None)
+        ),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
-        _drains(o, plan),
+        _drains(o, plan, sleep),
         _majority(o, found),
     ]
 
@@ -160,8 +166,15 @@ def _cluster_conditions(o: Observation, plan: Plan) -> list[Condition]:
 Why = tuple[str, str]
 
 
-def _drains(o: Observation, plan: Plan) -> Condition:
+def _untroubled(sleep: Finding | None) -> Why | None:
+    """That nothing is wrong, of a cluster that is put to sleep or woken."""
+    return (sleep.reason, sleep.message) if sleep is not None else None
+
+
+def _drains(o: Observation, plan: Plan, sleep: Finding | None) -> Condition:
     """Whether pods may be evicted. If a budget is left unchanged, its condition is left unchanged too."""
+    if sleep is not None and sleep.reason == HIBERNATED:
+        return _condition(DRAIN_BLOCKED, False, (HIBERNATED, "there are no pods, so machines can be drained"))
     before = next((c for c in o.cluster.conditions if c.type == DRAIN_BLOCKED), None)
     told = [b for b in plan.budgets if o.catalog is not None or b.reason != "MastersUnavailable"]
     if before is not None and not told:
@@ -236,7 +249,7 @@ def _weak(o: Observation, plan: Plan) -> Why | None:
 def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | None:
     first = _first(found, Kind.RECONCILING)
     if first is not None:
-        return None if first[0] == "Paused" else first
+        return None if first[0] in RESTING else first
     # To repeat a refused request is no progress: Reconciling would never end.
     doing = [a for a in plan.actions if not asked_again(o, a)]
     if doing:
@@ -247,9 +260,9 @@ def _reconciling(o: Observation, plan: Plan, found: Sequence[Finding]) -> Why | 
 
 
 def _at_rest(o: Observation, found: Sequence[Finding], problem: Why | None) -> Why:
-    paused = next((f for f in found if f.reason == "Paused"), None)
-    if paused is not None:
-        return paused.reason, paused.message
+    rest = next((f for f in found if f.reason in RESTING), None)
+    if rest is not None:
+        return rest.reason, rest.message
     notes = [why for why in (_first(found, Kind.REMARK), _stale(o)) if why is not None]
     if notes:
         return notes[0][0], "; ".join(message for _, message in notes)
@@ -302,11 +315,17 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
     refused = ("Refused", refusal) if refusal else None
     waiting = refused or _first(found, Kind.NOT_READY)
     not_ready = None if serves else waiting or stalled or ("Waiting", "the operator has not looked at it yet")
-    waits = None if stalled else waiting or _first(found, Kind.RECONCILING)
+    rests = not_ready is not None and not_ready[0] == HIBERNATED
+    waits = None if stalled or rests else waiting or _first(found, Kind.RECONCILING)
     conditions = [
         _condition("Ready", serves, not_ready or ("Writable", f"all {counts.total} tablets have leaders")),
         _condition(
-            "Reconciling", bool(waits), waits or _first(found, Kind.REMARK) or _idle(degraded or stalled)
+            "Reconciling",
+            bool(waits),
+            waits
+            or (not_ready if rests else None)
+            or _first(found, Kind.REMARK)
+            or _idle(degraded or stalled),
         ),
         _condition("Degraded", bool(degraded), degraded or _well(serves)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),

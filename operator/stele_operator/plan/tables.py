@@ -163,6 +163,17 @@ def plan_letting_go(o: Observation, why: str) -> tuple[list[Action], list[Findin
     return actions, findings
 
 
+def plan_sleeping(o: Observation, reason: str, message: str) -> tuple[list[Action], list[Finding]]:
+    """The TabletGroups of a cluster that hibernates or wakes: each gets this reason, unless it is deleted."""
+    actions, findings = plan_letting_go(o, message)
+    for group in (g for g in o.groups if not g.deleting):
+        if faults := group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",)):
+            findings.append(Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name))
+        else:
+            findings.append(Finding(Kind.NOT_READY, reason, message, group.name))
+    return actions, findings
+
+
 def _retains(group: GroupObject) -> bool:
     """Whether the present spec retains the table. The finalizer only shows the policy of an earlier pass."""
     return group.spec is not None and group.spec.deletionPolicy is DeletionPolicy.RETAIN
