@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.empty_pb2 import Empty
 
 from stele.model.errors import Code, Retryable, SteleError
 from stele.rpc import server as rpc_server
@@ -111,7 +112,8 @@ class _Unformatted(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(
                 self._answer, pb.GetNodeStatusRequest.FromString, pb.GetNodeStatusResponse.SerializeToString
             )
-        return grpc.unary_unary_rpc_method_handler(_not_ready, bytes, bytes)
+        # As a message without fields any request can be read: all of its fields are unknown.
+        return grpc.unary_unary_rpc_method_handler(_not_ready, Empty.FromString, Empty.SerializeToString)
 
     async def _answer(self, request: pb.GetNodeStatusRequest, context: Any) -> pb.GetNodeStatusResponse:
         options = self._options
