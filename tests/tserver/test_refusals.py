@@ -189,7 +189,7 @@ async def test_more_keys_or_columns_than_a_point_read_may_have_are_refused(clust
             with pytest.raises(Rejected, match=told) as caught:
                 await read(keys, columns)
             assert caught.value.code is Code.TOO_LARGE
-        with pytest.raises(Rejected, match="it names a column twice"):
+        with pytest.raises(Rejected, match="a column is named twice"):
             await read(1, 2, 1, 1)
 
 
