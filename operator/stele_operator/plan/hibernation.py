@@ -85,7 +85,7 @@ def _to_sleep(
 ) -> Step:
     still = [p.name for p in o.pods if member_objects.stands_still(o, p)]
     pods = [p for p in o.pods if p.name not in still]
-    forced = [p for p in o.pods if p.deleting and o.machines is not None and o.machine(p.machine) is None]
+    forced = [p for p in o.pods if p.deleting and member_objects.machine_removed(o, p)]
     asleep = identity.asleep and not pods and not forced
     message = f"spec.hibernate is true: {_left(pods)}"
     if asleep:

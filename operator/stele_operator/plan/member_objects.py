@@ -122,11 +122,16 @@ def plan_stopping(
         if member is not None and member.claim is not None and member.state is State.RETIRED and member.node:
             actions += _retired(o, spec, member, member.claim, {r: () for r in ROLES})
             continue
-        force = bool(pod.machine) and o.machines is not None and o.machine(pod.machine) is None
+        force = machine_removed(o, pod)
         if force or not pod.deleting:
             why = f"{pod.name}: {reason}"
             actions.append(DeletePod(why, "Pod", pod.name, pod.uid, pod.resource_version, force=force))
     return actions
+
+
+def machine_removed(o: Observation, pod: Pod) -> bool:
+    """Whether a pod's machine is no longer part of Kubernetes, so that only force ends the pod."""
+    return bool(pod.machine) and o.machines is not None and o.machine(pod.machine) is None
 
 
 def stands_still(o: Observation, pod: Pod) -> bool:

@@ -108,9 +108,8 @@ def plan_tables(
         if group.deleting:
             actions.extend(_leaving(o, group, findings))
             continue
-        faults = group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",))
-        if faults:
-            findings.append(Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name))
+        if (invalid := _invalid(group)) is not None:
+            findings.append(invalid)
             continue
         if o.cluster.deleting:
             message = f"TabletCluster {o.cluster.name} is being deleted"
@@ -167,11 +166,14 @@ def plan_sleeping(o: Observation, reason: str, message: str) -> tuple[list[Actio
     """The TabletGroups of a cluster that hibernates or wakes: each gets this reason, unless it is deleted."""
     actions, findings = plan_letting_go(o, message)
     for group in (g for g in o.groups if not g.deleting):
-        if faults := group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",)):
-            findings.append(Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name))
-        else:
-            findings.append(Finding(Kind.NOT_READY, reason, message, group.name))
+        findings.append(_invalid(group) or Finding(Kind.NOT_READY, reason, message, group.name))
     return actions, findings
+
+
+def _invalid(group: GroupObject) -> Finding | None:
+    """The rules that the spec of a TabletGroup breaks by itself; None if there are none."""
+    faults = group.faults or (group_faults(group.spec) if group.spec else ("spec is missing",))
+    return Finding(Kind.STALLED, "InvalidSpec", "; ".join(faults), group.name) if faults else None
 
 
 def _retains(group: GroupObject) -> bool:
