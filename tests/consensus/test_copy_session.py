@@ -197,7 +197,7 @@ async def test_a_session_is_refused_until_what_is_asked_for_is_applied(group_of:
     await group.write(rows([1]))
     leader = await group.leader()
     at = leader.committed_opid
-    with pytest.raises(Retryable, match="asked for") as refused:
+    with pytest.raises(Retryable, match="is needed") as refused:
         await nodes[0].sessions.begin(leader, OpId(at.term, at.index + 1000))
     assert refused.value.code is Code.NOT_READY
     assert (await nodes[0].sessions.begin(leader, at)).checkpoint >= at
