@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from stele.driver.planner import plan
 from stele.driver.situation import judge
 from stele.driver.steps import (
     Blocked,
     DemotePeer,
+    PromoteBack,
     RemovePeer,
     StartCopy,
 )
@@ -122,3 +125,26 @@ def test_witnesses_that_wait_for_their_rows_come_before_other_copies() -> None:
     blocked, fetch = steps[tablet_id], steps[t.tablet_id]
     assert isinstance(blocked, Blocked) and blocked.code == "CopyLimit"
     assert isinstance(fetch, StartCopy) and not fetch.log_only
+
+
+@pytest.mark.parametrize("intended", [True, False])
+def test_a_witness_demoted_before_its_rows_came_gets_them_and_its_vote_again(intended: bool) -> None:
+    """It waited for its promotion for ever, since no leader promotes a replica without rows (seeds 3302475 and
+    3304870 of tests/sim)."""
+    cluster, t = one()
+    peers = t.config.peers
+    log_only = replace(peers[2], member_type=MemberType.NON_VOTER)
+    t.config = replace(t.config, peers=(*peers[:2], log_only))
+    young = t.replicas[3]
+    young.has_data, young.copied, young.waiting = False, 0, True
+    if intended:
+        intent = Intent(t.tablet_id, ReplicaId(3), log_only.node_id, "add", cluster.epoch)
+        cluster.intents[t.tablet_id] = intent
+    view = cluster.view()
+    (step,) = plan(view, POLICY)
+    assert isinstance(step, PromoteBack)
+    (tablet,) = view.tablets
+    promoted = replace(log_only, promote=True)
+    tablet = replace(tablet, config=replace(tablet.config, peers=(*peers[:2], promoted)))
+    (step,) = plan(replace(view, tablets=(tablet,)), POLICY)
+    assert isinstance(step, StartCopy) and (step.replica_id, step.witness) == (3, True)

@@ -77,6 +77,7 @@ def test_nodes_stand_on_the_machines_they_are_given(bench: Bench) -> None:
             masters={**example["masters"], "tolerations": tolerations},
             imagePullSecrets=[{"name": OURS}],
             serviceAccountName=OURS,
+            updateStrategy="OnDelete",
         )
         bench.apply("flights")
         bench.until("the cluster is whole", lambda: bench.whole() and bench.ready("TabletGroup"), 240)

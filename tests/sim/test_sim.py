@@ -28,7 +28,11 @@ def test_seeds(first: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(3300668, id="rows of a restarted witness end beyond what it knows to be committed")]
+    "seed",
+    [
+        pytest.param(3300668, id="rows of a restarted witness end beyond what it knows to be committed"),
+        pytest.param(3302475, id="a witness is demoted before its rows came"),
+    ],
 )
 def test_seeds_that_found_a_fault(seed: int) -> None:
     World(draw_plan(seed)).run()

@@ -67,11 +67,10 @@ class Joining:
         """The step for a live WITNESS, PRE_FOLLOWER or NON_VOTER that is not a voter with rows yet."""
         peer = m.peer
         if peer.member_type is MemberType.NON_VOTER and not peer.promote:
-            reason = f"{m.name} has its data; {s.needed} more voters are needed"
+            reason = f"{m.name} {'lacks' if m.rowless else 'has'} its data; {s.needed} more voters are needed"
             return PromoteBack(*at(s, reason), peer.replica_id, peer.node_id)
         copy = m.report.copy if m.report is not None else None
-        lacks_data = peer.member_type is MemberType.WITNESS and (m.report is None or not m.report.has_data)
-        if not lacks_data:
+        if not m.rowless:
             if self._trials.is_late(s.tablet.tablet_id, peer.replica_id):
                 why = "it does not keep up with its leader, or too few voters answer"
                 return blocked(
@@ -84,7 +83,8 @@ class Joining:
         anew = self._copying.anew(s, peer.replica_id, copy)
         if copy is None or anew or waits_for_turn(copy):
             if not (fetches_rows(m.report) or self._slots.take()):
-                return blocked(s, "CopyLimit", f"{m.name} logs and votes; its rows wait for {self.turn}")
+                does = "logs and votes" if peer.votes else "logs"
+                return blocked(s, "CopyLimit", f"{m.name} {does}; its rows wait for {self.turn}")
             origin = self._copying.source(s, peer.replica_id)
             reason = f"{m.name} lacks its rows: {anew or 'nothing copies them'}"
             return StartCopy(*at(s, reason), peer.replica_id, peer.node_id, origin, True, peer.witness_start)

@@ -310,7 +310,8 @@ class _Planner:
         )
 
     def remove_leftover(self, s: Situation) -> Step | None:
-        """Members without a vote and without an intent. A witness whose driver is gone continues."""
+        """Members without rows or without a vote, and without an intent. A witness whose driver is gone
+        continues, also if it was demoted before its rows came."""
         for m in s.members:
             if m.peer.member_type is MemberType.WITNESS:
                 if m.live:
@@ -319,6 +320,8 @@ class _Planner:
                     return self._remove(s, m, f"a witness; {m.fault}")
             elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
                 return self._remove(s, m, f"{len(s.good)} healthy voters without it")
+            elif m.rowless and m.live:
+                return self.joining.help_along(s, m)
         return None
 
     def remove_excess(self, s: Situation) -> Step | None:

@@ -165,6 +165,16 @@ class Member:
         return not (self.dead or self.failed or self.unheard or self.unreached)
 
     @property
+    def rowless(self) -> bool:
+        """Whether it logs without its rows: a witness whose rows have not come, or one that was demoted before
+        they came."""
+        if self.report is None:
+            return self.peer.member_type is MemberType.WITNESS
+        if self.peer.member_type is MemberType.WITNESS:
+            return not self.report.has_data
+        return not self.report.has_data and self.report.data_state is DataState.COPYING
+
+    @property
     def name(self) -> str:
         """Its name in reasons."""
         return f"replica {self.peer.replica_id} on node {self.peer.node_id[:8]}"

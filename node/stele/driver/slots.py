@@ -76,7 +76,7 @@ class Slots:
 
 
 def _has_slot(s: Situation, trials: Trials) -> bool:
-    if any(_is_witness(m) and fetches_rows(m.report) for m in s.members):
+    if any((_is_witness(m) or m.rowless) and fetches_rows(m.report) for m in s.members):
         return True
     if s.intent is None or (s.joining is not None and s.joining.peer.member_type is not MemberType.NON_VOTER):
         return False
@@ -95,5 +95,4 @@ def fetches_rows(report: ReplicaView | None) -> bool:
 
 
 def _lacks_rows(m: Member) -> bool:
-    has_data = m.report is not None and m.report.has_data
-    return _is_witness(m) and m.live and not has_data and not fetches_rows(m.report)
+    return m.rowless and m.live and not fetches_rows(m.report)
