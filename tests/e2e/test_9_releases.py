@@ -19,11 +19,8 @@ MASTERS = f"{CLUSTER}-masters.{NAMESPACE}:7051"
 PATIENT = {"witnessAfter": "2m", "silentAfter": "15m", "machineLostAfter": "10m"}
 _DOCKERFILE = """\
 FROM {base}
-USER root
-RUN rm -rf /opt/app/stele
-COPY stele /opt/app/stele
-RUN python -m compileall -q /opt/app/stele
-USER 1000:1000
+COPY stele /opt/old/stele
+ENV PYTHONPATH=/opt/old:/opt/app
 """
 
 
