@@ -227,8 +227,9 @@ class Cluster:
         return answers and self._heard(self.nodes[peer.node_id])
 
     def reaches(self, leader: str, node_id: str) -> bool:
-        """Whether replicas on other nodes answer the leader on one node."""
-        return node_id == leader or self._heard(self.nodes[NodeId(node_id)])
+        """Whether replicas on one node answer the leader on another. A leader that is cut off reaches nobody."""
+        ends = (leader, node_id)
+        return node_id == leader or all(self._heard(self.nodes[NodeId(n)]) for n in ends)
 
     @staticmethod
     def _heard(node: ModelNode) -> bool:
