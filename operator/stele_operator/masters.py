@@ -184,6 +184,7 @@ def _catalog(kept: Kept) -> Catalog:
         standing=standing_from_pb(last.policy) if last.HasField("policy") else None,
         finalized=versions.finalized,
         readable=versions.possible,
+        lagging={m.label: m.reads for m in versions.lagging},
     )
 
 

@@ -13,6 +13,7 @@ from stele.rpc.proto import master_pb2 as pb
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import FinalizeVersion
+from stele_operator.plan.findings import Kind
 from tests.operator.world import World
 from tests.operator.worlds import made
 
@@ -27,10 +28,16 @@ def test_it_is_finalized_once_all_members_read_it() -> None:
     world.cluster["spec"]["version"] = "0.2"
     world.run()
     assert world.finalized == 1  # some member reads 1 alone
+    o = world.observe()
+    assert o.catalog is not None
+    o = replace(o, catalog=replace(o.catalog, lagging={"node flights-node-1": 1, "node flights-node-2": 2}))
+    (waits,) = (f for f in make_plan(o).findings if f.reason == "VersionWaits")
+    assert waits.kind is Kind.RECONCILING and "waits for node flights-node-1:" in waits.message
     world.readable = 2
     assert finalizing(world) == [2]
     world.run()
     assert world.finalized == 2 and finalizing(world) == []
+    assert not any(f.reason == "VersionWaits" for f in make_plan(world.observe()).findings)
 
 
 @pytest.mark.parametrize("version", [None, "0.1"])

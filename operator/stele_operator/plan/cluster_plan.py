@@ -23,7 +23,7 @@ from stele_operator.plan.actions import (
     SetDriverPolicy,
     SetReplicationFactor,
 )
-from stele_operator.plan.budgets import Budget, plan_budgets
+from stele_operator.plan.budgets import Budget, plan_budgets, some
 from stele_operator.plan.fates import Member, State, members
 from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlooked
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
@@ -132,7 +132,9 @@ def make_plan(o: Observation) -> Plan:
             findings += more_findings
     findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
     actions += _standing(o, policy)
-    actions += _finalizing(o)
+    more_actions, more_findings = _finalizing(o)
+    actions += more_actions
+    findings += more_findings
     wait_s = _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
@@ -234,16 +236,21 @@ def _standing(o: Observation, policy: Policy | None) -> list[Action]:
     return [SetDriverPolicy("the policy of the masters differs from spec.healing and spec.budget", wanted)]
 
 
-def _finalizing(o: Observation) -> list[Action]:
+def _finalizing(o: Observation) -> tuple[list[Action], list[Finding]]:
     """Finalize what spec.version names, once all members read it. The masters check that again."""
     release = o.cluster.spec.version if o.cluster.spec is not None else None
-    if release is None or o.catalog is None:
-        return []
+    if release is None or o.catalog is None or o.catalog.finalized >= RELEASES[release]:
+        return [], []
     wanted = RELEASES[release]
-    if o.catalog.finalized >= wanted or o.catalog.readable < wanted:
-        return []
+    if o.catalog.readable < wanted:
+        behind = sorted(label for label, reads in o.catalog.lagging.items() if reads < wanted)
+        message = (
+            f"spec.version is {release}, and cluster version {wanted} waits for {some(behind)}: give them an image of "
+            f"release {release}, or retire them"
+        )
+        return [], [Finding(Kind.RECONCILING, "VersionWaits", message)]
     why = f"spec.version is {release}, and all masters and nodes read cluster version {wanted}"
-    return [FinalizeVersion(why, wanted)]
+    return [FinalizeVersion(why, wanted)], []
 
 
 def asked_again(o: Observation, action: Action) -> bool:

@@ -272,6 +272,8 @@ class Catalog:
     """The finalized cluster version."""
     readable: int = 1
     """The newest cluster version that all members read."""
+    lagging: dict[str, int] = field(default_factory=dict)
+    """What members read that do not read the newest version, by their labels."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
