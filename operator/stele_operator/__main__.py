@@ -1,29 +1,38 @@
 """The command line `stele-operator`. Reads settings, reports a fault in one line, starts app.
 
-Exit codes: 0 stopped, 2 a wrong setting, 75 the lease was lost.
+Exit codes of `run`: 0 stopped, 2 a wrong setting, 75 the lease was lost. Of `plan`: 0 all is reached, 1 not all
+is, 2 a wrong file or setting, 75 try again later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import socket
 import sys
+from dataclasses import asdict
+from typing import TextIO
 
 import click
 
 from stele import __version__
 from stele.extras import extra
-from stele.model.errors import SteleError
+from stele.model.errors import Retryable, SteleError
+from stele.model.texts import printable
 from stele.rpc.logging import setup
 
 with extra("operator", program="stele-operator"):
     from stele_operator.app import Options
     from stele_operator.app import run as run_app
-    from stele_operator.kube import BadKubeconfig, KubeError
+    from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration
+    from stele_operator.plan.foretold import Foretold
+    from stele_operator.preview import FILE_MAX, BadManifest, Wanted, preview, read_manifests
 
+EXIT_NO = 1
 EXIT_USAGE = 2
+EXIT_TRY_AGAIN = 75
 
 
 def _identity() -> str:
@@ -109,6 +118,77 @@ def run(
         message = exc.args[0] if exc.args else str(exc)
         print(f"stele-operator: {message}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
+
+
+@main.command()
+@click.option(
+    "-f",
+    "--file",
+    "file",
+    required=True,
+    type=click.File("r", encoding="utf-8"),
+    help="Manifests of a TabletCluster, of its TabletGroups, or of both; - reads standard input.",
+)
+@click.option(
+    "--namespace", default="", help="Namespace of the cluster. Default: that of the manifests, else default."
+)
+@click.option(
+    "--kubeconfig",
+    default="",
+    help="The kubeconfig file. Default: the pod's own account, KUBECONFIG, or ~/.kube/config.",
+)
+@click.option(
+    "--masters",
+    default="",
+    metavar="HOST:PORT,...",
+    help="Addresses of masters, where those of their pods cannot be reached.",
+)
+@click.option(
+    "--image",
+    default="",
+    help="The operator's own --image. Default: the image of the pods that run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str, as_json: bool) -> None:
+    """Show what changed manifests would do to a running cluster, before anything happens.
+
+    Nothing is changed. The answer comes from the planners of operator and driver, which run on a simulated copy of
+    the cluster. It says what would be refused, which pods are made again, which nodes come and go, which replicas
+    are copied, and what is at risk meanwhile. A field that the file leaves out gets its default. Exit code 1 means
+    that something would be refused or not reached, or that a tablet could not be used meanwhile.
+
+    Example: stele-operator plan -f new.yaml
+    """
+    try:
+        wanted = read_manifests(file.read(FILE_MAX + 1), file.name, namespace)
+        addresses = [part.strip() for part in masters.split(",") if part.strip()]
+        told = asyncio.run(_preview(wanted, kubeconfig, image, addresses))
+    except BadManifest as exc:
+        for fault in exc.faults:
+            click.echo(f"stele-operator: {printable(f'{file.name}: {fault}')}", err=True)
+        sys.exit(EXIT_USAGE)
+    except UnicodeDecodeError:
+        click.echo(f"stele-operator: {printable(file.name)}: it is no text in UTF-8", err=True)
+        sys.exit(EXIT_USAGE)
+    except (BadKubeconfig, KubeError, SteleError) as exc:
+        click.echo(f"stele-operator: {printable(str(exc.args[0] if exc.args else exc))}", err=True)
+        again = isinstance(exc, Retryable) or (isinstance(exc, KubeError) and not exc.status)
+        sys.exit(EXIT_TRY_AGAIN if again else EXIT_USAGE)
+    if as_json:
+        extra_fields = {"fine": told.fine, "bytes_copied": told.bytes_copied, "text": told.lines()}
+        click.echo(json.dumps({**extra_fields, **asdict(told)}, indent=2))
+    else:
+        for line in told.lines():
+            click.echo(printable(line))
+    sys.exit(0 if told.fine else EXIT_NO)
+
+
+async def _preview(wanted: Wanted, kubeconfig: str, image: str, masters: list[str]) -> Foretold:
+    kube = Kube(await configuration(kubeconfig))
+    try:
+        return await preview(kube, wanted, image, masters)
+    finally:
+        await kube.close()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ _MERGE = "application/merge-patch+json"
 _PAGE = 100
 """Objects in one answer. To parse the JSON of more would block the loop for longer than 5 ms."""
 UNREACHABLE = "Unreachable"
+_DRY_RUN: list[tuple[str, Any]] = [("dryRun", "All")]
 
 
 class KubeError(Exception):
@@ -207,15 +208,18 @@ class Kube:
             if not token:
                 return items
 
-    async def create(self, kind: str, namespace: str, manifest: Json) -> Json:
-        """Create an object. Raises `Conflict` with reason AlreadyExists if it exists."""
-        return await self._request("POST", RESOURCES[kind].path(namespace), body=manifest)
+    async def create(self, kind: str, namespace: str, manifest: Json, *, dry_run: bool = False) -> Json:
+        """Create an object. Raises `Conflict` with reason AlreadyExists if it exists. `dry_run`: only check it."""
+        query = _DRY_RUN if dry_run else None
+        return await self._request("POST", RESOURCES[kind].path(namespace), query, manifest)
 
-    async def patch(self, kind: str, namespace: str, name: str, patch: Json, sub: str = "") -> Json:
-        """Apply a merge patch. metadata.uid and metadata.resourceVersion in the patch are preconditions."""
-        return await self._request(
-            "PATCH", RESOURCES[kind].path(namespace, name, sub), body=patch, content=_MERGE
-        )
+    async def patch(
+        self, kind: str, namespace: str, name: str, patch: Json, sub: str = "", *, dry_run: bool = False
+    ) -> Json:
+        """Apply a merge patch. metadata.uid and metadata.resourceVersion in the patch are preconditions.
+        `dry_run`: only check it."""
+        query = _DRY_RUN if dry_run else None
+        return await self._request("PATCH", RESOURCES[kind].path(namespace, name, sub), query, patch, _MERGE)
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, resource_version: str, force: bool = False

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stele.client.versions import versions_of
+from stele.driver.asking import ask_nodes
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
 from stele.driver.wire import standing_from_pb, standing_to_pb
 from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
-from stele.model.ids import ClusterId
+from stele.model.ids import ClusterId, TabletId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import steps_to_pb
@@ -96,6 +98,14 @@ class MasterLink:
         # With its name the operator tells the masters that it is at work, so that they leave healing to it.
         pages = pages_of(self._masters, self._holder if self.at_work else "", rounds=1)
         return await asyncio.to_thread(_catalog, await self._keeper.renew(pages))
+
+    async def with_sizes(self, catalog: Catalog) -> Catalog:
+        """The catalog with the present sizes of all tablets, as the nodes of their leaders tell them."""
+        asked: dict[str, list[TabletId]] = {}
+        for tablet in catalog.view.tablets:
+            if tablet.state == "RUNNING" and tablet.leader_node:
+                asked.setdefault(tablet.leader_node, []).append(tablet.tablet_id)
+        return replace(catalog, view=await ask_nodes(self._pool, catalog.view, asked))
 
     async def register(self, node_id: str, role: str, name: str) -> None:
         """Register a node before its pod starts."""

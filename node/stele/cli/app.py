@@ -137,7 +137,7 @@ _OTHER_PROGRAMS = {
 _COMMANDS = {
     "ksck": ("stele.cli.ksck:ksck", "Check the health of the cluster."),
     "rebalance": ("stele.cli.rebalance:rebalance", "Spread replicas evenly over zones and nodes."),
-    "plan": ("stele.cli.plan:plan", "Show what the loss of nodes would cost."),
+    "plan": ("stele.cli.plan:plan", "Show what a loss or a changed manifest would do."),
 }
 
 

@@ -13,7 +13,8 @@ import click
 from stele.cli.errors import NO, OK
 from stele.cli.health import cluster_health, show_unhealthy, warn_unsettled
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import say, short, show_json, show_table, size
+from stele.cli.output import say, short, show_json, show_table
+from stele.model.amounts import size
 from stele.model.ids import CATALOG_TABLET_ID
 
 if TYPE_CHECKING:

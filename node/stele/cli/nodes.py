@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import say, short, show_json, show_table, size
+from stele.cli.output import say, short, show_json, show_table
+from stele.model.amounts import duration, size
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -74,17 +75,6 @@ def in_words(n: NodeStatus) -> str:
             return "fenced"
         case _:
             return "in service"
-
-
-def duration(seconds: float) -> str:
-    """A time as text, in its two largest units."""
-    left = max(1, round(seconds))
-    parts: list[str] = []
-    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        if left >= unit and len(parts) < 2:
-            parts.append(f"{left // unit} {name}")
-            left %= unit
-    return " ".join(parts)
 
 
 @click.command()

@@ -72,8 +72,3 @@ def show_table(
 def short(identifier: str) -> str:
     """The first eight digits of an identifier, "-" for none."""
     return identifier[:8] or "-"
-
-
-def size(count: int) -> str:
-    """A number of bytes in MiB or GiB."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

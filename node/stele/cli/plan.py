@@ -1,7 +1,12 @@
-"""`stele plan`: shows what the loss of nodes, machines or zones would cost. Changes nothing."""
+"""`stele plan`: shows what the loss of nodes, machines or zones would cost, or what changed manifests would do.
+Changes nothing.
+
+Manifests are the operator's: its own program answers, because no package of the node imports the operator's.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,10 +14,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import say, short, show_json, show_table, size
+from stele.cli.output import say, short, show_json, show_table
+from stele.model.amounts import duration, size
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -29,21 +36,39 @@ _KINDS = ("node", "machine", "zone")
     "--lose",
     "lost",
     multiple=True,
-    required=True,
     metavar="KIND/NAME",
     help="node/NAME (or the first digits of its id), machine/NAME or zone/NAME. May be given several times.",
 )
+@click.option(
+    "-f",
+    "--file",
+    "manifests",
+    metavar="FILE",
+    help="Instead of --lose: changed manifests of a TabletCluster and its TabletGroups. The same as "
+    "`stele-operator plan -f`, whose other options are not here.",
+)
 @masters_option
 @json_option
-def plan(lost: tuple[str, ...], masters: str, as_json: bool) -> None:
+@click.pass_context
+def plan(
+    ctx: click.Context, lost: tuple[str, ...], manifests: str | None, masters: str, as_json: bool
+) -> None:
     """Show what would happen if nodes, machines or zones were lost at once and for good.
 
     Nothing is changed. The answer comes from the driver's own planner. It lists the tablets that would stop,
     those that could lose no more, and the copies. It also says whether the other nodes have room. Exit code 1
     means that a tablet would stop, or would not become whole again by itself.
 
-    Example: stele plan --lose machine/n2
+    With -f it shows what changed manifests would do to a cluster on Kubernetes: pods made again, nodes that come
+    and go, replicas copied, and what would be refused.
+
+    Examples: stele plan --lose machine/n2; stele plan -f new.yaml
     """
+    if (manifests is None) == (not lost):
+        raise click.UsageError("give either --lose KIND/NAME or -f FILE")
+    if manifests is not None:
+        given = ctx.get_parameter_source("masters") is not ParameterSource.DEFAULT
+        sys.exit(_asked_of_operator(manifests, masters if given else "", as_json))
     from stele.client.admin import cluster_view
     from stele.driver.asking import ask_nodes
     from stele.driver.forecast import foretell, tablets_on
@@ -77,6 +102,17 @@ def plan(lost: tuple[str, ...], masters: str, as_json: bool) -> None:
     else:
         _show(forecast, names)
     sys.exit(OK if forecast.harmless else NO)
+
+
+def _asked_of_operator(file: str, masters: str, as_json: bool) -> int:
+    """Let the operator's program answer. Returns its exit code."""
+    command = [sys.executable, "-P", "-m", "stele_operator", "plan", f"--file={file}"]
+    command += [f"--masters={masters}"] if masters else []
+    command += ["--json"] if as_json else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    click.echo(done.stdout, nl=False)
+    click.echo(done.stderr, nl=False, err=True)
+    return done.returncode
 
 
 def lost_nodes(words: Sequence[str], view: ClusterView, names: Mapping[str, str]) -> frozenset[NodeId]:
@@ -127,7 +163,7 @@ def _show(f: Forecast, names: Mapping[str, str]) -> None:
     _list("would stop, and serve nothing until a node is back", f.stopped)
     _list("would serve, but could lose no more voter until a new one votes", f.at_risk)
     if f.copies:
-        took = "" if f.copying_s is None else f", in {_duration(f.copying_s)} at least"
+        took = "" if f.copying_s is None else f", in {duration(f.copying_s)} at least"
         say(f"{len(f.copies)} replicas would be copied, {size(f.bytes_copied)}{took}:")
         to: Counter[str] = Counter()
         count: Counter[str] = Counter()
@@ -150,9 +186,3 @@ def _list(what: str, tablets: Iterable[Affected]) -> None:
         say(f"  {short(tablet.tablet_id)} of {tablet.table_name}: {tablet.reason}")
     if len(found) > _SHOWN_MAX:
         say(f"  and {len(found) - _SHOWN_MAX} more; --json lists all")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 5_400 else f"{seconds / 3600:.1f} h"

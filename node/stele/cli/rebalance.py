@@ -9,8 +9,9 @@ import click
 
 from stele.cli.health import names_of_nodes
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import say, short, show_json, show_table, size
+from stele.cli.output import say, short, show_json, show_table
 from stele.cli.replicas import WAIT_S, driver_of, follow
+from stele.model.amounts import size
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient

@@ -17,7 +17,7 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import say, short, show_json, show_table
-from stele.cli.output import size as shown_bytes
+from stele.model.amounts import size as shown_bytes
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stele.cli.nodes import duration, in_words
+from stele.cli.nodes import in_words
 from stele.cli.options import masters_option, with_client
 from stele.cli.output import say
+from stele.model.amounts import duration
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient

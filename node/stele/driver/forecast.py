@@ -6,23 +6,19 @@ Used by `stele plan`. Invariant: every copy in the forecast is one that the plan
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
+from stele.driver.rehearsal import NewReplica, carried_out, new_replicas, settled, unhurried
 from stele.driver.situation import Situation, judge, majority
 from stele.driver.steps import BeginIntent, Blocked, Step
-from stele.driver.targets import tablet_bytes
-from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, Intent, NodeView, ReplicaView, TabletView
-from stele.model.config import MemberType, Peer
-from stele.model.ids import NodeId, ReplicaId, TabletId
+from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, NodeView, TabletView
+from stele.model.ids import NodeId, TabletId
 
 _SILENT_MS = 1 << 50
-_ALL_AT_ONCE = 1 << 30
-"""Copies at once. The forecast covers all copies; how many run at a time changes only their duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +88,8 @@ def foretell(view: ClusterView, policy: Policy, lost: Collection[NodeId]) -> For
     """
     struck = _without(view, lost)
     bold = replace(
-        policy,
+        unhurried(policy),
         lost=policy.lost | frozenset(lost),
-        max_copies=_ALL_AT_ONCE,
-        bytes_per_second=0,
         retire=False,
         rebalance=False,
         balance_leaders=False,
@@ -106,8 +100,9 @@ def foretell(view: ClusterView, policy: Policy, lost: Collection[NodeId]) -> For
     judged = [judge(t, struck, bold, by_id) for t in struck.tablets if t.tablet_id in wanted]
     copies: list[Copy] = []
     while begun := {s.tablet_id: s for s in plan(struck, bold) if _heals(s) and s.tablet_id in wanted}:
-        copies += [_copy(t, begun[t.tablet_id]) for t in struck.tablets if t.tablet_id in begun]
-        struck = _healed(struck, begun)
+        order = [begun[t.tablet_id] for t in struck.tablets if t.tablet_id in begun]
+        copies += map(_copy, new_replicas(struck, order))
+        struck = carried_out(struck, order)
     after = {s.tablet_id: s for s in plan(struck, bold) if isinstance(s, Blocked)}
     return Forecast(
         lost=tuple(n for n in view.nodes if n.node_id in lost),
@@ -123,7 +118,7 @@ def foretell(view: ClusterView, policy: Policy, lost: Collection[NodeId]) -> For
             for s in judged
             if s.tablet.tablet_id in after and s.spare >= 0 and s.data_voters
         ),
-        copying_s=_duration_s([c.size_bytes for c in copies], policy),
+        copying_s=copying_s([c.size_bytes for c in copies], policy, policy.max_copies),
         healing_stops=_too_many(view, policy, lost),
     )
 
@@ -134,27 +129,8 @@ def _without(view: ClusterView, lost: Collection[str]) -> ClusterView:
         replace(n, heartbeat_age_ms=_SILENT_MS, ever_heard=True) if n.node_id in lost else n
         for n in view.nodes
     )
-    tablets = tuple(_led(_settled(t, view.intent(t.tablet_id)), lost) for t in view.tablets)
-    return replace(view, nodes=nodes, tablets=tablets, intents=())
-
-
-def _settled(tablet: TabletView, intent: Intent | None) -> TabletView:
-    """The tablet once the change under way is done: the joining replica is a voter, the replaced one gone."""
-    peers = [
-        p if p.member_type is MemberType.VOTER else Peer(p.node_id, p.replica_id, p.address, MemberType.VOTER)
-        for p in tablet.config.peers
-        if (p.votes or p.promote) and not (intent is not None and p.replica_id == intent.replaces_replica)
-    ]
-    if intent is not None and not any(p.replica_id == intent.replica_id for p in peers):
-        peers.append(Peer(intent.target_node, intent.replica_id, "", MemberType.VOTER))
-    config = replace(tablet.config, peers=tuple(peers))
-    joined = [
-        ReplicaView(p.node_id, p.replica_id, bytes_on_disk=tablet_bytes(tablet))
-        for p in peers
-        if intent is not None and p.replica_id == intent.replica_id
-    ]
-    kept = [r for r in tablet.replicas if not any(r.replica_id == j.replica_id for j in joined)]
-    return replace(tablet, config=config, replicas=(*kept, *joined))
+    view = settled(view)
+    return replace(view, nodes=nodes, tablets=tuple(_led(t, lost) for t in view.tablets))
 
 
 def _led(tablet: TabletView, lost: Collection[str]) -> TabletView:
@@ -170,47 +146,15 @@ def _heals(step: Step) -> TypeGuard[BeginIntent]:
     return isinstance(step, BeginIntent) and step.kind not in (MOVE, MOVE_BY_HAND)
 
 
-def _copy(tablet: TabletView, step: BeginIntent) -> Copy:
-    replaced = tablet.config.peer(step.replaces_replica)
+def _copy(made: NewReplica) -> Copy:
     return Copy(
-        tablet.tablet_id,
-        tablet.table_name,
-        replaced.node_id if replaced is not None else NodeId(""),
-        step.target_node,
-        tablet_bytes(tablet),
-        step.witness,
+        made.tablet_id,
+        made.table_name,
+        made.from_node,
+        made.target_node,
+        made.size_bytes,
+        made.first_as_witness,
     )
-
-
-def _healed(view: ClusterView, begun: Mapping[TabletId, BeginIntent]) -> ClusterView:
-    """The view once each new replica has taken the old one's place."""
-    tablets, arrived = [], Counter[str]()
-    for tablet in view.tablets:
-        step = begun.get(tablet.tablet_id)
-        if step is not None:
-            arrived[step.target_node] += tablet_bytes(tablet)
-            tablet = _with_new(tablet, step)
-        tablets.append(tablet)
-    nodes = tuple(
-        replace(
-            n,
-            disk_free_bytes=max(0, n.disk_free_bytes - arrived[n.node_id]),
-            disk_used_bytes=n.disk_used_bytes + arrived[n.node_id],
-        )
-        if n.disk_free_bytes or n.disk_used_bytes  # else it does not report its disk
-        else n
-        for n in view.nodes
-    )
-    return replace(view, nodes=nodes, tablets=tuple(tablets))
-
-
-def _with_new(tablet: TabletView, step: BeginIntent) -> TabletView:
-    new_id = ReplicaId(max(p.replica_id for p in tablet.config.peers) + 1)
-    peers = [p for p in tablet.config.peers if p.replica_id != step.replaces_replica]
-    peers.append(Peer(step.target_node, new_id, "", MemberType.VOTER))
-    report = ReplicaView(step.target_node, new_id, bytes_on_disk=tablet_bytes(tablet))
-    config = replace(tablet.config, opid_index=tablet.config.opid_index + 1, peers=tuple(peers))
-    return replace(tablet, config=config, replicas=(*tablet.replicas, report))
 
 
 def _few(s: Situation) -> str:
@@ -221,13 +165,13 @@ def _affected(s: Situation, reason: str) -> Affected:
     return Affected(s.tablet.tablet_id, s.tablet.table_name, reason)
 
 
-def _duration_s(sizes: list[int], policy: Policy) -> float | None:
-    """The least time that all copies take: the rate of all copies together bounds their sum, that of one
-    bounds the largest."""
-    if not policy.bytes_per_second:
-        return None
+def copying_s(sizes: Sequence[int], policy: Policy, at_once: int) -> float | None:
+    """The least time (s) of all copies: the rate of `at_once` copies bounds their sum, that of one bounds the
+    largest. None if the policy has no rate."""
     rate = policy.bytes_per_second
-    return max(sum(sizes) / (rate * policy.max_copies), max(sizes, default=0) / rate)
+    if not rate:
+        return None
+    return max(sum(sizes) / (rate * at_once), max(sizes, default=0) / rate)
 
 
 def _too_many(view: ClusterView, policy: Policy, lost: Collection[str]) -> str:

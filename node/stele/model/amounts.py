@@ -1,0 +1,24 @@
+"""Numbers of bytes and lengths of time in words, for people. Pure; imports nothing."""
+
+from __future__ import annotations
+
+
+def size(count: int) -> str:
+    """A number of bytes in MiB or GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """A time as text, in its two largest units."""
+    left = max(1, round(seconds))
+    parts: list[str] = []
+    for unit, name in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        if left >= unit and len(parts) < 2:
+            parts.append(f"{left // unit} {name}")
+            left %= unit
+    return " ".join(parts)
+
+
+def plural(count: int, noun: str) -> str:
+    """The number with its noun: "1 replica", "2 replicas"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,393 @@
+"""A cluster on which plans are tried: every action succeeds, and every pod that finds a machine is ready at once.
+Called by rehearsal; pure.
+
+Owns the simulated state. Invariants: it begins with what was observed. Only actions of the plan, steps of the
+driver, and the placing of new pods change it. It heals nothing that is broken now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from stele.driver.rehearsal import carried_out
+from stele.driver.steps import Step
+from stele.driver.view import ClusterView, NodeView
+from stele.model.alter import AddColumn, DropColumn, RenameColumn
+from stele.model.ids import NodeId
+from stele_operator.api.scalars import byte_count
+from stele_operator.plan import naming
+from stele_operator.plan.actions import (
+    Action,
+    AlterTable,
+    CreateClaim,
+    CreateObject,
+    CreatePod,
+    CreateTable,
+    DeleteClaim,
+    DeletePod,
+    DeleteTable,
+    FinalizeVersion,
+    GrowClaim,
+    Json,
+    PatchObject,
+    RegisterNode,
+    ReplaceIdentity,
+    SetDriverPolicy,
+    SetFinalizers,
+    SetReplicationFactor,
+)
+from stele_operator.plan.observation import (
+    Catalog,
+    Claim,
+    Column,
+    Existing,
+    Identity,
+    Machine,
+    Observation,
+    Pod,
+    Role,
+    Table,
+)
+from stele_operator.plan.placement import admits, never_share
+
+
+class Stage:
+    """The simulated cluster. It needs an observation with a catalog."""
+
+    def __init__(self, o: Observation, catalog: Catalog) -> None:
+        self._o = o
+        self._catalog = catalog
+        self._identity = o.identity
+        self._claims = {c.name: c for c in o.claims}
+        self._pods = {p.name: p for p in o.pods}
+        self._existing = {(e.kind, e.name): e for e in o.existing}
+        self._groups = {g.name: g for g in o.groups}
+        self._tables = {t.table_id: t for t in catalog.tables}
+        self._view = catalog.view
+        self._formed = set(catalog.formed_nodes)
+        self._names = dict(catalog.names)
+        self._standing, self._finalized = catalog.standing, catalog.finalized
+        self._made: set[str] = set()
+        """Pods that were made on this stage. Others keep the state in which they were observed."""
+
+    @property
+    def view(self) -> ClusterView:
+        """The masters' view."""
+        return self._view
+
+    def pod(self, name: str) -> Pod | None:
+        """The pod of this name, or None."""
+        return self._pods.get(name)
+
+    def observe(self) -> Observation:
+        """What the operator would see now."""
+        masters = sum(p.role == "master" and p.ready for p in self._pods.values())
+        named = sum(m.role == "master" and m.node_id in self._formed for m in self._o.pods)
+        leads = masters > named // 2
+        catalog = Catalog(
+            self._view,
+            tuple(self._tables.values()),
+            frozenset(self._formed),
+            self._names,
+            self._standing,
+            self._finalized,
+            self._catalog.readable,
+        )
+        return replace(
+            self._o,
+            identity=self._identity,
+            claims=tuple(self._claims.values()),
+            pods=tuple(self._pods.values()),
+            existing=tuple(self._existing.values()),
+            groups=tuple(self._groups.values()),
+            catalog=catalog if leads else None,
+            catalog_problem="" if leads else "no master pod runs",
+            fresh_ids=tuple(i for i in self._o.fresh_ids if i not in self._names),
+        )
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        """Carry out steps of the driver."""
+        self._view = carried_out(self._view, steps)
+
+    def actions(self, actions: Iterable[Action]) -> None:
+        """Carry out actions of the plan; then new pods get machines and start."""
+        for action in actions:
+            self._apply(action)
+        for pod in [p for p in self._pods.values() if p.name in self._made and not p.ready]:
+            self._start(pod)
+
+    def _apply(self, action: Action) -> None:
+        match action:
+            case CreateClaim():
+                self._claims[action.name] = _claim(action, self._o.now_s, self._identity)
+            case CreatePod():
+                self._made.add(action.name)
+                self._pods[action.name] = _pod(action, self._o.now_s)
+            case CreateObject():
+                self._keep(action.kind, action.name, action.manifest)
+            case ReplaceIdentity():
+                self._identity = _identity(self._identity, action.patch)
+            case PatchObject(kind="PersistentVolumeClaim"):
+                before = self._claims[action.name]
+                self._claims[action.name] = after = _patched(before, action.patch)
+                if isinstance(action, GrowClaim):
+                    self._grow(before.node_id, after.requested_bytes - before.requested_bytes)
+            case PatchObject(kind="Pod"):
+                owners = tuple(action.patch["metadata"]["ownerReferences"])
+                self._pods[action.name] = replace(self._pods[action.name], owners=owners)
+            case PatchObject():
+                self._keep(action.kind, action.name, action.patch)
+            case DeletePod():
+                self._pods.pop(action.name, None)
+            case DeleteClaim():
+                self._claims.pop(action.name, None)
+            case RegisterNode():
+                self._names[action.node_id] = action.name
+                if self._view.node(action.node_id) is None:
+                    node = NodeView(NodeId(action.node_id), action.role, "", "", "", ever_heard=False)
+                    self._view = replace(self._view, nodes=(*self._view.nodes, node))
+            case SetDriverPolicy():
+                self._standing = action.policy
+            case FinalizeVersion():
+                self._finalized = action.version
+            case SetFinalizers():
+                group = self._groups[action.group]
+                self._groups[action.group] = replace(group, finalizers=action.finalizers)
+            case CreateTable():
+                self._tables[action.table_id] = _table(action)
+            case SetReplicationFactor():
+                self._set_factor(self._tables[action.table_id], action.factor)
+            case AlterTable():
+                self._tables[action.table_id] = _altered(self._tables[action.table_id], action)
+            case DeleteTable():
+                self._tables.pop(action.table_id, None)
+                tablets = tuple(t for t in self._view.tablets if t.table_id != action.table_id)
+                self._view = replace(self._view, tablets=tablets)
+            case _:
+                pass  # the cluster has formed
+
+    def _keep(self, kind: str, name: str, manifest: Json) -> None:
+        before = self._existing.get((kind, name))
+        metadata = manifest["metadata"]
+        self._existing[kind, name] = Existing(
+            kind,
+            name,
+            before.uid if before is not None else f"new-{name}",
+            before.resource_version if before is not None else "",
+            metadata["annotations"][naming.ANNOTATION_DIGEST],
+            {**(before.spec if before is not None else {}), **manifest["spec"]},
+            tuple(
+                metadata.get("ownerReferences") or (before.owners if before is not None else ()),
+            ),
+        )
+
+    def _grow(self, node_id: str, more: int) -> None:
+        nodes = tuple(
+            replace(n, disk_free_bytes=n.disk_free_bytes + more)
+            if n.node_id == node_id and (n.disk_free_bytes or n.disk_used_bytes)
+            else n
+            for n in self._view.nodes
+        )
+        self._view = replace(self._view, nodes=nodes)
+
+    def _set_factor(self, table: Table, factor: int) -> None:
+        before = table.replication_factor
+        self._tables[table.table_id] = replace(
+            table, replication_factor=factor, replication_factor_before=before
+        )
+        tablets = tuple(
+            replace(t, replication_factor=t.replication_factor + factor - before)
+            if t.table_id == table.table_id
+            else t
+            for t in self._view.tablets
+        )
+        self._view = replace(self._view, tablets=tablets)
+
+    # -- what happens by itself
+
+    def _start(self, pod: Pod) -> None:
+        claim = self._claims[pod.name]
+        machine, why = self._machine(pod, claim)
+        if why:
+            self._pods[pod.name] = replace(pod, unschedulable=why)
+            return
+        self._pods[pod.name] = replace(
+            pod, machine=machine, phase="Running", ready=True, running=True, unschedulable=""
+        )
+        self._claims[pod.name] = replace(claim, phase="Bound", selected_machine=machine)
+        found = self._o.machine(machine)
+        zone = claim.zone or (found.zone if found is not None else "")
+        nodes = tuple(
+            self._running(n, machine, zone, claim) if n.node_id == pod.node_id else n
+            for n in self._view.nodes
+        )
+        self._view = replace(self._view, nodes=nodes)
+        self._formed.add(pod.node_id)
+
+    def _running(self, node: NodeView, machine: str, zone: str, claim: Claim) -> NodeView:
+        if node.node_id in self._formed:  # its volume keeps what it had
+            return replace(node, machine=machine, heartbeat_age_ms=0, ever_heard=True)
+        return replace(
+            node,
+            machine=machine,
+            zone=zone,
+            heartbeat_age_ms=0,
+            ever_heard=True,
+            formed=True,
+            disk_free_bytes=claim.requested_bytes,
+            disk_used_bytes=0,
+        )
+
+    def _machine(self, pod: Pod, claim: Claim) -> tuple[str, str]:
+        """The machine for a pod, or why there is none. One that ran goes where its volume is."""
+        node = self._view.node(pod.node_id)
+        ran = (node.machine if node is not None else "") or claim.selected_machine
+        spec = self._o.cluster.spec
+        if self._o.machines is None or spec is None:
+            return ran or f"machine-of-{pod.name}", ""
+        alone = never_share(spec, pod.role)
+        taken = [p.machine for p in self._pods.values() if p.role == pod.role and p.machine]
+        if ran and pod.node_id in self._formed:
+            machine = self._o.machine(ran)
+            if machine is None or not admits(spec, pod.role, machine):
+                return "", f"its volume is on machine {ran}, which the spec leaves out or which takes no pods"
+            return (ran, "") if not (alone and ran in taken) else ("", f"another {pod.role} is on {ran}")
+        able = [m for m in self._o.machines if admits(spec, pod.role, m) and m.name not in pod.keeps_off]
+        able = [m for m in able if claim.zone in ("", m.zone) and not (alone and m.name in taken)]
+        if not able:
+            return "", _no_machine(pod.role, claim.zone, alone)
+        return min(able, key=lambda m: (taken.count(m.name), _rank(m))).name, ""
+
+
+def _rank(machine: Machine) -> tuple[int, str]:
+    return len(machine.name), machine.name
+
+
+def _no_machine(role: Role, zone: str, alone: bool) -> str:
+    where = f" in zone {zone}" if zone else ""
+    free = f" without another {role}" if alone else ""
+    return f"there is no machine{where}{free} that the spec admits; add a machine"
+
+
+def _claim(action: CreateClaim, now_s: float, identity: Identity | None) -> Claim:
+    metadata, spec = action.manifest["metadata"], action.manifest["spec"]
+    notes, uid = metadata["annotations"], f"new-{action.name}"
+    owners = metadata.get("ownerReferences") or ()
+    return Claim(
+        name=action.name,
+        uid=uid,
+        resource_version="",
+        role=action.role,
+        node_id=notes[naming.ANNOTATION_NODE_ID],
+        cluster_id=notes[naming.ANNOTATION_CLUSTER_ID],
+        serial=int(action.name.rpartition("-")[2]),
+        zone=notes[naming.ANNOTATION_ZONE],
+        phase="Pending",
+        deleting=False,
+        selected_machine="",
+        requested_bytes=byte_count(str(spec["resources"]["requests"]["storage"])),
+        created_s=now_s,
+        owned=bool(owners),
+        owner_uid=str(owners[0]["uid"]) if owners else "",
+        noted_uid=uid,
+        fork_id=identity.fork_id if identity is not None else "",
+    )
+
+
+def _pod(action: CreatePod, now_s: float) -> Pod:
+    metadata = action.manifest["metadata"]
+    notes = metadata["annotations"]
+    return Pod(
+        name=action.name,
+        uid=f"new-{action.name}",
+        resource_version="",
+        role=action.role,
+        node_id=notes[naming.ANNOTATION_NODE_ID],
+        claim_uid=notes[naming.ANNOTATION_CLAIM_UID],
+        machine="",
+        ip="",
+        phase="Pending",
+        ready=False,
+        deleting=False,
+        created_s=now_s,
+        spec_hash=notes[naming.ANNOTATION_HASH],
+        keeps_off=tuple(m for m in notes.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
+        unready_since_s=now_s,
+        owners=tuple(metadata["ownerReferences"]),
+    )
+
+
+def _identity(identity: Identity | None, patch: Json) -> Identity | None:
+    if identity is None:
+        return None
+    data = patch["data"]
+    return replace(
+        identity,
+        next_serial={"master": int(data["nextMaster"]), "node": int(data["nextNode"])},
+        first_serial={"master": int(data["ownMaster"]), "node": int(data["ownNode"])},
+        fork_id=data["forkID"],
+        owner_uid=data["ownerUID"],
+        asleep=data["asleep"] == "true",
+    )
+
+
+def _patched(claim: Claim, patch: Json) -> Claim:
+    metadata = patch.get("metadata") or {}
+    notes = metadata.get("annotations") or {}
+    if naming.ANNOTATION_CLAIM_UID in notes:
+        claim = replace(
+            claim,
+            noted_uid=notes[naming.ANNOTATION_CLAIM_UID],
+            fork_id=notes[naming.ANNOTATION_FORK_ID],
+        )
+    if naming.ANNOTATION_NODE_ID in notes:
+        claim = replace(
+            claim,
+            labelled=True,
+            identified=True,
+            node_id=notes[naming.ANNOTATION_NODE_ID],
+            cluster_id=notes[naming.ANNOTATION_CLUSTER_ID],
+        )
+    if naming.ANNOTATION_RETIRED in notes:
+        claim = replace(claim, retired=True)
+    if naming.ANNOTATION_RELEASED in notes:
+        claim = replace(claim, released_s=float(notes[naming.ANNOTATION_RELEASED]))
+    if "ownerReferences" in metadata:
+        owners = metadata["ownerReferences"] or ()
+        claim = replace(claim, owned=bool(owners), owner_uid=str(owners[0]["uid"]) if owners else "")
+    if "spec" in patch:
+        claim = replace(
+            claim, requested_bytes=byte_count(str(patch["spec"]["resources"]["requests"]["storage"]))
+        )
+    return claim
+
+
+def _table(action: CreateTable) -> Table:
+    spec, tablets = action.spec, 1
+    for level in spec.partitioning.hash:
+        tablets *= level.buckets
+    return Table(
+        action.table_id,
+        action.name,
+        "RUNNING",
+        tuple(Column(c.name, c.type, c.nullable) for c in spec.columns),
+        tuple(spec.primaryKey),
+        tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash),
+        False,
+        spec.replicationFactor,
+        tablets,
+    )
+
+
+def _altered(table: Table, action: AlterTable) -> Table:
+    columns = list(table.columns)
+    for step in action.steps:
+        match step:
+            case AddColumn():
+                columns.append(Column(step.name, step.type, step.nullable))
+            case DropColumn():
+                columns = [c for c in columns if c.name != step.name]
+            case RenameColumn():
+                columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
+    return replace(table, columns=tuple(columns))
