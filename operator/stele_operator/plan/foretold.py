@@ -169,9 +169,8 @@ def _line(kind: object, events: Sequence[Event], told: Foretold) -> str:
         leaders = sum(e.leaders for e in restarts)
         hands = f"; they hand over {plural(leaders, 'leader')} before" if leaders else ""
         pods = named([e.pod for e in restarts])
-        return (
-            f"{plural(len(restarts), 'pod')} made again on {_its(restarts)} volume{one}{about}: {pods}{hands}"
-        )
+        volumes = "its volume" if len(restarts) == 1 else "their volumes"
+        return f"{plural(len(restarts), 'pod')} made again on {volumes}{one}{about}: {pods}{hands}"
     if kind is NewMember:
         return f"new: {named([_member(e) for e in events if isinstance(e, NewMember)])}"
     if kind is NewReplica:
