@@ -212,7 +212,7 @@ class _Rehearsal:
         for node_id, number in sorted(removed.items()):
             self._say("remove", self._name(node_id), f"{plural(number, 'replica')} removed")
         for node_id, number in sorted(leaders.items()):
-            self._say("leaders", self._name(node_id), f"gives {plural(number, 'leader')} away")
+            self._say("leaders", self._name(node_id), f"{plural(number, 'leader')} given away")
 
     def _say(self, kind: str, pod: str, text: str) -> None:
         self.events.append(Said(kind, pod, text))
