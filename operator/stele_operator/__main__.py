@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import sys
-from dataclasses import asdict
 from typing import TextIO
 
 import click
@@ -28,7 +27,7 @@ with extra("operator", program="stele-operator"):
     from stele_operator.app import run as run_app
     from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration
     from stele_operator.plan.foretold import Foretold
-    from stele_operator.preview import FILE_MAX, BadManifest, Wanted, preview, read_manifests
+    from stele_operator.preview import DEFAULT_IMAGE, FILE_MAX, BadManifest, Wanted, preview, read_manifests
 
 EXIT_NO = 1
 EXIT_USAGE = 2
@@ -60,7 +59,7 @@ def main() -> None:
 )
 @click.option(
     "--image",
-    default=f"stele/node:{__version__}",
+    default=DEFAULT_IMAGE,
     show_default=True,
     help="Image of masters and nodes if a TabletCluster names none.",
 )
@@ -146,7 +145,7 @@ def run(
 @click.option(
     "--image",
     default="",
-    help="The operator's own --image. Default: the image of the pods that run.",
+    help="The operator's own --image. Default: the image of the pods that run; if the spec names one now, the default of `run`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str, as_json: bool) -> None:
@@ -175,8 +174,7 @@ def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str
         again = isinstance(exc, Retryable) or (isinstance(exc, KubeError) and not exc.status)
         sys.exit(EXIT_TRY_AGAIN if again else EXIT_USAGE)
     if as_json:
-        extra_fields = {"fine": told.fine, "bytes_copied": told.bytes_copied, "text": told.lines()}
-        click.echo(json.dumps({**extra_fields, **asdict(told)}, indent=2))
+        click.echo(json.dumps(told.as_json(), indent=2))
     else:
         for line in told.lines():
             click.echo(printable(line))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pydantic
 import yaml
 
+from stele import __version__
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.nearest import did_you_mean
 from stele_operator.api import API_VERSION
@@ -34,6 +35,8 @@ Json = dict[str, Any]
 Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 _KINDS = ("TabletCluster", "TabletGroup")
 FILE_MAX = 1 << 20
+DEFAULT_IMAGE = f"stele/node:{__version__}"
+"""The image of masters and nodes, if neither the spec nor the operator's settings name one."""
 
 
 class BadManifest(Rejected):
@@ -186,8 +189,8 @@ def answer(o: Observation, wanted: Wanted, catalog: Catalog) -> Foretold:
 
 
 async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence[str] = ()) -> Foretold:
-    """What manifests would do. `image`: the operator's own setting; "": that of the pods that run. `masters`:
-    addresses; empty: those of the pods.
+    """What manifests would do. `image`: the operator's own setting; "": that of the pods that run if the spec names
+    none now, else the operator's default. `masters`: addresses; empty: those of the pods.
 
     Raises:
         Rejected: there is no such TabletCluster, or it has not formed.
@@ -202,8 +205,9 @@ async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence
             f"there is no TabletCluster {wanted.cluster} in namespace {wanted.namespace}{hint}; a plan needs one that runs",
             code=Code.NOT_FOUND,
         )
-    image = image or await _image(kube, wanted)
-    o, _ = await observe_kubernetes(kube, raw, image)
+    if not image and not (raw.get("spec") or {}).get("image"):
+        image = await _image(kube, wanted)
+    o, _ = await observe_kubernetes(kube, raw, image or DEFAULT_IMAGE)
     if o.identity is None or not o.identity.formed:
         raise Retryable(f"TabletCluster {wanted.cluster} has not formed yet", code=Code.NOT_READY)
     link = MasterLink(o.identity.cluster_id, "", o.identity.fork_id)

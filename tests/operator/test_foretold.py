@@ -10,7 +10,7 @@ import pytest
 from stele.driver.view import ReplicaView
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
-from stele_operator.plan.foretold import Foretold, NewMember, NewReplica, Restart, Said
+from stele_operator.plan.foretold import Foretold, NewMember, NewReplica, Restart
 from stele_operator.plan.observation import Machine, Observation
 from stele_operator.plan.rehearsal import foretell
 from tests.operator.world import World
@@ -51,13 +51,9 @@ def ask(world: World, spec: Json, groups: dict[str, Json] | None = None, **more:
     return foretell(o, after, o.catalog)
 
 
-def pods(told: Foretold, kind: type | str) -> list[str]:
+def pods(told: Foretold, kind: str) -> list[str]:
     """The pods that events of a kind name, in their order."""
-    return [
-        e.pod
-        for e in told.events
-        if not isinstance(e, NewReplica) and (e.kind == kind if isinstance(e, Said) else type(e) is kind)
-    ]
+    return [e.pod for e in told.events if not isinstance(e, NewReplica) and e.kind == kind]
 
 
 def copies(told: Foretold) -> list[NewReplica]:
@@ -85,7 +81,7 @@ def test_an_image_restarts_masters_first_and_the_real_roll_takes_the_same_order(
     (line,) = told.order()
     assert line.startswith("8 pods made again on their volumes, one at a time: flights-master-")
     world.cluster["spec"]["image"] = "stele/node:next"
-    assert pods(told, Restart) == roll(world)
+    assert pods(told, Restart.kind) == roll(world)
     assert ask(world, {"nodes": {"replicas": 5}, "image": "stele/node:next"}).events == ()
 
 
@@ -103,7 +99,7 @@ def test_scale_out_makes_nodes_and_fills_them() -> None:
 
 def test_scale_out_without_a_machine_is_not_reached() -> None:
     told = ask(made(), {"nodes": {"replicas": 6}})
-    assert not told.fine and pods(told, NewMember) == ["flights-node-5"]
+    assert not told.fine and pods(told, NewMember.kind) == ["flights-node-5"]
     (unmet,) = told.unmet
     assert unmet.reason == "NodePending" and "add a machine" in unmet.message and not unmet.already
 
@@ -163,13 +159,13 @@ def test_what_happens_anyway_is_told_apart() -> None:
     world = made()
     world.cluster["spec"]["image"] = "x"  # not rolled out yet
     told = ask(world, {"nodes": {"replicas": 5}, "image": "x", "paused": True})
-    assert not pods(told, Restart) and any("8 pods made again" in line for line in told.anyway)
+    assert not pods(told, Restart.kind) and any("8 pods made again" in line for line in told.anyway)
     assert told.fine and "nothing is created, changed or healed" in told.notes[0]
     world.kill("n2")
     for _ in range(5):
         world.step()
     told = ask(world, {"nodes": {"replicas": 5}, "image": "y"})
-    assert {u.reason for u in told.unmet if u.already} >= {"RollWaits"} and not pods(told, Restart)
+    assert {u.reason for u in told.unmet if u.already} >= {"RollWaits"} and not pods(told, Restart.kind)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +209,9 @@ def test_a_node_to_retire_is_replaced_first() -> None:
     world.run()
     told = ask(world, {"nodes": {"replicas": 3, "retire": ["flights-node-1"]}})
     assert told.fine, told.lines()
-    assert pods(told, NewMember) == ["flights-node-3"] and pods(told, "retire") == ["flights-node-1"]
+    assert pods(told, NewMember.kind) == ["flights-node-3"] and pods(told, "retire") == ["flights-node-1"]
     moved = [c for c in copies(told) if c.from_pod == "flights-node-1"]
     assert len(moved) == 4 and {c.to_pod for c in moved} == {"flights-node-3"}
-    kinds = [e.kind if isinstance(e, Said) else type(e) for e in told.events]
-    assert kinds.index(NewMember) < kinds.index("drain") < kinds.index(NewReplica) < kinds.index("retire")
+    kinds = [e.kind for e in told.events]
+    assert kinds.index("new") < kinds.index("drain") < kinds.index("copy") < kinds.index("retire")
+    assert [e["kind"] for e in told.as_json()["events"]] == kinds

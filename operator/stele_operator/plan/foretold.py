@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any, ClassVar
 
 from stele.model.amounts import duration, plural, size
 
@@ -21,6 +22,7 @@ class Restart:
     """A pod that is made again on its volume. While it is away, `no_spare` tablets could lose no more voter, and
     the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
 
+    kind: ClassVar[str] = "restart"
     pod: str
     machine: str
     leaders: int
@@ -32,6 +34,7 @@ class Restart:
 class NewMember:
     """A member that is made. `machine`: an example of where it may run; "": there is none for it."""
 
+    kind: ClassVar[str] = "new"
     pod: str
     zone: str
     machine: str
@@ -41,6 +44,7 @@ class NewMember:
 class NewReplica:
     """A replica that is copied. `from_pod`: whose replica it replaces; "": it is one more."""
 
+    kind: ClassVar[str] = "copy"
     tablet: str
     table: str
     from_pod: str
@@ -51,7 +55,7 @@ class NewReplica:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """An event that a sentence describes. `kind`: one word that groups events."""
+    """An event that a sentence describes. `kind`: one word, as the other events have it."""
 
     kind: str
     pod: str
@@ -129,11 +133,16 @@ class Foretold:
             lines.append("OK: the spec is reached, and every tablet can be used meanwhile")
         return lines
 
+    def as_json(self) -> dict[str, Any]:
+        """The whole answer for programs, with the text."""
+        events = [{"kind": e.kind, **asdict(e)} for e in self.events]
+        totals = {"fine": self.fine, "bytes_copied": self.bytes_copied, "text": self.lines()}
+        return {**totals, **asdict(self), "events": events}
+
     def order(self) -> list[str]:
         """What happens, in its order; neighbours of one kind are one line."""
         return [
-            _line(kind, list(events), self)
-            for kind, events in groupby(self.events, key=lambda e: e.kind if isinstance(e, Said) else type(e))
+            _line(kind, list(events), self) for kind, events in groupby(self.events, key=lambda e: e.kind)
         ]
 
     def _risks(self) -> Iterator[str]:
@@ -160,8 +169,8 @@ def _about(unmet: Unmet) -> str:
     return f"TabletGroup {unmet.group}: " if unmet.group else ""
 
 
-def _line(kind: object, events: Sequence[Event], told: Foretold) -> str:
-    if kind is Restart:
+def _line(kind: str, events: Sequence[Event], told: Foretold) -> str:
+    if kind == Restart.kind:
         restarts = [e for e in events if isinstance(e, Restart)]
         all_of_them = len(restarts) == sum(isinstance(e, Restart) for e in told.events)
         about = f", about {duration(told.restarting_s)}" if told.restarting_s and all_of_them else ""
@@ -171,9 +180,9 @@ def _line(kind: object, events: Sequence[Event], told: Foretold) -> str:
         pods = named([e.pod for e in restarts])
         volumes = "its volume" if len(restarts) == 1 else "their volumes"
         return f"{plural(len(restarts), 'pod')} made again on {volumes}{one}{about}: {pods}{hands}"
-    if kind is NewMember:
+    if kind == NewMember.kind:
         return f"new: {named([_member(e) for e in events if isinstance(e, NewMember)])}"
-    if kind is NewReplica:
+    if kind == NewReplica.kind:
         return _copies([e for e in events if isinstance(e, NewReplica)], told)
     said = [e for e in events if isinstance(e, Said)]
     texts: dict[str, list[str]] = {}
