@@ -15,7 +15,7 @@ from tests.operator.cluster import EXAMPLES
 from tests.operator.test_crds import FIXED, changed
 
 Json = dict[str, Any]
-MODELS = {"cluster": TabletClusterSpec, "flights": TabletGroupSpec}
+MODELS: dict[str, type[TabletClusterSpec | TabletGroupSpec]] = {"cluster": TabletClusterSpec, "flights": TabletGroupSpec}
 
 
 def example(name: str) -> Json:

@@ -114,7 +114,7 @@ def test_scale_in_names_the_nodes_that_go_and_where_their_replicas_go() -> None:
     assert len(copies(told)) >= sum(p.node_id == held for t in world.tablets for p in t.config.peers)
     world.cluster["spec"]["nodes"]["replicas"] = 4
     world.run()
-    assert world.nodes[held].state.name == "RETIRED"  # type: ignore[index]
+    assert world.nodes[held].state.name == "RETIRED"
 
 
 def test_scale_in_below_the_factor_is_not_reached() -> None:
