@@ -16,6 +16,7 @@ import structlog
 from stele_operator import metrics
 from stele_operator.kube import Kube, KubeError
 from stele_operator.observe import cluster_of
+from stele_operator.plan.naming import ANNOTATION_PLAN
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter
 
@@ -82,6 +83,7 @@ class Fleet:
             metadata.get("generation"),
             metadata.get("deletionTimestamp"),
             tuple(metadata.get("finalizers") or ()),
+            (metadata.get("annotations") or {}).get(ANNOTATION_PLAN),
         )
         known = self._marks.get(uid)
         self._marks[uid] = mark

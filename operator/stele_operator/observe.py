@@ -104,6 +104,7 @@ def parse_cluster(raw: Json) -> ClusterObject:
         faults=faults,
         unknown=unknown,
         conditions=_conditions(raw),
+        question=str((metadata.get("annotations") or {}).get(naming.ANNOTATION_PLAN, "")),
     )
 
 

@@ -23,6 +23,7 @@ from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
 from stele_operator.act import Actor, Outcome, refusals
+from stele_operator.answers import Answers
 from stele_operator.backoff import Backoff
 from stele_operator.growth import Growth
 from stele_operator.heal import Healer
@@ -83,6 +84,7 @@ class ClusterTask:
         self._on_pass = on_pass
         self._wake = asyncio.Event()
         self._link: MasterLink | None = None
+        self._answers = Answers(self._wake.set)
         self._healer = Healer(kube.now_s)
         self._growth = Growth()
         self._backoff = Backoff()
@@ -146,6 +148,7 @@ class ClusterTask:
                 )
 
     async def _hang_up(self) -> None:
+        await self._answers.close()
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -292,7 +295,8 @@ class ClusterTask:
     async def _report_cluster(self, raw: Json, o: Observation, plan: Plan) -> None:
         now = timestamp(o.now_s)
         active = self._healer.progress
-        status = cluster_status(o, plan, active, now)
+        answer = self._answers.to(o, self._link, (raw.get("status") or {}).get("plan"), now)
+        status = cluster_status(o, plan, active, now, answer)
         _measure(o, plan, active)
         metrics.conditions(self.namespace, self.name, status["conditions"])
         await self._tell_changes(raw, o, status)

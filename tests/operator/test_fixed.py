@@ -15,7 +15,10 @@ from tests.operator.cluster import EXAMPLES
 from tests.operator.test_crds import FIXED, changed
 
 Json = dict[str, Any]
-MODELS: dict[str, type[TabletClusterSpec | TabletGroupSpec]] = {"cluster": TabletClusterSpec, "flights": TabletGroupSpec}
+MODELS: dict[str, type[TabletClusterSpec | TabletGroupSpec]] = {
+    "cluster": TabletClusterSpec,
+    "flights": TabletGroupSpec,
+}
 
 
 def example(name: str) -> Json:

@@ -66,6 +66,22 @@ async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> 
         made_of = [e["pod"] for e in told["events"] if e["kind"] == "new"]
         copied = [e for e in told["events"] if e["kind"] == "copy"]
         assert made_of == ["flights-node-3"] and {e["to_pod"] for e in copied} == {"flights-node-3"}
+        note = {"metadata": {"annotations": {"stele.dev/plan": '{"nodes": {"replicas": 4}}'}}}
+        await made.kube.patch("TabletCluster", "default", "flights", note)
+
+        async def answered() -> bool:
+            return "plan" in await status(made)
+
+        await made.until("the annotation is answered", answered, 20)
+        answer = (await status(made))["plan"]
+        assert answer["fine"] and answer["text"].splitlines() == told["text"], "the same text"
+        note = {"metadata": {"annotations": {"stele.dev/plan": None}}}
+        await made.kube.patch("TabletCluster", "default", "flights", note)
+
+        async def forgotten() -> bool:
+            return not await answered()
+
+        await made.until("the answer goes with the question", forgotten, 20)
         before = await made.kube.get("TabletCluster", "default", "flights")
         assert before is not None and before["spec"] == raw["spec"], "nothing was changed"
 

@@ -142,6 +142,17 @@ _CLUSTER_STATUS = _object(
         holder=_text("heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade or hibernate. Empty: nobody."),
         waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
     ),
+    plan=_object(
+        "The answer to the annotation stele.dev/plan: what these changes of the spec would do.",
+        text=_text("The answer, as `stele-operator plan -f` prints it; at most 8,000 characters."),
+        fine={
+            "type": "boolean",
+            "description": "Whether all that is asked for would be reached, and every tablet could be used meanwhile.",
+        },
+        request=_text("Digest of the annotation to which this is the answer."),
+        observedGeneration=_count("Generation of the spec to which the changes would be made."),
+        time=_text("When it was answered. Later changes of the cluster are not in it."),
+    ),
 )
 
 _GROUP_STATUS = _object(

@@ -26,6 +26,8 @@ ANNOTATION_FORK_ID = f"{GROUP}/fork-id"
 ANNOTATION_HASH = f"{GROUP}/spec-hash"
 ANNOTATION_KEEPS_OFF = f"{GROUP}/keeps-off"
 ANNOTATION_DIGEST = f"{GROUP}/digest"
+ANNOTATION_PLAN = f"{GROUP}/plan"
+"""On a TabletCluster: changes of its spec about which somebody asks (answers.py)."""
 FINALIZER_TABLE = f"{GROUP}/table"
 
 ANNOTATION_SELECTED_MACHINE = "volume.kubernetes.io/selected-node"

@@ -46,6 +46,8 @@ class ClusterObject:
     faults: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    question: str = ""
+    """Changes of its spec about which somebody asks, by an annotation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,9 +51,11 @@ _TROUBLE = (
 )
 
 
-def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: str) -> Json:
-    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time
-    format."""
+def cluster_status(
+    o: Observation, plan: Plan, heals: Sequence[Progress], now: str, answer: Json | None = None
+) -> Json:
+    """The status of a TabletCluster. `heals`: the driver's newest records; `now`: in Kubernetes' time format.
+    `answer`: to the question in its annotation; None: there is none."""
     status: Json = {
         "observedGeneration": o.cluster.generation,
         "selector": f"{naming.LABEL_CLUSTER}={o.cluster.name},{naming.LABEL_ROLE}=node",
@@ -63,6 +65,8 @@ def cluster_status(o: Observation, plan: Plan, heals: Sequence[Progress], now: s
         "conditions": _written(o.cluster.conditions, _cluster_conditions(o, plan), o.cluster.generation, now),
         "members": [_member(m) for m in _unhealthy_first(plan.members)[:MEMBERS_MAX]],
     }
+    if answer is not None:
+        status["plan"] = answer
     if o.identity is not None:
         status["clusterUUID"] = o.identity.cluster_id
     kept = [c for c in o.claims if c.released_s is None]  # a released one keeps its owner until it is deleted

@@ -1,0 +1,149 @@
+"""Answers the annotation `stele.dev/plan` of a TabletCluster in its `status.plan`. Called by reconcile.
+
+Owns the task that works on the answer, which no pass waits for. Invariant: an answer names the annotation and the
+generation that it is for, so an answered question is not answered again, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pydantic
+import structlog
+import yaml
+
+from stele_operator.api.cluster import TabletClusterSpec
+from stele_operator.masters import MasterLink
+from stele_operator.observe import faults_of
+from stele_operator.plan.foretold import Foretold
+from stele_operator.plan.observation import Catalog, Observation
+from stele_operator.preview import Wanted, answer
+
+log = structlog.get_logger("stele.operator.answers")
+Json = dict[str, Any]
+TEXT_MAX = 8_000
+_LINE_MAX = 2_000
+_QUESTION_MAX = 64 << 10
+
+
+class Answers:
+    """The answer for one TabletCluster. `wake`: called once it is there."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._task: asyncio.Task[None] | None = None
+        self._asked: tuple[str, int] | None = None
+        self._found: Json | None = None
+
+    def to(self, o: Observation, link: MasterLink | None, there: Json | None, now: str) -> Json | None:
+        """What status.plan should be now; None if nobody asks. `there`: what it is. The work on a new question
+        begins if the masters answer; until it is done, the answer before stays."""
+        question = o.cluster.question
+        if not question.strip():
+            self._asked = self._found = None
+            return None
+        request = hashlib.blake2b(question.encode(), digest_size=8).hexdigest()
+        asked = (request, o.cluster.generation)
+        if there is not None and (there.get("request"), there.get("observedGeneration")) == asked:
+            return there
+        if self._asked == asked and self._found is not None:
+            return self._found
+        begun = self._asked == asked and self._task is not None and not self._task.done()
+        if not begun and o.catalog is not None and link is not None:
+            if self._task is not None:
+                self._task.cancel()
+            self._asked, self._found = asked, None
+            self._task = asyncio.create_task(self._work(o, o.catalog, link, question, asked, now))
+        return there
+
+    async def close(self) -> None:
+        """End the work."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _work(
+        self,
+        o: Observation,
+        catalog: Catalog,
+        link: MasterLink,
+        question: str,
+        asked: tuple[str, int],
+        now: str,
+    ) -> None:
+        try:
+            catalog = await link.with_sizes(catalog)
+            told = await asyncio.to_thread(respond, o, question, catalog)
+            text, fine = bounded(told), told.fine
+        except Exception:  # a question must not stop the passes
+            log.exception("a question could not be answered", cluster=o.cluster.name)
+            text, fine = "this could not be answered; the operator's log says why", False
+        if self._asked == asked:
+            self._found = {
+                "text": text,
+                "fine": fine,
+                "request": asked[0],
+                "observedGeneration": asked[1],
+                "time": now,
+            }
+            self._wake()
+
+
+def respond(o: Observation, question: str, catalog: Catalog) -> Foretold:
+    """What the changes in an annotation would do. They are a merge patch of the present spec, as YAML or JSON."""
+    cluster = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
+    if o.cluster.spec is None:
+        return Foretold(
+            cluster, refused=("the present spec breaks a rule, so nothing can be merged into it",)
+        )
+    if len(question) > _QUESTION_MAX:
+        return Foretold(cluster, refused=(f"the annotation is longer than {_QUESTION_MAX >> 10} KiB",))
+    try:
+        patch = yaml.safe_load(question)
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        return Foretold(
+            cluster, refused=(f"the annotation is neither JSON nor YAML: {' '.join(str(exc).split())}",)
+        )
+    if not isinstance(patch, dict):
+        return Foretold(
+            cluster, refused=('the annotation is no part of a spec, such as {"nodes": {"replicas": 4}}',)
+        )
+    present = o.cluster.spec.model_dump(mode="json", exclude_none=True)
+    try:
+        spec = TabletClusterSpec.model_validate(merged(present, patch))
+    except pydantic.ValidationError as exc:
+        return Foretold(cluster, refused=faults_of(exc))
+    return answer(o, Wanted(o.cluster.namespace, o.cluster.name, spec, {}, {}), catalog)
+
+
+def merged(there: Any, patch: Any) -> Any:
+    """A JSON merge patch (RFC 7386) applied to a value."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(there) if isinstance(there, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def bounded(told: Foretold) -> str:
+    """The text of an answer, cut to TEXT_MAX characters at the end of a line."""
+    lines = [line if len(line) <= _LINE_MAX else f"{line[:_LINE_MAX]}…" for line in told.lines()]
+    kept: list[str] = []
+    room = TEXT_MAX - 100
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            kept.append(f"{len(lines) - len(kept)} more lines: `stele-operator plan -f` shows all")
+            break
+        kept.append(line)
+    return "\n".join(kept)
