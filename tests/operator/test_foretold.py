@@ -203,6 +203,18 @@ def test_what_applies_to_new_members_alone_is_a_note() -> None:
     assert {u.reason for u in told.unmet} == {"UnknownZone"} and not told.fine
 
 
+def test_what_waits_for_somebody_is_a_note() -> None:
+    world = made()
+    spec = {"nodes": {"replicas": 5}, "image": "x", "updateStrategy": "OnDelete", "version": "0.2"}
+    told = ask(world, spec)
+    assert told.fine and not pods(told, Restart.kind)
+    assert any("until somebody deletes them: flights-master-0" in note for note in told.notes)
+    assert any("version 0.2 is finalized once" in note for note in told.notes)
+    world.readable = 2
+    told = ask(world, spec)
+    assert any("cannot be taken back" in line for line in told.order())
+
+
 def test_a_node_to_retire_is_replaced_first() -> None:
     world = World({"nodes": {"replicas": 3}})
     world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})

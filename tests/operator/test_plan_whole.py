@@ -75,8 +75,8 @@ async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> 
         await made.until("the annotation is answered", answered, 20)
         answer = (await status(made))["plan"]
         assert answer["fine"] and answer["text"].splitlines() == told["text"], "the same text"
-        note = {"metadata": {"annotations": {"stele.dev/plan": None}}}
-        await made.kube.patch("TabletCluster", "default", "flights", note)
+        gone: Json = {"metadata": {"annotations": {"stele.dev/plan": None}}}
+        await made.kube.patch("TabletCluster", "default", "flights", gone)
 
         async def forgotten() -> bool:
             return not await answered()

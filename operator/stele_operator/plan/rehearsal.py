@@ -29,6 +29,7 @@ from stele.driver.steps import (
 )
 from stele.driver.view import ClusterView
 from stele.model.amounts import plural
+from stele.model.cluster_version import RELEASES
 from stele_operator.plan.actions import (
     Action,
     AlterTable,
@@ -46,9 +47,10 @@ from stele_operator.plan.actions import (
 from stele_operator.plan.budgets import tablet_name
 from stele_operator.plan.cluster_plan import Plan, asked_again, make_plan
 from stele_operator.plan.findings import RESTING, SLEEP, Finding, Kind
-from stele_operator.plan.foretold import Event, Foretold, NewMember, NewReplica, Restart, Said, Unmet
+from stele_operator.plan.foretold import Event, Foretold, NewMember, NewReplica, Restart, Said, Unmet, named
 from stele_operator.plan.observation import Catalog, Observation
 from stele_operator.plan.stage import Stage
+from stele_operator.plan.status import restart_pending
 
 _ROUNDS_MAX = 1_000
 _WORK_MAX = 3_000_000
@@ -130,6 +132,7 @@ class _Rehearsal:
                 self.complete = not done
                 self.unmet = [*self._unmet(plan), *_blocked(blocked)]
                 self.notes = [f.message for f in plan.findings if f.kind is Kind.REMARK or _rests(f)]
+                self.notes += _later(o)
                 self.sleeps = any(f.reason in SLEEP for f in plan.findings)
                 break
             last = done
@@ -261,6 +264,18 @@ class _Rehearsal:
     def _is_made(self, finding: Finding) -> bool:
         """Whether it is about a table that is created in the rehearsal, whose tablets are not simulated."""
         return finding.group in self._new_tables and finding.kind is Kind.NOT_READY
+
+
+def _later(o: Observation) -> list[str]:
+    """What waits for somebody else: pods that are deleted by hand, and members of another release."""
+    notes, spec = [], o.cluster.spec
+    if spec is None or spec.paused:
+        return notes
+    if stale := restart_pending(o):
+        notes.append(f"these pods keep an older spec until somebody deletes them: {named(stale)}")
+    if spec.version is not None and o.catalog is not None and o.catalog.finalized < RELEASES[spec.version]:
+        notes.append(f"version {spec.version} is finalized once all masters and nodes run that release")
+    return notes
 
 
 def _rests(finding: Finding) -> bool:
