@@ -268,7 +268,8 @@ class _Rehearsal:
 
 def _later(o: Observation) -> list[str]:
     """What waits for somebody else: pods that are deleted by hand, and members of another release."""
-    notes, spec = [], o.cluster.spec
+    spec = o.cluster.spec
+    notes: list[str] = []
     if spec is None or spec.paused:
         return notes
     if stale := restart_pending(o):
