@@ -13,7 +13,7 @@ from stele.driver.policy import StandingPolicy
 from stele.model.alter import Step
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
-from stele_operator.plan.observation import Role
+from stele_operator.plan.observation import Identity, Role
 
 Json = dict[str, Any]
 
@@ -107,7 +107,10 @@ class GrowClaim(PatchObject):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceIdentity(PatchObject):
-    """Compare-and-set on the identity ConfigMap. Later actions of the plan depend on it."""
+    """Compare-and-set on the identity ConfigMap. Later actions of the plan depend on it. `identity`: what it is
+    afterwards."""
+
+    identity: Identity = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,7 @@ def replace_identity(o: Observation, identity: Identity, reason: str) -> Replace
         uid="",
         resource_version=o.identity.resource_version if o.identity else "",
         patch={"data": manifests.identity_data(identity)},
+        identity=identity,
     )
 
 

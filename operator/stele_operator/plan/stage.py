@@ -127,7 +127,7 @@ class Stage:
             case CreateObject():
                 self._keep(action.kind, action.name, action.manifest)
             case ReplaceIdentity():
-                self._identity = _identity(self._identity, action.patch)
+                self._identity = action.identity
             case PatchObject(kind="PersistentVolumeClaim"):
                 before = self._claims[action.name]
                 self._claims[action.name] = after = _patched(before, action.patch)
@@ -315,20 +315,6 @@ def _pod(action: CreatePod, now_s: float) -> Pod:
         keeps_off=tuple(m for m in notes.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
         unready_since_s=now_s,
         owners=tuple(metadata["ownerReferences"]),
-    )
-
-
-def _identity(identity: Identity | None, patch: Json) -> Identity | None:
-    if identity is None:
-        return None
-    data = patch["data"]
-    return replace(
-        identity,
-        next_serial={"master": int(data["nextMaster"]), "node": int(data["nextNode"])},
-        first_serial={"master": int(data["ownMaster"]), "node": int(data["ownNode"])},
-        fork_id=data["forkID"],
-        owner_uid=data["ownerUID"],
-        asleep=data["asleep"] == "true",
     )
 
 
