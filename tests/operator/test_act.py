@@ -30,6 +30,7 @@ from stele_operator.plan.actions import (
     SetFinalizers,
 )
 from stele_operator.plan.formation import replace_identity
+from stele_operator.plan.observation import Identity
 from stele_operator.plan.order import Held
 from stele_operator.report import Reporter
 from tests.operator.cluster import Bench, bench
@@ -83,7 +84,15 @@ async def test_what_counts_on_a_serial_or_a_registration_is_not_done_without_it(
     """Else a claim would take a serial that nobody set aside, or a pod start on a node that no master knows."""
     async with bench(tmp_path, machines=1) as made:
         actor = Actor(made.kube, "default", None)
-        serials = ReplaceIdentity("serials", "ConfigMap", "flights-identity", "", "1", {"data": {}})
+        serials = ReplaceIdentity(
+            "serials",
+            "ConfigMap",
+            "flights-identity",
+            "",
+            "1",
+            {"data": {}},
+            Identity("1", "a" * 32, "", {"master": 0, "node": 0}, ()),
+        )
         register = RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0")
         for first, rest in (
             (serials, CreateClaim("a new node", claim("flights-node-0"))),
