@@ -101,7 +101,7 @@ def test_what_is_fixed_and_what_breaks_a_rule_is_refused() -> None:
     o = running()
     assert o.catalog is not None
     bad = CLUSTER.replace("5}", "5, retire: [a], park: [a], storage: {className: fast}}")
-    bad_group = GROUP.replace("primaryKey: [id]", "primaryKey: [no]")
+    bad_group = GROUP.replace("primaryKey: [id]", "primaryKey: [other]")
     told = answer(o, read_manifests(f"{bad}---{bad_group}", "-"), o.catalog)
     assert not told.fine and not told.events
     for words in (

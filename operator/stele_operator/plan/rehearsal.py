@@ -117,7 +117,8 @@ class _Rehearsal:
                 self._tell_action(o, action)
             self.stage.actions(actions)
             steps: list[Step] = []
-            view = self.stage.view
+            # As in a pass, the driver sees what was there before the actions, for which the policy was made.
+            view = o.catalog.view if o.catalog is not None else self.stage.view
             if plan.policy is None:
                 blocked = []
             elif planned is None or not _same(planned, view, plan.policy):
