@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from stele_operator.masters import MasterLink
 from stele_operator.observe import faults_of
 from stele_operator.plan.foretold import Foretold
 from stele_operator.plan.observation import Catalog, Observation
+from stele_operator.plan.rehearsal import never
 from stele_operator.preview import Wanted, answer
 
 log = structlog.get_logger("stele.operator.answers")
@@ -77,13 +79,16 @@ class Answers:
         asked: tuple[str, int],
         now: str,
     ) -> None:
+        ended = threading.Event()  # a thread cannot be cancelled
         try:
             catalog = await link.with_sizes(catalog)
-            told = await asyncio.to_thread(respond, o, question, catalog)
+            told = await asyncio.to_thread(respond, o, question, catalog, ended.is_set)
             text, fine = bounded(told), told.fine
         except Exception:  # a question must not stop the passes
             log.exception("a question could not be answered", cluster=o.cluster.name)
             text, fine = "this could not be answered; the operator's log says why", False
+        finally:
+            ended.set()
         if self._asked == asked:
             self._found = {
                 "text": text,
@@ -95,8 +100,9 @@ class Answers:
             self._wake()
 
 
-def respond(o: Observation, question: str, catalog: Catalog) -> Foretold:
-    """What the changes in an annotation would do. They are a merge patch of the present spec, as YAML or JSON."""
+def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], bool] = never) -> Foretold:
+    """What the changes in an annotation would do. They are a merge patch of the present spec, as YAML or JSON.
+    `stop`: as in `foretell`."""
     cluster = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
     if o.cluster.spec is None:
         return Foretold(
@@ -119,7 +125,7 @@ def respond(o: Observation, question: str, catalog: Catalog) -> Foretold:
         spec = TabletClusterSpec.model_validate(merged(present, patch))
     except pydantic.ValidationError as exc:
         return Foretold(cluster, refused=faults_of(exc))
-    return answer(o, Wanted(o.cluster.namespace, o.cluster.name, spec, {}, {}), catalog)
+    return answer(o, Wanted(o.cluster.namespace, o.cluster.name, spec, {}, {}), catalog, stop)
 
 
 def merged(there: Any, patch: Any) -> Any:

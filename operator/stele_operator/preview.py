@@ -7,7 +7,7 @@ another cluster are faults.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from stele_operator.observe import faults_of, observe_kubernetes, observe_master
 from stele_operator.plan import naming
 from stele_operator.plan.foretold import Foretold
 from stele_operator.plan.observation import Catalog, GroupObject, Observation
-from stele_operator.plan.rehearsal import foretell
+from stele_operator.plan.rehearsal import foretell, never
 from stele_operator.plan.rules import cluster_faults, group_faults
 from stele_operator.report import difference
 
@@ -180,12 +180,12 @@ def refusals(before: Observation, after: Observation, names: Sequence[str]) -> t
     return tuple(dict.fromkeys(faults))
 
 
-def answer(o: Observation, wanted: Wanted, catalog: Catalog) -> Foretold:
-    """What the wanted specs would do to the observed cluster."""
+def answer(o: Observation, wanted: Wanted, catalog: Catalog, stop: Callable[[], bool] = never) -> Foretold:
+    """What the wanted specs would do to the observed cluster. `stop`: as in `foretell`."""
     after = changed(o, wanted)
     if faults := refusals(o, after, tuple(wanted.groups)):
         return Foretold(f"TabletCluster {o.cluster.namespace}/{o.cluster.name}", refused=faults)
-    return foretell(o, after, catalog)
+    return foretell(o, after, catalog, stop)
 
 
 async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence[str] = ()) -> Foretold:

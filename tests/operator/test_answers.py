@@ -135,6 +135,14 @@ async def test_a_fault_of_ours_is_told_and_stops_nothing() -> None:
     await answers.close()
 
 
+async def test_work_that_nobody_waits_for_ends() -> None:
+    rounds = iter([False, False, True])
+    o = observed("x")
+    assert o.catalog is not None
+    cut = respond(o, "image: x", o.catalog, lambda: next(rounds, True))
+    assert not cut.complete and not cut.fine and any("has not come to an end" in line for line in cut.lines())
+
+
 def test_the_annotation_is_read() -> None:
     raw = made().cluster
     assert parse_cluster(raw).question == ""

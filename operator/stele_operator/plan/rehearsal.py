@@ -6,7 +6,7 @@ Invariant: every event is an action of `make_plan` or a step of the driver's `pl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -58,15 +58,22 @@ _WORK_MAX = 3_000_000
 _UNMET = (Kind.STALLED, Kind.DEGRADED, Kind.NOT_READY, Kind.RECONCILING)
 
 
-def foretell(before: Observation, after: Observation, catalog: Catalog) -> Foretold:
+def never() -> bool:
+    """The answer of a caller that waits to the end."""
+    return False
+
+
+def foretell(
+    before: Observation, after: Observation, catalog: Catalog, stop: Callable[[], bool] = never
+) -> Foretold:
     """What happens from now on if the specs of `after` replace those of `before`.
 
     Both are one observation with different specs, which break no rule. `catalog`: theirs. Changes of tablets that
-    are under way are taken as done.
+    are under way are taken as done. `stop`: asked before each round whether nobody waits for the answer any more.
     """
     catalog = replace(catalog, view=settled(catalog.view))
-    run = _Rehearsal(after, catalog).run()
-    usual = _Rehearsal(before, catalog).run()
+    run = _Rehearsal(after, catalog).run(stop)
+    usual = _Rehearsal(before, catalog).run(stop)
     known = {(u.reason, u.group) for u in usual.unmet}
     without = Foretold("", events=tuple(usual.events)).order()
     return Foretold(
@@ -102,13 +109,15 @@ class _Rehearsal:
         self._rolled: set[str] = set()
         self._judged: tuple[ClusterView, list[Situation]] | None = None
 
-    def run(self) -> _Rehearsal:
+    def run(self, stop: Callable[[], bool]) -> _Rehearsal:
         """Plan and carry out, until nothing is left to do."""
         rounds = max(50, min(_ROUNDS_MAX, _WORK_MAX // max(1, len(self.stage.view.tablets))))
         blocked: list[Blocked] = []
         planned: tuple[ClusterView, Policy] | None = None
         last: list[str] = []
         for _ in range(rounds):
+            if stop():
+                break
             o = self.stage.observe()
             plan = make_plan(o)
             self._names = {m.node_id: m.name for m in plan.members}
