@@ -209,7 +209,7 @@ def test_what_waits_for_somebody_is_a_note() -> None:
     told = ask(world, spec)
     assert told.fine and not pods(told, Restart.kind)
     assert any("until somebody deletes them: flights-master-0" in note for note in told.notes)
-    assert any("version 0.2 is finalized once" in note for note in told.notes)
+    assert any("cluster version 2 waits for" in note for note in told.notes)
     world.readable = 2
     told = ask(world, spec)
     assert any("cannot be taken back" in line for line in told.order())

@@ -29,7 +29,6 @@ from stele.driver.steps import (
 )
 from stele.driver.view import ClusterView
 from stele.model.amounts import plural
-from stele.model.cluster_version import RELEASES
 from stele_operator.plan.actions import (
     Action,
     AlterTable,
@@ -55,6 +54,8 @@ from stele_operator.plan.status import restart_pending
 _ROUNDS_MAX = 1_000
 _WORK_MAX = 3_000_000
 """Most tablets that a rehearsal looks at, over all its rounds."""
+_VERSION_WAITS = "VersionWaits"
+"""A rehearsal does not know which versions a new image reads."""
 _UNMET = (Kind.STALLED, Kind.DEGRADED, Kind.NOT_READY, Kind.RECONCILING)
 
 
@@ -141,7 +142,7 @@ class _Rehearsal:
             if not done or done == last:
                 self.complete = not done
                 self.unmet = [*self._unmet(plan), *_blocked(blocked)]
-                self.notes = [f.message for f in plan.findings if f.kind is Kind.REMARK or _rests(f)]
+                self.notes = [f.message for f in plan.findings if f.kind is Kind.REMARK or _is_note(f)]
                 self.notes += _later(o)
                 self.sleeps = any(f.reason in SLEEP for f in plan.findings)
                 break
@@ -268,7 +269,9 @@ class _Rehearsal:
         return [
             Unmet(f.reason, f.message, f.group, False)
             for f in plan.findings
-            if f.kind in _UNMET and f.reason not in (*RESTING, *SLEEP) and not self._is_made(f)
+            if f.kind in _UNMET
+            and f.reason not in (*RESTING, *SLEEP, _VERSION_WAITS)
+            and not self._is_made(f)
         ]
 
     def _is_made(self, finding: Finding) -> bool:
@@ -277,21 +280,16 @@ class _Rehearsal:
 
 
 def _later(o: Observation) -> list[str]:
-    """What waits for somebody else: pods that are deleted by hand, and members of another release."""
+    """What waits for somebody else: pods that are deleted by hand."""
     spec = o.cluster.spec
-    notes: list[str] = []
-    if spec is None or spec.paused:
-        return notes
-    if stale := restart_pending(o):
-        notes.append(f"these pods keep an older spec until somebody deletes them: {named(stale)}")
-    if spec.version is not None and o.catalog is not None and o.catalog.finalized < RELEASES[spec.version]:
-        notes.append(f"version {spec.version} is finalized once all masters and nodes run that release")
-    return notes
+    stale = restart_pending(o) if spec is not None and not spec.paused else ()
+    return [f"these pods keep an older spec until somebody deletes them: {named(stale)}"] if stale else []
 
 
-def _rests(finding: Finding) -> bool:
-    """Whether it says that nothing more is done because somebody asked for that."""
-    return finding.kind is Kind.RECONCILING and not finding.group and finding.reason in RESTING
+def _is_note(finding: Finding) -> bool:
+    """Whether it says that nothing more is done because somebody asked for that, or what new images must read."""
+    known = finding.reason in (*RESTING, _VERSION_WAITS)
+    return finding.kind is Kind.RECONCILING and not finding.group and known
 
 
 def _same(planned: tuple[ClusterView, Policy], view: ClusterView, policy: Policy) -> bool:

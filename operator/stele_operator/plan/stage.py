@@ -85,14 +85,14 @@ class Stage:
         masters = sum(p.role == "master" and p.ready for p in self._pods.values())
         named = sum(m.role == "master" and m.node_id in self._formed for m in self._o.pods)
         leads = masters > named // 2
-        catalog = Catalog(
-            self._view,
-            tuple(self._tables.values()),
-            frozenset(self._formed),
-            self._names,
-            self._standing,
-            self._finalized,
-            self._catalog.readable,
+        catalog = replace(
+            self._catalog,
+            view=self._view,
+            tables=tuple(self._tables.values()),
+            formed_nodes=frozenset(self._formed),
+            names=dict(self._names),
+            standing=self._standing,
+            finalized=self._finalized,
         )
         return replace(
             self._o,
