@@ -10,7 +10,7 @@ _FENCED = re.compile(r"^```.*?^```$|^<!--.*?-->$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _RULE = re.compile(r"[-:| ]+")
-_ITEM = re.compile(r"\s*([-*]|\d+\.)\s+")
+_ITEM = re.compile(r"^\s*([-*]|\d+\.)\s+")
 _END = re.compile(r"""(?<=[.!?])["')*_]*\s+(?=["'(*_]*[A-Z0-9`“])|:\s*$""")
 _WORD = re.compile(r"[^\W_][\w'’.,:%/+-]*")
 
