@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stele.model.partitioning import HashPartitioning, RangePartitioning
     from stele.model.schema import Schema
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 """The version of everything in this repository. pyproject.toml takes it from here."""
 
 _MODULES = {
