@@ -109,7 +109,7 @@ async def test_defaults_are_filled_in(kube: Kube) -> None:
         "volumeLostAfter": "0s", "maxLostNodes": 1, "mastersDriveAfter": "2m",
         "keepFor": "24h",
     }  # fmt: skip
-    assert spec["budget"] == {"copies": 4, "bytesPerSecond": "100Mi"}
+    assert spec["budget"] == {"maxUnavailable": 1, "copies": 4, "bytesPerSecond": "100Mi"}
     assert (spec["deletionPolicy"], spec["paused"]) == ("Retain", False)
     await kube.delete("TabletCluster", "default", "bare", made["metadata"]["uid"], "")
 
@@ -205,6 +205,9 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.nodes.storage.size", "lots", "spec.nodes.storage.size"),
     ("cluster", "spec.healing.witnessAfter", "soon", "spec.healing.witnessAfter"),
     ("cluster", "spec.deletionPolicy", "Maybe", "spec.deletionPolicy"),
+    ("cluster", "spec.budget.maxUnavailable", 0, "spec.budget.maxUnavailable"),
+    ("cluster", "spec.budget.maxUnavailable", 101, "spec.budget.maxUnavailable"),
+    ("cluster", "spec.budget.maxUnavailable", "50%", "spec.budget.maxUnavailable"),
     ("cluster", "spec.budget.bytesPerSecond", "0", "bytesPerSecond must be at least 64Ki"),
     ("cluster", "spec.budget.bytesPerSecond", 100, "bytesPerSecond must be at least 64Ki"),
     ("cluster", "spec.budget.bytesPerSecond", "16Ei", "and at most 1Ei"),
@@ -427,7 +430,7 @@ async def test_what_may_change_changes(kube: Kube) -> None:
             },
             "paused": True,
             "image": "stele/node:2",
-            "budget": {"copies": 64, "bytesPerSecond": "64Ki"},
+            "budget": {"maxUnavailable": 3, "copies": 64, "bytesPerSecond": "64Ki"},
             "masters": {
                 "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
             },

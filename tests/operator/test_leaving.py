@@ -264,6 +264,7 @@ def test_the_time_of_a_parked_node_is_renewed_while_the_spec_names_it() -> None:
 
 def test_two_nodes_are_not_parked_where_tablets_would_stop() -> None:
     world = made(3)
+    world.cluster["spec"]["budget"] = {"maxUnavailable": 2}
     change(world, park=["flights-node-0", "flights-node-1"])
     plan = world.step()
     assert "cannot be parked" in reasons(plan)["ParkRefused"]

@@ -278,8 +278,16 @@ class Healing(Model):
 
 
 class Budget(Model):
-    """Limits on the resources that healing uses."""
+    """How much may be away, and how much healing may cost."""
 
+    maxUnavailable: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Most masters, and most nodes, that may be away at once because they are made again, evicted or parked. Fewer "
+        "may where a tablet could lose its majority: with replicas on two nodes that are made again it keeps a voter to spare. "
+        "Masters are made again one at a time.",
+    )
     copies: int = Field(default=4, ge=1, le=64, description="Most tablets that are copied at once.")
     bytesPerSecond: Quantity = Field(
         default="100Mi",
@@ -344,12 +352,14 @@ class TabletClusterSpec(Model):
     masters: Masters = Field(default_factory=Masters, description="The masters, which keep the catalog.")
     nodes: Nodes = Field(default_factory=Nodes, description="The nodes, which hold the tablets.")
     healing: Healing = Field(default_factory=Healing, description="What counts as lost, and when.")
-    budget: Budget = Field(default_factory=Budget, description="Limits on the resources that healing uses.")
+    budget: Budget = Field(
+        default_factory=Budget, description="How much may be away at once, and how much healing may cost."
+    )
     balance: Balance = Field(default_factory=Balance, description="What is evened out over the nodes.")
     updateStrategy: UpdateStrategy = Field(
         default=UpdateStrategy.ROLLING_UPDATE,
         description="How running pods get another image, other resources and other fields. RollingUpdate: they are made again "
-        "one at a time, masters first, while the cluster is whole. OnDelete: they keep what they have until somebody deletes "
+        "one at a time, or as budget.maxUnavailable says, masters first, while the cluster is whole. OnDelete: they keep what they have until somebody deletes "
         "them.",
     )
     deletionPolicy: DeletionPolicy = Field(

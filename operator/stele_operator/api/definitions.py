@@ -138,8 +138,11 @@ _CLUSTER_STATUS = _object(
         total=_count("Number of entries, also of those left out."),
     ),
     budget=_object(
-        "Who takes something away from the cluster now. One at a time; heals go first.",
-        holder=_text("heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade or hibernate. Empty: nobody."),
+        "Who takes something away from the cluster now, or makes up for a loss. Heals go first.",
+        holder=_text(
+            "heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade or hibernate; several, at most 10, with commas between them. Empty: "
+            "nobody."
+        ),
         waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
     ),
     plan=_object(

@@ -1,9 +1,9 @@
 """How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects
 and status; pure.
 
-Invariant: at most one pod of a role may be evicted at a time. Each tablet of the role must keep a majority
-without any one of its voters, and no pod may take its volume along. If the state of a tablet is unknown, no
-pod may be evicted. An existing budget is changed only on better knowledge.
+Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, and fewer where a tablet of the
+role could lose its majority, whichever pods they are. No pod may take its volume along. If the state of a tablet is
+unknown, no pod may be evicted. An existing budget is changed only on better knowledge.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.health import going, masters_wanted, without_spare
+from stele_operator.plan.health import going, masters_wanted, may_be_away, without_spare
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
@@ -25,13 +25,15 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: one
-    may."""
+    """How many pods of a role must stay. `reason` and `message` say why none may be evicted; empty: `at_once`
+    may. `bound`: why these are fewer than the spec allows."""
 
     role: Role
     min_available: int
     reason: str = ""
     message: str = ""
+    at_once: int = 1
+    bound: str = ""
 
 
 def plan_budgets(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[Budget, ...]:
@@ -69,11 +71,38 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
         why = "some tablets lack a voter or a leader; wait until they are healed (status.healing, stele ksck)"
         return _blocked(role, pods, "VoterLost", f"{why}: {some([tablet_name(t) for t in needed])}")
     ready = {p.name for p in o.pods if p.role == role and p.ready and not p.deleting}
-    if len(ready) < pods:
-        why = f"{len(ready)} of {pods} pods are ready, and only one may be away at a time"
+    most, bound = _most(o, spec, role, pods, [m.node_id for m in everyone if m.name in names - ready])
+    if len(ready) <= pods - most:
+        why = f"{len(ready)} of {pods} pods are ready, and only {_number(most)} may be away at a time"
         away = some(sorted(names - ready)) or "pods that are still to be created"
-        return _blocked(role, pods - 1, "PodsNotReady", f"{why}; it waits for {away}")
-    return Budget(role, pods - 1)
+        return _blocked(role, pods - most, "PodsNotReady", f"{why}; it waits for {away}")
+    return Budget(role, pods - most, at_once=most, bound=bound)
+
+
+def _most(
+    o: Observation, spec: TabletClusterSpec, role: Role, pods: int, absent: Sequence[str]
+) -> tuple[int, str]:
+    """How many pods may be away at once, at least one, and why not as many as the spec allows. Any tablet can lose
+    one."""
+    most = min(spec.budget.maxUnavailable, pods)
+    if most <= 1 or (limit := may_be_away(o, role, absent)) is None or limit[0] >= most:
+        return max(1, most), ""
+    names = some([tablet_name(t) for t in limit[1]])
+    return max(1, limit[0]), f"with more {role}s away, these could lose their majority: {names}"
+
+
+def _number(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def drainable(budgets: Sequence[Budget]) -> str:
+    """What may be evicted now, if no budget forbids it."""
+    count = {b.role: b.at_once for b in budgets}
+    parts = [
+        f"{_number(n)} {role}{'' if n == 1 else 's'}" for role in reversed(ROLES) if (n := count.get(role))
+    ]
+    bounds = "".join(f"; {b.bound}" for b in budgets if b.bound)
+    return f"{' and '.join(parts)} may be evicted at a time{bounds}"
 
 
 def _blocked(role: Role, min_available: int, reason: str, why: str) -> Budget:

@@ -9,12 +9,12 @@ answer the leader. "Enough" is the replication factor; "alive" depends on the ti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stele.driver.situation import failed_replicas, in_doubt, unreached_ms
 from stele.driver.view import NodeView, TabletView
-from stele.model.config import MemberType
+from stele.model.config import MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import Healing, TabletClusterSpec
 from stele_operator.api.scalars import seconds
@@ -69,14 +69,28 @@ def live_voters(o: Observation, tablet: TabletView, patience: float = 0.0) -> in
 
     `patience`, in seconds: a voter that is silent, or out of its leader's reach, for less still counts.
     """
+    return len(_live(o, tablet, patience))
+
+
+def live_nodes(o: Observation, tablet: TabletView) -> frozenset[str]:
+    """The nodes of its `live_voters`, without patience."""
+    return frozenset(p.node_id for p in _live(o, tablet, 0.0))
+
+
+def row_nodes(tablet: TabletView) -> frozenset[str]:
+    """The nodes of its voters that have the rows, live or not."""
+    return frozenset(p.node_id for p in tablet.config.peers if p.member_type is MemberType.VOTER)
+
+
+def _live(o: Observation, tablet: TabletView, patience: float) -> list[Peer]:
     view = o.catalog.view if o.catalog else None
     if view is None:
-        return 0
+        return []
     leaderless = {r.replica_id for r in tablet.replicas if r.leaderless}
     unreached = {n for n, ms in unreached_ms(tablet, view).items() if ms >= patience * 1000}
     lost = {*failed_replicas(tablet), *in_doubt(tablet), *unreached, *leaderless}
     voters = (p for p in tablet.config.peers if p.member_type is MemberType.VOTER)
-    return sum(_heard(view.node(p.node_id), patience) and p.replica_id not in lost for p in voters)
+    return [p for p in voters if _heard(view.node(p.node_id), patience) and p.replica_id not in lost]
 
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
@@ -90,6 +104,25 @@ def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
     return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
+def may_be_away(
+    o: Observation, role: Role, absent: Collection[str]
+) -> tuple[int, tuple[TabletView, ...]] | None:
+    """How many members of a role may be away at once, whichever they are, and the tablets that allow no more.
+
+    Each tablet keeps a majority. `absent`: nodes that are away already, and return with their voters. None: the
+    role has no tablets yet.
+    """
+    bounds = [
+        (len(live_nodes(o, t) | (row_nodes(t) & set(absent))) - t.config.majority, t)
+        for t in _of_role(o, role)
+        if t.state == "RUNNING"
+    ]
+    if not bounds:
+        return None
+    least = min(most for most, _ in bounds)
+    return max(0, least), tuple(t for most, t in bounds if most == least)
+
+
 def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
     return tuple(t for t in o.catalog.view.tablets if t.node_role == role) if o.catalog else ()
 
@@ -99,8 +132,12 @@ def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
     created: it has no rows."""
     if tablet.state != "RUNNING":
         return True
-    leads = o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
-    return leads and live_voters(o, tablet) - voters >= tablet.config.majority
+    return leads(o, tablet) and live_voters(o, tablet) - voters >= tablet.config.majority
+
+
+def leads(o: Observation, tablet: TabletView) -> bool:
+    """Whether the masters hear the node of its leader."""
+    return o.catalog is not None and _heard(o.catalog.view.node(tablet.leader_node))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""Names who holds the budget (takes something out of the cluster) now, and who waits for it. One at a time;
-heals first. Read by status; pure.
+"""Names who holds the budget (takes something out of the cluster) now, and who waits for it. Heals come first.
+Read by status; pure.
 
 It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER,
-upgrade and hibernate. Hibernation takes the whole cluster: it waits for nobody, and the others go on after waking.
+upgrade and hibernate. Several hold it together if all of them proceed: each lost member is healed, each drain goes
+on, each parked node may be away. Hibernation takes the whole cluster: it waits for nobody, and the others go on
+after waking.
 """
 
 from __future__ import annotations
@@ -11,22 +13,28 @@ from collections.abc import Sequence
 
 from stele.driver.view import Wanted
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import SLEEP, Finding
+from stele_operator.plan.findings import PARK_REFUSED, PARK_WAITS, SLEEP, Finding
 
-WAITING_MAX = 10
-_ROLL = {"Rolling", "RollWaits", "RollStopped"}
+NAMED_MAX = 10
+_ROLLING = "Rolling"
+_ROLL = {_ROLLING, "RollWaits", "RollStopped"}
 
 
-def holder(everyone: Sequence[Member], findings: Sequence[Finding]) -> tuple[str, tuple[str, ...]]:
-    """Who holds the budget, "" if nobody does, and who waits, by name."""
-    parts = [*_heals(everyone), *_drains(everyone), *_parks(everyone)]
-    if any(f.reason in _ROLL for f in findings):
-        parts.append("upgrade")
-    if any(f.reason in SLEEP for f in findings):
-        parts.insert(0, "hibernate")
-    if any(f.reason == "HibernateWaits" for f in findings):
-        parts.append("hibernate")
-    return (parts[0], tuple(parts[1:])) if parts else ("", ())
+def holders(
+    everyone: Sequence[Member], findings: Sequence[Finding]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Who holds the budget, and who waits, by name."""
+    reasons = {f.reason for f in findings}
+    holding = [*_heals(everyone), *_drains(everyone), *_parks(everyone)]
+    waiting = [f"park/{f.member}" for f in findings if f.reason in (PARK_WAITS, PARK_REFUSED) and f.member]
+    if reasons & _ROLL:
+        # Between two pods it still has its turn, if nobody else has.
+        (holding if _ROLLING in reasons or not holding else waiting).append("upgrade")
+    if reasons & set(SLEEP):
+        holding, waiting = ["hibernate"], [*holding, *waiting]
+    if "HibernateWaits" in reasons:
+        (waiting if holding else holding).append("hibernate")
+    return tuple(holding), tuple(waiting)
 
 
 def _heals(everyone: Sequence[Member]) -> list[str]:

@@ -6,7 +6,8 @@ its pod and claim go like those of any retired member (member_objects.py). Until
 takes it back.
 
 Invariants: the same nodes leave from pass to pass, whatever their states become. Without them there are as
-many ready nodes as the spec asks for. A node begins to leave only if the others can take its replicas.
+many ready nodes as the spec asks for. A node begins to leave only if the others can take its replicas. A node is
+parked only while fewer than `budget.maxUnavailable` are away.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.budgets import some
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.findings import Finding, Kind
+from stele_operator.plan.findings import PARK_REFUSED, PARK_WAITS, Finding, Kind
 from stele_operator.plan.observation import Observation
+from stele_operator.plan.together import away_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Fi
 def _parked(
     o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member], policy: Policy
 ) -> tuple[dict[str, str], list[Finding]]:
-    """Nodes that nodes.park names, unless tablets would stop without them."""
+    """Nodes that nodes.park names, unless too many would be away, or tablets would stop without them."""
     named = [
         m for m in everyone if m.role == "node" and m.name in spec.nodes.park and m.state is not State.RETIRED
     ]
@@ -186,12 +188,33 @@ def _parked(
     fresh = [m for m in named if m.node is not None and m.node_id not in parked]
     if not fresh or o.catalog is None:
         return parked, []
-    away = absence(o.catalog.view, policy, {*parked, *(m.node_id for m in fresh)})
-    if away.faults:
+    gone = away_nodes(o, everyone)
+    others = [m for m in gone if m not in fresh]
+    here = [m for m in fresh if m not in gone]  # whoever is away in any case takes no place from others
+    fresh = [m for m in fresh if m in gone]
+    place = max(0, spec.budget.maxUnavailable - len(others) - len(fresh))
+    fresh += here[:place]
+    findings = [_no_place(m, [*others, *fresh], spec) for m in here[place:]]
+    absent = absence(o.catalog.view, policy, {m.node_id for m in (*others, *fresh)}) if fresh else None
+    if absent is not None and absent.faults:
         who = some([m.name for m in fresh])
-        message = f"{who} cannot be parked: {'; '.join(away.faults)}"
-        return parked, [Finding(Kind.STALLED, "ParkRefused", message)]
-    return {**parked, **{m.node_id: why for m in fresh}}, []
+        message = f"{who} cannot be parked: {'; '.join(absent.faults)}"
+        return parked, [Finding(Kind.STALLED, PARK_REFUSED, message), *findings]
+    return {**parked, **{m.node_id: why for m in fresh}}, findings
+
+
+def _no_place(m: Member, away: Sequence[Member], spec: TabletClusterSpec) -> Finding:
+    """Why a node is not parked yet: as many as may be are away. If these are all parked, a person must decide."""
+    most = spec.budget.maxUnavailable
+    who = some([a.name for a in away])
+    if all(a.name in spec.nodes.park for a in away):
+        message = (
+            f"{m.name} cannot be parked: {who} {'is' if len(away) == 1 else 'are'} parked, and budget.maxUnavailable is "
+            f"{most}; raise it, or take a name from nodes.park"
+        )
+        return Finding(Kind.STALLED, PARK_REFUSED, message, member=m.name)
+    message = f"{m.name} waits to be parked: {who} must be back first, since budget.maxUnavailable is {most}"
+    return Finding(Kind.RECONCILING, PARK_WAITS, message, member=m.name)
 
 
 def _unknown(o: Observation, spec: TabletClusterSpec) -> list[Finding]:

@@ -1,13 +1,13 @@
-"""Gives running pods what the spec asks for now (image, resources, fields of pods), one pod at a time. Called by
-cluster_plan; pure.
+"""Gives running pods what the spec asks for now (image, resources, fields of pods), one pod at a time, or as many
+nodes as spec.budget.maxUnavailable allows. Called by cluster_plan; pure.
 
 A pod is deleted, and made again on its volume from the present spec (member_objects). A node that ends hands its
 leaders over first.
 
 Invariants: no pod is deleted while another member is not ready, a tablet could not lose a voter, or tablets
-change. So heals go first, and a roll stops at the first pod that does not come back. Masters come before
-nodes, the leading master last of them. A member that could not be placed again where its volume is keeps its
-pod.
+change. Only nodes that are away by our own doing may have others beside them (together.py). So heals go first, and
+a roll stops at the first pod that does not come back. Masters come before nodes, the leading master last of them.
+A member that could not be placed again where its volume is keeps its pod.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from stele.driver.view import TabletView
 from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec, UpdateStrategy
-from stele_operator.plan import manifests, naming
+from stele_operator.plan import manifests, naming, together
 from stele_operator.plan.actions import Action, RollPod
 from stele_operator.plan.budgets import some, tablet_name
 from stele_operator.plan.fates import START_PATIENCE_S, Member, State
@@ -55,8 +55,11 @@ def plan_roll(
     if (why := _stopped(o, spec, members)) is not None:
         message = f"{far}, and the roll stops: {why}. Correct the spec, or set it back: that pod is made again first"
         return [], [Finding(Kind.STALLED, "RollStopped", message)]
-    chosen = _next(o, old)
-    if why := _waits_for(o, members):
+    order = _in_order(o, old)
+    chosen, why = order[0], _waits_for(o, members)
+    if why and (other := _beside(o, spec, members, order)) is not None:
+        chosen, why = other, ""
+    if why:
         return [], [Finding(Kind.RECONCILING, "RollWaits", f"{far}; {chosen.name} waits: {why}")]
     alone = _alone(o, chosen)
     noted = f"; meanwhile these cannot be used, since each has one replica: {some(alone)}" if alone else ""
@@ -105,7 +108,7 @@ def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member])
 
 def _waits_for(o: Observation, members: Sequence[Member]) -> str:
     """Why no pod may be deleted now; "" if one may."""
-    away = [m.name for m in members if m.state is not State.READY or not _serves(o, m.pod)]
+    away = [m.name for m in members if m.state is not State.READY or not together.serves(o, m.pod)]
     if away:
         return f"{some(away)} must be ready first, and no member may be leaving"
     weak = [tablet_name(t) for role in ROLES for t in in_danger(o, role)]
@@ -117,20 +120,20 @@ def _waits_for(o: Observation, members: Sequence[Member]) -> str:
     return ""
 
 
-def _serves(o: Observation, pod: Pod | None) -> bool:
-    """Whether a pod is ready, and its machine too. Masters hear a node for some seconds after its pod has gone."""
-    if pod is None or pod.deleting or not pod.ready:
-        return False
-    machine = o.machine(pod.machine)
-    return o.machines is None or (machine is not None and machine.ready)
+def _beside(
+    o: Observation, spec: TabletClusterSpec, members: Sequence[Member], order: Sequence[Member]
+) -> Member | None:
+    """A node that may go although others are away."""
+    present = {m.name for m in members if m.pod is not None and not outdated(o, spec, m.pod)}
+    return together.beside(o, members, order, present, spec.budget.maxUnavailable)
 
 
-def _next(o: Observation, old: Sequence[Member]) -> Member:
+def _in_order(o: Observation, old: Sequence[Member]) -> list[Member]:
     """Masters first, the leading one last of them; then nodes, by name."""
     assert o.catalog is not None
     catalog = o.catalog.view.tablet(CATALOG_TABLET_ID)
     leader = catalog.leader_node if catalog is not None else ""
-    return min(old, key=lambda m: (m.role != "master", m.node_id == leader, len(m.name), m.name))
+    return sorted(old, key=lambda m: (m.role != "master", m.node_id == leader, len(m.name), m.name))
 
 
 def _alone(o: Observation, member: Member) -> list[str]:

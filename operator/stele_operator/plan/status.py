@@ -14,6 +14,7 @@ from typing import Any
 from stele.driver.progress import Progress
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.plan import naming
+from stele_operator.plan.budgets import drainable
 from stele_operator.plan.cluster_plan import Plan, asked_again
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import HIBERNATED, RESTING, SLEEP, WAKING, Finding, Kind
@@ -24,7 +25,7 @@ from stele_operator.plan.health import (
     live_voters,
     patience_s,
 )
-from stele_operator.plan.holder import WAITING_MAX, holder
+from stele_operator.plan.holder import NAMED_MAX, holders
 from stele_operator.plan.majorities import MAJORITY_LOST
 from stele_operator.plan.observation import Condition, GroupObject, Observation
 from stele_operator.plan.rolling import outdated
@@ -77,8 +78,11 @@ def cluster_status(
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
         status["healing"] = healing_status(heals)
-        held_by, waiting = holder(plan.members, plan.about(""))
-        status["budget"] = {"holder": held_by, "waiting": list(waiting[:WAITING_MAX])}
+        holding, waiting = holders(plan.members, plan.about(""))
+        status["budget"] = {
+            "holder": ", ".join(holding[:NAMED_MAX]),
+            "waiting": list(waiting[:NAMED_MAX]),
+        }
     return status
 
 
@@ -188,7 +192,7 @@ def _drains(o: Observation, plan: Plan, sleep: Finding | None) -> Condition:
         return _condition(DRAIN_BLOCKED, True, (blocked[0].reason, "; ".join(b.message for b in blocked)))
     if not plan.budgets:
         return _condition(DRAIN_BLOCKED, False, ("Unknown", "the disruption budgets are not created yet"))
-    return _condition(DRAIN_BLOCKED, False, ("Drainable", "one node and one master may be evicted at a time"))
+    return _condition(DRAIN_BLOCKED, False, ("Drainable", drainable(plan.budgets)))
 
 
 def _majority(o: Observation, found: Sequence[Finding]) -> Condition:
