@@ -208,7 +208,8 @@ class Nodes(Model):
     park: NodeNames = Field(
         default_factory=list,
         description="Names of nodes that may be away for a while. Leaders leave them, and they get nothing new. While one is "
-        "away its replicas are kept, and not copied elsewhere. Refused (Stalled=ParkRefused) where tablets would stop.",
+        "away its replicas are kept, and not copied elsewhere. At most budget.maxUnavailable at a time. Refused "
+        "(Stalled=ParkRefused) where tablets would stop.",
         json_schema_extra={"x-kubernetes-list-type": "set"},
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each node.")
