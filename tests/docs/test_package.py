@@ -29,7 +29,9 @@ def test_there_is_one_version() -> None:
     if ".dev" not in stele.__version__:
         assert headings[1] == stele.__version__
         return
-    assert TAG == f"v{headings[1]}" and f"v{stele.__version__}" > TAG, "the next version, after the release before"
+    assert f"v{headings[1]}" == TAG and f"v{stele.__version__}" > TAG, (
+        "the next version, after the release before"
+    )
 
 
 def test_the_licence_is_there_whole_and_named() -> None:
