@@ -2,8 +2,10 @@
 is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does. What takes
 long begins first, so that no worker is left alone with it at the end."""
 
+import gc
 import os
 import signal
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -20,6 +22,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 # Spark starts Java by a fork that closes all files before it becomes Java, and gRPC's threads, which its fork handlers start
 # again in the child, abort it there. Nothing here forks and goes on.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "conf"))
 
 signal.signal(signal.SIGTERM, _interrupt)
 
@@ -43,3 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in order of their folders; beyond these as they were."""
     rank = {folder: n for n, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """All modules and tests that there are stay until the end, so the garbage collector need not look at them again: that
+    took a twentieth of the time of all tests in one process."""
+    gc.collect()
+    gc.freeze()
