@@ -122,7 +122,7 @@ class Bench:
             if time.monotonic() > end:
                 logs = (self._folder / f"operator-{self.starts}.log").read_text()[-3000:]
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.2)
 
 
 @contextlib.asynccontextmanager

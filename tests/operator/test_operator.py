@@ -146,47 +146,76 @@ async def test_pods_that_were_left_to_nobody_go_with_the_cluster_that_was_applie
         assert await made.names("Pod") >= MASTERS
 
 
-async def test_a_group_without_its_cluster_is_told_so_and_can_go(tmp_path: Path) -> None:
-    async with bench(tmp_path, machines=1) as made:
-        await made.start()
-        group = await made.apply("flights")
-
-        async def told() -> bool:
-            return (await made.condition("TabletGroup", "flights", "Ready"))[1] == "ClusterNotFound"
-
-        await made.until("the group is told that there is no cluster", told)
-        finalizers = {"metadata": {"finalizers": ["stele.dev/table"]}}
-        await made.kube.patch("TabletGroup", "default", "flights", finalizers)
-        await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
-
-        async def gone() -> bool:
-            return not await made.names("TabletGroup")
-
-        await made.until("the group is gone", gone)
-
-
-async def test_a_group_deleted_while_its_cluster_is_paused_says_what_it_waits_for_and_retain_lets_it_go(
+async def test_groups_that_wait_for_a_cluster_and_an_operator_that_waits_for_the_lease(
     tmp_path: Path,
 ) -> None:
+    """One operator for all three: none of them needs a pod."""
     async with bench(tmp_path, machines=1) as made:
         await made.start()
-        await made.apply("cluster", paused=True)
-        group = await made.apply("flights", deletionPolicy="Delete")
-        held = {"metadata": {"finalizers": ["stele.dev/table"]}}  # from before the pause
-        await made.kube.patch("TabletGroup", "default", "flights", held)
-        await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+        await a_second_operator_waits_for_the_lease(made)
+        await a_group_without_its_cluster_is_told_so_and_can_go(made)
+        await a_group_deleted_while_its_cluster_is_paused_says_what_it_waits_for_and_retain_lets_it_go(made)
 
-        async def told() -> bool:
-            return (await made.condition("TabletGroup", "flights", "Reconciling"))[1] == "ClusterNotKept"
 
-        await made.until("it says what it waits for", told)
-        retain = {"spec": {"deletionPolicy": "Retain"}}
-        await made.kube.patch("TabletGroup", "default", "flights", retain)
+async def a_group_without_its_cluster_is_told_so_and_can_go(made: Bench) -> None:
+    group = await made.apply("flights")
 
-        async def gone() -> bool:
-            return not await made.names("TabletGroup")
+    async def told() -> bool:
+        return (await made.condition("TabletGroup", "flights", "Ready"))[1] == "ClusterNotFound"
 
-        await made.until("the group is gone", gone)
+    await made.until("the group is told that there is no cluster", told)
+    finalizers = {"metadata": {"finalizers": ["stele.dev/table"]}}
+    await made.kube.patch("TabletGroup", "default", "flights", finalizers)
+    await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+
+    async def gone() -> bool:
+        return not await made.names("TabletGroup")
+
+    await made.until("the group is gone", gone)
+
+
+async def a_group_deleted_while_its_cluster_is_paused_says_what_it_waits_for_and_retain_lets_it_go(
+    made: Bench,
+) -> None:
+    await made.apply("cluster", paused=True)
+    group = await made.apply("flights", deletionPolicy="Delete")
+    held = {"metadata": {"finalizers": ["stele.dev/table"]}}  # from before the pause
+    await made.kube.patch("TabletGroup", "default", "flights", held)
+    await made.kube.delete("TabletGroup", "default", "flights", group["metadata"]["uid"], "")
+
+    async def told() -> bool:
+        return (await made.condition("TabletGroup", "flights", "Reconciling"))[1] == "ClusterNotKept"
+
+    await made.until("it says what it waits for", told)
+    retain = {"spec": {"deletionPolicy": "Retain"}}
+    await made.kube.patch("TabletGroup", "default", "flights", retain)
+
+    async def gone() -> bool:
+        return not await made.names("TabletGroup")
+
+    await made.until("the group is gone", gone)
+
+
+async def a_second_operator_waits_for_the_lease(made: Bench) -> None:
+    async def held() -> bool:
+        return await made.kube.get("Lease", "default", "stele-operator") is not None
+
+    await made.until("the lease is held", held)
+    other = await run(
+        "--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0"
+    )
+    try:
+        assert other.stderr is not None
+        async with asyncio.timeout(120):
+            while b"waiting for the lease" not in (line := await other.stderr.readline()):
+                assert line, "it ended"
+        lease = await made.kube.get("Lease", "default", "stele-operator")
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"] == "operator-under-test"
+        assert other.returncode is None
+    finally:
+        other.kill()
+        await other.communicate()
 
 
 async def test_what_only_the_operator_can_see_is_a_condition_and_an_event(tmp_path: Path) -> None:
@@ -207,31 +236,6 @@ async def test_what_only_the_operator_can_see_is_a_condition_and_an_event(tmp_pa
             return "UnknownZone" in {e["reason"] for e in await made.events("TabletCluster")}
 
         await made.until("an event says so", said)
-
-
-async def test_a_second_operator_waits_for_the_lease(tmp_path: Path) -> None:
-    async with bench(tmp_path, machines=1) as made:
-        await made.start()
-
-        async def held() -> bool:
-            return await made.kube.get("Lease", "default", "stele-operator") is not None
-
-        await made.until("the lease is held", held)
-        other = await run(
-            "--kubeconfig", str(made.local.kubeconfig), "--namespace", "default", "--metrics-port", "0"
-        )
-        try:
-            assert other.stderr is not None
-            async with asyncio.timeout(120):
-                while b"waiting for the lease" not in (line := await other.stderr.readline()):
-                    assert line, "it ended"
-            lease = await made.kube.get("Lease", "default", "stele-operator")
-            assert lease is not None
-            assert lease["spec"]["holderIdentity"] == "operator-under-test"
-            assert other.returncode is None
-        finally:
-            other.kill()
-            await other.communicate()
 
 
 async def run(*arguments: str) -> asyncio.subprocess.Process:

@@ -14,7 +14,8 @@ from tests.operator.world import World
 from tests.operator.worlds import node_of
 
 Json = dict[str, Any]
-GROUPS = 60
+GROUPS = 24
+"""More than any bound of writes below, so that one write for each group is seen."""
 
 
 async def at_rest(groups: int = GROUPS) -> Kept:
