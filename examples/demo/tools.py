@@ -24,7 +24,6 @@ import stele
 from examples.demo import flights
 
 _STREAM_CALLERS = 16
-_STREAM_ROWS_PER_S = 400
 _STREAM_CHUNK = 400
 _STAGE_TOLD_EVERY_S = 5.0
 
@@ -110,18 +109,19 @@ def health(masters: str, lost: str) -> None:
 @main.command()
 @_masters
 @click.option("--table", "name", default="flights", show_default=True)
-def stream(masters: str, name: str) -> None:
+@click.option("--rows-per-s", default=400, show_default=True, type=click.IntRange(1), help="At most so many.")
+def stream(masters: str, name: str, rows_per_s: int) -> None:
     """Write made-up rows one by one, many callers at once, until SIGTERM; every one is acknowledged in the end."""
-    asyncio.run(_stream(masters, name))
+    asyncio.run(_stream(masters, name, rows_per_s))
 
 
-async def _stream(masters: str, name: str) -> None:
+async def _stream(masters: str, name: str, rows_per_s: int) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with stele.connect_async(masters) as client:
-        writer = _StreamWriter(await client.open_table(name), stop)
+        writer = _StreamWriter(await client.open_table(name), stop, rows_per_s)
         await writer.run()
     acknowledged = flights.stream_rows(0, writer.rows, writer.schema)
     waits = writer.waits_ms or [0.0]
@@ -137,8 +137,9 @@ async def _stream(masters: str, name: str) -> None:
 class _StreamWriter:
     """Hands row numbers to its callers in order; when it ends, all numbers below `rows` are acknowledged."""
 
-    def __init__(self, table: stele.AsyncTable, stop: asyncio.Event) -> None:
+    def __init__(self, table: stele.AsyncTable, stop: asyncio.Event, rows_per_s: int) -> None:
         self._table = table
+        self._rows_per_s = rows_per_s
         self._stop = stop
         self._pending: list[dict[str, Any]] = []
         self._started = time.monotonic()
@@ -155,7 +156,7 @@ class _StreamWriter:
 
     async def _caller(self) -> None:
         while not self._stop.is_set():
-            ahead = self.rows / _STREAM_ROWS_PER_S - (time.monotonic() - self._started)
+            ahead = self.rows / self._rows_per_s - (time.monotonic() - self._started)
             if ahead > 0:
                 await asyncio.sleep(ahead)
                 continue

@@ -182,8 +182,9 @@ class Chaos:
         return status.get("readyMasters", 0), status.get("readyReplicas", 0)
 
 
-def run(folder: Path, rounds: int, seconds: float, seed: int, first: int = 1) -> int:
+def run(folder: Path, rounds: int, seconds: float, seed: int, first: int = 1, rows_per_s: int = 400) -> int:
     """Play the seed's rounds from the `first` on until their number or the time is up, then compare; how many were played.
+    Meanwhile so many rows are written each second.
 
     Raises:
         Failure: with what was wrong.
@@ -201,7 +202,9 @@ def run(folder: Path, rounds: int, seconds: float, seed: int, first: int = 1) ->
             chaos.checker,
             open(output, "wb") as log,
             subprocess.Popen(
-                command("stream", "--masters", chaos.masters()), stdout=log, stderr=log
+                command("stream", "--masters", chaos.masters(), "--rows-per-s", str(rows_per_s)),
+                stdout=log,
+                stderr=log,
             ) as stream,
         ):
             try:

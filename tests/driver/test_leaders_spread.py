@@ -29,6 +29,8 @@ from tests.harness.processes import Cluster, Member
 
 TABLETS = 24
 WRITERS = 4
+PAUSE_S = 0.02
+"""Without a pause they take all processors, and the moves wait."""
 WITHIN_S = 60.0
 POLICY = Policy(dead_after_ms=600_000, unreached_after_ms=600_000, min_disk_free_bytes=0)
 
@@ -63,6 +65,7 @@ async def writing(table: AsyncTable) -> AsyncIterator[Waits]:
             waits.seconds.append(time.monotonic() - began)
             waits.rows += 1
             number += WRITERS
+            await asyncio.sleep(PAUSE_S)
 
     tasks = [asyncio.create_task(write(n)) for n in range(WRITERS)]
     try:

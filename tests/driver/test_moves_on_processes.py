@@ -46,7 +46,7 @@ class Writer:
             await table.put({"id": self.written, "n": self.written * 7})
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             self.written += 1
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
     def take_longest_ms(self) -> float:
         """The longest wait since the last call."""

@@ -61,7 +61,7 @@ class Writer:
             except SteleError:
                 pass  # without a majority: unknown, or refused
             number += 1
-            await asyncio.sleep(0.003)
+            await asyncio.sleep(0.02)
 
 
 async def test_a_lost_majority_is_recovered_and_an_old_member_that_returns_is_copied_anew(

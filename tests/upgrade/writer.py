@@ -28,7 +28,7 @@ from stele.model.schema import Schema
 TIMEOUT_S = 240.0
 """Of a call. Far more than the default: on a busy machine a process needs long to start."""
 BATCH = 20
-_PAUSE_S = 0.02
+_PAUSE_S = 0.05
 
 Row = dict[str, Any]
 
