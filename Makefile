@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 SEEDS  ?= 1000
 ROUNDS ?= 20
 MINUTES ?= 60
-JOBS   ?= 3
+JOBS   ?= 4
 
 DOCKER ?= docker
 TAG    ?= dev
@@ -67,9 +67,11 @@ unit: export PYTHONDONTWRITEBYTECODE =
 unit: venv
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
-sim: venv ## simulated nodes that run production's code; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
+sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seeds $(SEEDS) --jobs $(JOBS))
 	$(if $(SEED),,$(BIN)/python -m tests.sim --planted --seeds 20)
+	$(if $(SEED),,$(BIN)/python -m tests.driver.moves_world $(SEEDS))
+	$(if $(SEED),,STELE_LEADER_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/driver/test_leader_simulation.py tests/driver/test_leader_balance.py)
 
 chaos: venv ## real processes killed at random moments; ROUNDS=20, SEED=n to repeat a run
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))

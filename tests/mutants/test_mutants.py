@@ -15,7 +15,7 @@ from tests.mutants.__main__ import main, row, run
 from tests.mutants.faults import Fault, misfits, read_faults, share
 from tests.mutants.plant import Tree
 
-PER_RUN = 20
+PER_RUN = 12
 """Faults in each run of all tests: a minute or so on two cores."""
 DAY_S = 86_400
 
