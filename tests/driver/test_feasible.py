@@ -56,6 +56,15 @@ def test_many_tablets_are_counted_and_a_few_named() -> None:
     assert fault.count(" of t") == 3 and "and 6 more" in fault
 
 
+def test_a_tablet_with_more_replicas_than_are_wanted_needs_no_other_machine() -> None:
+    """Its factor was lowered, or there are to be fewer masters."""
+    cluster, t = one(machines=3)
+    leaving = {node_of(cluster, t, 0).node_id}
+    assert drain_faults(cluster.view(), POLICY, leaving)
+    t.rf = 1
+    assert drain_faults(cluster.view(), POLICY, leaving) == ()
+
+
 def test_a_node_without_replicas_can_always_be_drained() -> None:
     cluster, t = one(machines=4)
     free = next(n for n in cluster.nodes if t.config.peer_on(n) is None)

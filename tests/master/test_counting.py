@@ -61,6 +61,25 @@ async def test_a_tablet_cluster_keeps_its_number(tmp_path: Path) -> None:
         await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=policy), None)
         error = await refused(w.leader.SetMasterCount(asked(5), None))
         assert error.code is Code.INVALID_ARGUMENT and "TabletCluster default/flights describes" in str(error)
+        assert "change its spec.masters.replicas" in str(error) and w.catalog.cluster.masters == 3
+
+
+async def test_the_driver_of_a_tablet_cluster_sets_it_under_its_epoch_only(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready_with_masters(w, 5)
+        policy = pb.DriverPolicyPB(owner="TabletCluster default/flights", dead_after_ms=30_000, max_copies=1)
+        await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=policy), None)
+        claimed = await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="operator/1", ttl_ms=10_000), None)
+        request = pb.SetMasterCountRequest(masters=5, epoch=claimed.claim.epoch)
+        assert (await w.leader.SetMasterCount(request, None)).before == 3
+        assert (await w.leader.SetMasterCount(request, None)).before == 5
+        again = pb.ClaimDriverRequest(holder="operator/1", ttl_ms=10_000)
+        newer = (await w.leader.ClaimDriver(again, None)).claim.epoch
+        request = pb.SetMasterCountRequest(masters=3, epoch=claimed.claim.epoch)
+        error = await refused(w.leader.SetMasterCount(request, None))
+        assert error.code is Code.STALE_EPOCH and w.catalog.cluster.masters == 5
+        request = pb.SetMasterCountRequest(masters=3, epoch=newer)
+        assert (await w.leader.SetMasterCount(request, None)).before == 5
 
 
 @pytest.mark.parametrize("count", [0, 2, 4, 7])

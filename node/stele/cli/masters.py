@@ -88,8 +88,8 @@ def set_count(count: str, wait: bool, wait_s: float, masters: str) -> None:
 
     To have more, first start them with `stele master run --join`, each on its own machine. A driver then gives each a copy
     of the catalog and then a vote, one at a time. To have fewer, name the smaller number: masters that are away or drained
-    leave first, and the leader last. Then stop those that `stele master list` no longer shows. Refused where a TabletCluster
-    describes the cluster.
+    leave first, and the leader last. Then stop those that `stele master list` no longer shows. Where a TabletCluster
+    describes the cluster, change its spec.masters.replicas instead.
 
     Example: stele master set-count 5 --wait
     """

@@ -62,6 +62,8 @@ def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) ->
             continue
         for peer in [p for p in tablet.config.peers if p.node_id in leaving]:
             situation = judge(tablet, after, policy, by_id)
+            if situation.needed <= 0:
+                break  # it has more replicas than are wanted, so those that leave need no other place
             target = choose_target(situation, after, policy, load)
             if target is None:
                 any_room = choose_target(situation, after, policy, load, any_room=True)

@@ -44,7 +44,7 @@ def _node_step(node: NodeView, named: bool, policy: Policy) -> Step | None:
             # infers it from the text.
             return DrainNode(*at, "declared lost, and silent", node.node_id, True)
         case NodeState.ACTIVE if node.node_id in policy.unneeded and not named:
-            return DrainNode(*at, "not needed: the node that it replaced has returned", node.node_id, False)
+            return DrainNode(*at, "not needed: there are enough without it", node.node_id, False)
         case NodeState.DRAINING if is_back(node, policy):
             return ReturnNode(*at, "it sends heartbeats again, and has its data", node.node_id)
         case NodeState.DRAINING if not named and _retires(node, policy):

@@ -25,8 +25,8 @@ class Policy:
     """
     lost: frozenset[str] = frozenset()
     unneeded: frozenset[str] = frozenset()
-    """Nodes that the operator made to replace others, which have returned since. They retire, unless they
-    hold replicas."""
+    """Masters beyond the number that is wanted: those that they replaced have returned, or fewer are asked for. They
+    retire, unless they hold replicas."""
     retiring: Mapping[str, str] | None = field(default=None, hash=False)
     """Nodes that the driving process wants retired, and why. None: it wants no states, and changes none that
     another driver wanted."""

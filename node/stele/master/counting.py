@@ -1,8 +1,8 @@
 """Sets how many masters the cluster has. Called by service.py on the leader.
 
 Writes the cluster's row only. A driver then brings the catalog to that many masters, one change at a time,
-as it does with the replicas of any tablet. Invariant: nothing is recorded that the masters now in service could not
-carry out.
+as it does with the replicas of any tablet. Invariants: nothing is recorded that the masters now in service could not
+carry out. Where a TabletCluster describes the cluster, only its driver sets the number, under its epoch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import structlog
 
+from stele.master.driving import check_epoch, commit_order
 from stele.master.leadership import Leadership
 from stele.master.port import swap
 from stele.master.versions import CLUSTER_LOCK, require_version
@@ -28,14 +29,17 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
     """Set the number of masters. The present one changes nothing. Returns the number before.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, too few masters were started for it, or a
-            TabletCluster describes the cluster; UNSUPPORTED_VERSION, the cluster version is not finalized.
+        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, too few masters were started for it, or an
+            administrator asks and a TabletCluster describes the cluster; STALE_EPOCH; UNSUPPORTED_VERSION, an earlier
+            release may come back, whose operator would take masters that left for lost.
         Retryable: NOT_READY, too few of the masters that are to stay answer now.
     """
     count = request.masters
     if count not in MASTER_COUNTS:
         raise Rejected(f"{count} masters: expected 1, 3 or 5")
     async with lead.locks.hold(tables=(CLUSTER_LOCK,)):
+        if request.epoch:
+            check_epoch(lead, request.epoch)
         cluster = lead.catalog.cluster
         if cluster is None:
             raise Retryable("the cluster is not in the catalog yet; try again", code=Code.NOT_READY)
@@ -43,10 +47,9 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
         if count == before:
             return before
         owner = lead.catalog.policy.owner if lead.catalog.policy is not None else ""
-        if owner.startswith("TabletCluster"):
+        if owner.startswith("TabletCluster") and not request.epoch:
             raise Rejected(
-                f"{count} masters: {owner} describes this cluster, and its masters.replicas cannot change "
-                f"yet; the number "
+                f"{count} masters: {owner} describes this cluster; change its spec.masters.replicas instead. The number "
                 f"stays {before}"
             )
         require_version(lead, 2, f"{count} masters")
@@ -55,7 +58,7 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
             _check_shrink(lead, count)
         else:
             _check_growth(lead, count)
-        await lead.commit([swap(cluster, replace(cluster, masters=count))])
+        await commit_order(lead, request.epoch, [swap(cluster, replace(cluster, masters=count))])
         log.info("number of masters set", before=before, masters=count)
     lead.look_at(CATALOG_TABLET_ID)
     return before

@@ -521,16 +521,20 @@ class SetMasterCountRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MASTERS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     masters: _builtins.int
     """1, 3 or 5"""
+    epoch: _builtins.int
+    """of the driver claim; 0: an administrator asks"""
     def __init__(
         self,
         *,
         masters: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["masters", b"masters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "masters", b"masters"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
