@@ -32,9 +32,11 @@ from stele_operator.plan.actions import (
     RegisterNode,
     SetDriverPolicy,
     SetFinalizers,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.naming import ANNOTATION_NODE_ID
+from stele_operator.plan.observation import MASTERS_REFUSED
 from stele_operator.plan.order import Held
 
 log = structlog.get_logger("stele.operator.act")
@@ -62,13 +64,15 @@ class Outcome:
 
 
 def refusals(outcomes: Sequence[Outcome]) -> dict[tuple[str, str], str]:
-    """Why pods and claims were refused, by kind and name, and tables, by TabletGroup."""
+    """Why pods and claims were refused, by kind and name; tables, by TabletGroup; and the number of masters."""
     found = {}
     for x in outcomes:
         if isinstance(x.action, CreatePod | CreateClaim) and x.error and not x.changed_under:
             found[x.action.kind, x.action.name] = x.error
         elif isinstance(x.action, CreateTable | AlterTable | SetReplicationFactor) and x.refused:
             found["TabletGroup", x.action.group] = x.error
+        elif isinstance(x.action, SetMasterCount) and x.refused:
+            found[MASTERS_REFUSED] = x.error
     return found
 
 
@@ -142,9 +146,12 @@ class Actor:
                 | SetReplicationFactor
                 | DeleteTable
                 | SetDriverPolicy
+                | SetMasterCount
                 | FinalizeVersion,
             )
-            return Outcome(action, str(exc), refused=isinstance(exc, Rejected), unanswered=unanswered)
+            # A stale epoch is no lasting reason: the next pass claims again.
+            refused = isinstance(exc, Rejected) and exc.code is not Code.STALE_EPOCH
+            return Outcome(action, str(exc), refused=refused, unanswered=unanswered)
         return Outcome(action)
 
     async def _give(self, action: Action) -> None:
@@ -183,6 +190,8 @@ class Actor:
                 await self._masters().delete_table(action.table_id)
             case SetDriverPolicy():
                 await self._masters().set_policy(action.policy)
+            case SetMasterCount():
+                await self._masters().set_master_count(action.masters)
             case FinalizeVersion():
                 await self._masters().finalize_version(action.version)
 

@@ -129,6 +129,12 @@ class MasterLink:
         request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
         await self._masters.call("SetDriverPolicy", request)
 
+    async def set_master_count(self, masters: int) -> None:
+        """Set the number of masters, as the driver. The present one changes nothing."""
+        claim = await self.driver.ensure_claim()
+        request = master_pb2.SetMasterCountRequest(masters=masters, epoch=claim.epoch)
+        await self._masters.call("SetMasterCount", request)
+
     async def finalize_version(self, version: int) -> None:
         """Finalize a cluster version. One that is finalized already changes nothing."""
         request = master_pb2.FinalizeClusterVersionRequest(cluster_version=version)

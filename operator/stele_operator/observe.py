@@ -151,6 +151,7 @@ def parse_identity(raw: Json) -> Identity:
     """
     data = raw.get("data") or {}
     try:
+        formed = json.loads(data["formed"]) if data.get("formed") else {}
         return Identity(
             resource_version=raw["metadata"]["resourceVersion"],
             cluster_id=data["clusterUUID"],
@@ -159,10 +160,11 @@ def parse_identity(raw: Json) -> Identity:
             first_masters=tuple(
                 FirstMaster(name, node_id) for name, node_id in json.loads(data["firstMasters"])
             ),
-            formed=json.loads(data["formed"]) if data.get("formed") else {},
+            formed=formed,
             first_serial=_first_serials(data),
             fork_id=data.get("forkID", ""),
             asleep=data.get("asleep") == "true",
+            masters=int(data.get("masters", 0)) or len(formed),
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(

@@ -45,6 +45,7 @@ from stele_operator.plan.actions import (
     CreateTable,
     DeleteTable,
     SetFinalizers,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S, plan_keeping
@@ -200,7 +201,10 @@ class ClusterTask:
             rest.cancel()
         failed = any(
             x.error
-            and not (isinstance(x.action, CreateTable | AlterTable | SetReplicationFactor) and x.refused)
+            and not (
+                isinstance(x.action, CreateTable | AlterTable | SetReplicationFactor | SetMasterCount)
+                and x.refused
+            )
             for x in outcomes
         )
         return BUSY_S if not told or failed or self._healer.more else plan.wait_s

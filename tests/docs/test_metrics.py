@@ -33,6 +33,8 @@ TELLING = (
         "plan/member_objects.py",
         "plan/leaving.py",
         "plan/rolling.py",
+        "plan/counting.py",
+        "plan/holder.py",
         "plan/majorities.py",
         "plan/hibernation.py",
     ),

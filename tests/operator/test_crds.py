@@ -391,7 +391,6 @@ async def test_a_bad_resource_is_refused_with_a_sentence(
 
 
 FIXED: list[tuple[str, str, Any, str]] = [
-    ("cluster", "spec.masters.replicas", 5, "masters.replicas cannot change"),
     ("cluster", "spec.nodes.storage.className", "fast", "storage.className cannot change"),
     ("flights", "spec.clusterRef.name", "other", "clusterRef cannot change"),
     ("flights", "spec.tableName", "other", "tableName cannot change"),

@@ -14,8 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 from stele.driver.nodes import node_steps
-from stele.driver.policy import StandingPolicy
-from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
+from stele.driver.planner import plan as plan_steps
+from stele.driver.policy import Policy, StandingPolicy
+from stele.driver.steps import (
+    BeginIntent,
+    DemotePeer,
+    DrainNode,
+    EndWish,
+    MoveLeader,
+    ParkNode,
+    RemovePeer,
+    RetireNode,
+    ReturnNode,
+    Step,
+)
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
 from stele.model.alter import AddColumn, DropColumn, RenameColumn
 from stele.model.config import Configuration, MemberType, Peer
@@ -40,6 +52,7 @@ from stele_operator.plan.actions import (
     RetireClaim,
     SetDriverPolicy,
     SetFinalizers,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
@@ -130,15 +143,19 @@ class World:
         self.tables: list[Table] = []
         self.tablets: list[TabletView] = []
         self.masters_wanted = int(self.cluster["spec"].get("masters", {}).get("replicas", 3))
-        """How many masters the cluster is formed with, and has on record ever after."""
+        """How many masters the catalog wants: as many as the cluster was formed with, until another number is set."""
+        self.voters: list[tuple[str, int]] = []
+        """Masters that hold the catalog, with their replica ids; the first live one leads."""
+        self.masters_stay = False
+        """A master that is DRAINING holds the catalog until another has taken its place; else it leaves at once."""
+        self.changes = 0
+        """Changes of the catalog's configuration."""
         self.silent: set[str] = set()
         """Names of pods whose process says nothing."""
         self.forbidden: dict[tuple[str, str], str] = {}
         """Kinds, and how the names begin, of which no new object is taken; and the API server's sentence."""
         self.masters_full = False
         """The masters' disks are full: they take no registration."""
-        self.masters_stay = False
-        """The catalog names a master that is DRAINING until another has taken its place."""
         self.drains = True
         """Whether replicas leave the nodes that somebody wants drained."""
         self.finalized = self.readable = 1
@@ -219,6 +236,8 @@ class World:
                 del self.objects[action.kind, action.name]
             case SetDriverPolicy():
                 self.standing = action.policy
+            case SetMasterCount():
+                self._set_master_count(action)
             case FinalizeVersion():
                 assert self.finalized < action.version <= self.readable
                 self.finalized = action.version
@@ -239,6 +258,8 @@ class World:
                 assert (action.node_id, self.formats[action.node_id]) in [
                     (n, f) for n, f, _ in action.masters
                 ]
+                if not self.confirmed:
+                    self.voters = [(n, i + 1) for i, (n, _, _) in enumerate(action.masters)]
                 self.confirmed.add(action.node_id)
             case CreateTable():
                 self._create_table(action)
@@ -282,6 +303,23 @@ class World:
                     columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
         altered = replace(table, columns=tuple(columns))
         self.tables = [altered if t is table else t for t in self.tables]
+
+    def _set_master_count(self, action: SetMasterCount) -> None:
+        """As the masters do it; and the identity must have a lower number before."""
+        nodes = {n.node_id: n for n in self.nodes.values()}
+        assert action.before == self.masters_wanted != action.masters
+        recorded = int(self.objects["ConfigMap", "flights-identity"]["data"]["masters"])
+        assert recorded <= action.masters, "those that leave would look like lost volumes"
+        if action.masters > self.masters_wanted:
+            able = [n for n in nodes.values() if n.role == "master" and n.takes_replicas and self._heard(n)]
+            assert len({n.host for n in able}) >= action.masters
+        live = [n for n, _ in self.voters if n in nodes and self._heard(nodes[NodeId(n)])]
+        if action.masters < self.masters_wanted and len(live) < action.masters:
+            raise Forbidden("NOT_READY: too few of them are heard")
+        self.masters_wanted = action.masters
+
+    def _heard(self, node: NodeView) -> bool:
+        return node.ever_heard and self.now_s - self.heard_s[node.node_id] < 3
 
     def _create_table(self, action: CreateTable) -> None:
         if any(t.table_id == action.table_id for t in self.tables):
@@ -369,10 +407,14 @@ class World:
         role = metadata["labels"]["stele.dev/role"]
         up = machine.ready and name not in self.silent
         fenced = node_id in self.nodes and self.nodes[node_id].asked is Wanted.FENCED
+        holders = {n for n, _ in self.voters}
+        waits = role == "master" and holders and node_id not in holders  # for a copy of the catalog
         raw["status"] = {
             "phase": "Running",
             "podIP": f"10.0.0.{int(metadata['uid'][:8], 16) % 250}",
-            "conditions": [{"type": "Ready", "status": "True" if up and not fenced else "False"}],
+            "conditions": [
+                {"type": "Ready", "status": "True" if up and not fenced and not waits else "False"}
+            ],
             "containerStatuses": [
                 {"name": "stele", "state": {"running": {}} if machine.ready else {}, "restartCount": 0}
             ],
@@ -391,13 +433,24 @@ class World:
             self.formed_nodes.add(node_id)
 
     def leads(self) -> bool:
-        """Whether a majority of the masters is confirmed, and the pods of as many run."""
-        running = sum(
-            raw["metadata"]["labels"]["stele.dev/role"] == "master"
-            and "running" in raw.get("status", {}).get("containerStatuses", [{"state": {}}])[0]["state"]
+        """Whether a majority of the catalog's voters is confirmed and runs."""
+        running = self._running()
+        able = [n for n, _ in self.voters if n in self.confirmed and n in running]
+        return len(able) > len(self.voters) // 2
+
+    def _accept(self, voters: list[tuple[str, int]]) -> bool:
+        """Whether a leader would commit a configuration of these voters, as raft decides it."""
+        running = self._running()
+        return sum(n in running for n, _ in voters) > len(voters) // 2
+
+    def _running(self) -> set[str]:
+        """Nodes whose processes run and speak."""
+        ready = {m.name for m in self.machines if m.ready}
+        return {
+            raw["metadata"]["annotations"]["stele.dev/node-id"]
             for raw in self.of("Pod")
-        )
-        return min(len(self.confirmed), running) > self.masters_wanted // 2
+            if raw["spec"].get("nodeName") in ready and raw["metadata"]["name"] not in self.silent
+        }
 
     def kill(self, machine: str) -> None:
         """The machine loses its power."""
@@ -415,6 +468,26 @@ class World:
                 if node.state is NodeState.DRAINING and (node.node_id in plan.policy.lost or asked):
                     self._move(node.node_id)
 
+        self._follow(plan.policy)
+
+    def _follow(self, policy: Policy) -> None:
+        """One step of the driver for the catalog. A copy takes no time, and its replica votes at once."""
+        view = self._catalog().view
+        for step in plan_steps(view, policy):
+            if step.tablet_id != CATALOG_TABLET_ID:
+                continue
+            match step:
+                case BeginIntent():
+                    self.voters.append((step.target_node, self.changes + 100))
+                    self.confirmed.add(step.target_node)
+                case RemovePeer() | DemotePeer():
+                    left = [v for v in self.voters if v[0] != step.node_id]
+                    if self._accept(left):
+                        self.voters = left
+                case MoveLeader():
+                    self.voters = [*self.voters[1:], self.voters[0]]
+            self.changes += 1
+
     def _state(self, step: Step) -> None:
         node = replace(self.nodes[step.node_id], given_up=False)  # type: ignore[attr-defined]
         match step:
@@ -430,10 +503,13 @@ class World:
             case ReturnNode():
                 node = replace(node, state=NodeState.ACTIVE)
             case RetireNode():
+                assert node.node_id not in {n for n, _ in self.voters}, "it holds the catalog"
                 node = replace(node, state=NodeState.RETIRED)
             case _:
                 raise AssertionError(step)
         self.nodes[node.node_id] = node
+        if node.state is NodeState.DRAINING and not self.masters_stay:
+            self.voters = [v for v in self.voters if v[0] != node.node_id]
 
     def _move(self, node_id: str) -> None:
         """Every tablet that has another place leaves the node."""
@@ -532,14 +608,13 @@ class World:
             )
             for n in self.nodes.values()
         )
-        heard = [n for n in nodes if n.role == "master" and n.ever_heard]
-        active = [n.node_id for n in heard if n.state is NodeState.ACTIVE]
-        leaving = [n.node_id for n in heard if n.state is NodeState.DRAINING and self.masters_stay]
-        masters = (*active, *leaving[: max(0, self.masters_wanted - len(active))])
-        peers = tuple(Peer(n, ReplicaId(i + 1), "a:1", MemberType.VOTER) for i, n in enumerate(masters))
+        by_id = {n.node_id: n for n in nodes}
+        running = self._running()
+        live = [n for n, _ in self.voters if n in by_id and n in running]
+        peers = tuple(Peer(NodeId(n), ReplicaId(i), "a:1", MemberType.VOTER) for n, i in self.voters)
         catalog = TabletView(
-            TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(-1, peers), 1,
-            masters[0] if masters else "", self.masters_wanted,
+            TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(self.changes - 1, peers), 1,
+            live[0] if live else self.voters[0][0], self.masters_wanted,
         )  # fmt: skip
         view = ClusterView(nodes, (catalog, *self.tablets))
         return Catalog(

@@ -149,16 +149,10 @@ class Masters(Model):
 
     replicas: int = Field(
         default=3,
-        description="Number of masters: 1, 3 or 5. Cannot change.",
-        json_schema_extra={
-            "enum": [1, 3, 5],
-            **with_rules(
-                rule(
-                    "self == oldSelf",
-                    "masters.replicas cannot change: masters cannot be added or removed yet",
-                )
-            ),
-        },
+        description="Number of masters: 1, 3 or 5. If it changes, masters are added or taken away one at a time, while nothing "
+        "heals or is rolled. Until that has ended, set it back to keep them. Each master needs a machine of its own "
+        "(Stalled=TooFewMachines).",
+        json_schema_extra={"enum": [1, 3, 5]},
     )
     storage: Storage = Field(default_factory=Storage, description="The volume of each master.")
     resources: MasterResources | None = Field(

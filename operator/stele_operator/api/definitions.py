@@ -140,8 +140,8 @@ _CLUSTER_STATUS = _object(
     budget=_object(
         "Who takes something away from the cluster now, or makes up for a loss. Heals go first.",
         holder=_text(
-            "heal/MEMBER, drain/MEMBER, park/MEMBER, upgrade or hibernate; several, at most 10, with commas between them. Empty: "
-            "nobody."
+            "heal/MEMBER, drain/MEMBER, park/MEMBER, masters (their number changes), upgrade or hibernate; several, at most 10, "
+            "with commas between them. Empty: nobody."
         ),
         waiting=_list("Who waits for that; at most 10.", _text("As in holder."), 10),
     ),

@@ -226,6 +226,15 @@ class SetDriverPolicy(Base):
 
 
 @dataclass(frozen=True, slots=True)
+class SetMasterCount(Base):
+    """Tell the masters how many of them there are to be. The driver adds or removes them. `before`: the number now."""
+
+    event = "MasterCountSet"
+    masters: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
 class FinalizeVersion(Base):
     """End an upgrade: allow formats that the release before cannot read."""
 
@@ -245,5 +254,6 @@ Action = (
     | DeleteTable
     | SetFinalizers
     | SetDriverPolicy
+    | SetMasterCount
     | FinalizeVersion
 )

@@ -14,13 +14,22 @@ from dataclasses import dataclass, field, replace
 from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
 from stele.model.cluster_version import RELEASES
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
-from stele_operator.plan import diagnosis, formation, hibernation, member_objects, rolling, tables
+from stele_operator.plan import (
+    counting,
+    diagnosis,
+    formation,
+    hibernation,
+    member_objects,
+    rolling,
+    tables,
+)
 from stele_operator.plan.actions import (
     Action,
     CreateTable,
     FinalizeVersion,
     GrowClaim,
     SetDriverPolicy,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.budgets import Budget, plan_budgets, some
@@ -29,7 +38,7 @@ from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlook
 from stele_operator.plan.health import Health, TabletCounts, lost_in_use, patience_s, tablet_health
 from stele_operator.plan.leaving import plan_leaving
 from stele_operator.plan.majorities import find_lost_majorities
-from stele_operator.plan.observation import Observation
+from stele_operator.plan.observation import MASTERS_REFUSED, Observation
 from stele_operator.plan.ownership import with_owners
 from stele_operator.plan.rules import cluster_faults
 from stele_operator.plan.surplus import unneeded
@@ -110,10 +119,12 @@ def make_plan(o: Observation) -> Plan:
         wait_s = QUIET_S if step.at_rest else BUSY_S
         shown = budgets if step.keeps_budgets else ()
         return Plan(tuple(actions), found, everyone, health, None, wait_s, shown)
+    count = counting.plan_count(o, spec, identity, everyone, rolls=rolling.wants_roll(o, spec, everyone))
     steps: list[tuple[list[Action], list[Finding]]] = [
         (member_objects.plan_services(o, budgets), []),
         formation.plan_formation(o, identity),
-        member_objects.plan_members(o, spec, identity, everyone),
+        (list(count.actions), list(count.findings)),
+        member_objects.plan_members(o, spec, identity, everyone, count),
         tables.plan_tables(o, everyone, health),
     ]
     for more_actions, more_findings in steps:
@@ -121,13 +132,14 @@ def make_plan(o: Observation) -> Plan:
         findings.extend(more_findings)
     findings += [*_older(o), *hibernation.find_waiting(spec, everyone)]
     too_many = _too_many(o, everyone)
-    policy = _policy(o, everyone, bool(too_many))
+    policy = _policy(o, everyone, bool(too_many), count.pods)
     if policy is not None:
         leaving = plan_leaving(o, spec, everyone, policy, hold=bool(too_many))
         policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
         findings += leaving.findings
         if not leaving.retiring:
-            more_actions, more_findings = rolling.plan_roll(o, spec, everyone)
+            hold = count.changing or ("masters that are not needed leave first" if policy.unneeded else "")
+            more_actions, more_findings = rolling.plan_roll(o, spec, everyone, hold=hold)
             actions += more_actions
             findings += more_findings
     findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
@@ -135,7 +147,7 @@ def make_plan(o: Observation) -> Plan:
     more_actions, more_findings = _finalizing(o)
     actions += more_actions
     findings += more_findings
-    wait_s = _wait_s(o, everyone, actions, health)
+    wait_s = BUSY_S if count.changing else _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
 
 
@@ -189,13 +201,13 @@ def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     return [Finding(Kind.STALLED, "TooManyLost", message)]
 
 
-def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool) -> Policy | None:
+def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, masters: int) -> Policy | None:
     """What the driver may do. With too many nodes lost at once, nothing is given up and nothing is healed."""
     spec = o.cluster.spec
     if o.catalog is None or spec is None:
         return None
     given_up = frozenset() if too_many else frozenset(m.node_id for m in everyone if m.given_up)
-    made_in_vain = frozenset() if too_many else unneeded(o, spec, everyone)
+    made_in_vain = frozenset() if too_many else unneeded(o, masters, everyone)
     rate = bytes_per_second(spec.budget.bytesPerSecond)
     # With a low rate run fewer copies rather than slower ones: a copy that gets nothing for minutes is
     # restarted.
@@ -261,6 +273,8 @@ def asked_again(o: Observation, action: Action) -> bool:
             return action.again
         case CreateTable() | SetReplicationFactor():
             return ("TabletGroup", action.group) in o.refused
+        case SetMasterCount():
+            return MASTERS_REFUSED in o.refused
     return False
 
 

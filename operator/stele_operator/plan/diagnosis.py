@@ -31,7 +31,6 @@ from stele_operator.plan.observation import (
     Role,
 )
 from stele_operator.plan.placement import misplaced, part_of, selector_faults, zone_faults
-from stele_operator.plan.rules import masters_differ
 
 Needing = Mapping[Role, tuple[TabletView, ...]]
 """Tablets in danger, for the roles that have a claim due for deletion."""
@@ -48,8 +47,6 @@ def find_members(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     if spec is not None:
         findings += [Finding(Kind.STALLED, "UnknownZone", fault) for fault in zone_faults(o, spec)]
         findings += [Finding(Kind.STALLED, "NoMachineSelected", fault) for fault in selector_faults(o, spec)]
-        if differ := masters_differ(o, spec):
-            findings.append(Finding(Kind.STALLED, "MastersDiffer", differ))
     findings += _masters_lost(o, identity)
     findings += _claims_going(everyone)
     for member in everyone:
@@ -161,7 +158,7 @@ def _masters_lost(o: Observation, identity: Identity) -> list[Finding]:
     """Too few masters' volumes are left to elect a leader, so they cannot be replaced one by one."""
     kept = [c for c in o.claims if c.released_s is None and (not c.deleting or o.pod(c.name) is not None)]
     there = sum(c.role == "master" for c in kept)
-    wanted = len(identity.formed)  # the spec may have another number, and the catalog cannot be asked
+    wanted = identity.masters  # the spec may have another number, and the catalog cannot be asked
     if not wanted or o.catalog is not None or 2 * there > wanted:
         return []
     message = (

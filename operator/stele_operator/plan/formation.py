@@ -128,6 +128,7 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     noted = {c.node_id: c.format_id for c in masters if c.format_id}
     later = any(c.role == "node" or c.released_s is not None for c in claims)
     formed = noted if later or len(noted) == len(masters) else {}
+    kept_masters = sum(c.role == "master" and c.released_s is None and not c.retired for c in kept)
     return Identity(
         resource_version="",
         cluster_id=cluster_ids.pop(),
@@ -138,6 +139,7 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
         ),
         formed=formed,
         fork_id=fork_id,
+        masters=kept_masters if formed else 0,
     )
 
 
@@ -163,7 +165,9 @@ def plan_formation(o: Observation, identity: Identity) -> tuple[list[Action], li
     if unnoted:
         return unnoted, [waiting]
     formed = replace(
-        identity, formed={m.node_id: reports[m.node_id].format_id for m in identity.first_masters}
+        identity,
+        formed={m.node_id: reports[m.node_id].format_id for m in identity.first_masters},
+        masters=len(identity.first_masters),
     )
     names = ", ".join(m.name for m in identity.first_masters)
     return [replace_identity(o, formed, f"{names} have formatted their volumes and form the cluster")], [

@@ -17,6 +17,7 @@ from stele_operator.api.scalars import seconds
 from stele_operator.plan import diagnosis, formation, member_objects, tables
 from stele_operator.plan.actions import Action
 from stele_operator.plan.budgets import Budget, some
+from stele_operator.plan.counting import Count
 from stele_operator.plan.fates import SILENT_S, Fate, Member, State
 from stele_operator.plan.findings import HIBERNATED, HIBERNATING, WAKING, Finding, Kind
 from stele_operator.plan.health import going
@@ -130,7 +131,7 @@ def _wake(
         ]
     else:
         message = _waking(o, awaited)
-        made, _ = member_objects.plan_members(o, spec, identity, everyone)
+        made, _ = member_objects.plan_members(o, spec, identity, everyone, Count(0))
         actions = [
             *member_objects.plan_services(o, budgets),
             *formation.plan_formation(o, identity)[0],

@@ -68,6 +68,7 @@ def identity_data(identity: Identity) -> dict[str, str]:
         "forkID": identity.fork_id,
         "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
         "asleep": "true" if identity.asleep else "",
+        "masters": str(identity.masters),
     }
 
 

@@ -28,11 +28,11 @@ from stele_operator.plan.actions import (
     RetireClaim,
 )
 from stele_operator.plan.budgets import Budget
+from stele_operator.plan.counting import Count
 from stele_operator.plan.fates import Fate, Member, State
 from stele_operator.plan.findings import Finding
 from stele_operator.plan.formation import replace_identity
-from stele_operator.plan.health import masters_wanted
-from stele_operator.plan.leaving import staying_nodes
+from stele_operator.plan.leaving import staying_masters, staying_nodes
 from stele_operator.plan.observation import (
     ROLES,
     Catalog,
@@ -85,9 +85,13 @@ def _covers(there: Any, wanted: Any) -> bool:
 
 
 def plan_members(
-    o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
+    o: Observation,
+    spec: TabletClusterSpec,
+    identity: Identity,
+    everyone: tuple[Member, ...],
+    count: Count,
 ) -> Result:
-    """Actions on the claims and pods of all members.
+    """Actions on the claims and pods of all members. `count`: how many masters there are to be.
 
     While the cluster wakes, nodes start once a master leads, and no new members are made.
     """
@@ -105,8 +109,9 @@ def plan_members(
             actions.append(
                 DeletePod(reason, "Pod", pod.name, pod.uid, pod.resource_version, force=_gone(o, pod.machine))
             )
-    if identity.formed and o.catalog is not None and not o.asleep:
-        actions.extend(_newcomers(o, spec, identity, everyone))
+    # The identity changes once in a pass.
+    if identity.formed and o.catalog is not None and not o.asleep and not count.recording:
+        actions.extend(_newcomers(o, spec, identity, everyone, count.pods))
     return actions, [*diagnosis.find_members(o, everyone), *diagnosis.claims_refused(o, actions)]
 
 
@@ -393,13 +398,13 @@ def _registrations(catalog: Catalog, everyone: tuple[Member, ...]) -> list[Actio
 
 
 def _newcomers(
-    o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...]
+    o: Observation, spec: TabletClusterSpec, identity: Identity, everyone: tuple[Member, ...], masters: int
 ) -> list[Action]:
     """Missing members: reserve their serials, then create their claims. The next pass registers them."""
     fresh = iter(o.fresh_ids)
-    wanted: dict[Role, int] = {"master": masters_wanted(o, spec), "node": spec.nodes.replicas}
+    wanted: dict[Role, int] = {"master": masters, "node": spec.nodes.replicas}
     there = {
-        "master": sum(m.role == "master" and m.active for m in everyone),
+        "master": staying_masters(everyone),
         "node": len(staying_nodes(spec, everyone)),
     }
     missing = {role: max(0, wanted[role] - there[role]) for role in ROLES}

@@ -18,6 +18,8 @@ from stele_operator.api.group import TabletGroupSpec
 
 Role = Literal["master", "node"]
 ROLES: tuple[Role, ...] = ("master", "node")
+MASTERS_REFUSED = ("TabletCluster", "masters")
+"""In `Observation.refused`: the masters refuse another number of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class Identity:
 
     `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
     one of this name. `fork_id`: which copy of its volumes this is; "": the original. `asleep`: it was put to
-    sleep, and not all members are back since (hibernation.py).
+    sleep, and not all members are back since (hibernation.py). `masters`: how many masters hold the catalog at
+    least, so that a loss of their volumes is known while none leads (counting.py); 0: as many as formed it.
     """
 
     resource_version: str
@@ -109,6 +112,7 @@ class Identity:
     first_serial: dict[Role, int] = field(default_factory=dict)
     fork_id: str = ""
     asleep: bool = False
+    masters: int = 0
 
     def own_from(self, role: Role) -> int:
         """The first reserved serial of a role that this cluster may use."""
@@ -336,7 +340,7 @@ class Observation:
     catalog_problem: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Refusals in this pass, by kind and name: of pods and claims by the API server, of a TabletGroup's
-    table by the masters. Empty until actions were tried."""
+    table and of the number of masters by the masters. Empty until actions were tried."""
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may create. They are an input so that planning
     stays pure."""

@@ -27,6 +27,7 @@ from stele_operator.plan.actions import (
     ReplaceIdentity,
     SetDriverPolicy,
     SetFinalizers,
+    SetMasterCount,
     SetReplicationFactor,
 )
 
@@ -76,6 +77,8 @@ def needs(action: Action) -> tuple[str, ...]:
             return (_MASTERS,)
         case FinalizeVersion():
             return (_MASTERS,)
+        case SetMasterCount():
+            return _MASTERS, _SERIALS  # the identity records the number first
         case _:
             return ()
 
@@ -98,6 +101,8 @@ def identity(action: Action) -> tuple[str, ...]:
             return kind, action.group
         case SetDriverPolicy():
             return (kind,)
+        case SetMasterCount():
+            return kind, str(action.masters)
         case FinalizeVersion():
             return kind, str(action.version)
 

@@ -36,18 +36,30 @@ def outdated(o: Observation, spec: TabletClusterSpec, pod: Pod) -> bool:
     return pod.spec_hash != manifests.spec_hash(spec, pod.role, spec.image or o.default_image)
 
 
-def plan_roll(
-    o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]
-) -> tuple[list[Action], list[Finding]]:
-    """The next pod to make again, if it may go now, and the progress of the roll."""
+def wants_roll(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> bool:
+    """Whether there are pods to make anew, now or later."""
+    return bool(_old(o, spec, everyone))
+
+
+def _old(o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[Member]:
+    """Members whose pods are to be made anew."""
     if spec.updateStrategy is UpdateStrategy.ON_DELETE or o.catalog is None:
+        return []
+    stays = {name for name, _ in misplaced(o, spec, everyone)}
+    members = (m for m in everyone if m.state is not State.RETIRED and m.claim is not None)
+    with_pods = (m for m in members if m.pod is not None and not m.pod.deleting and m.name not in stays)
+    return [m for m in with_pods if m.pod is not None and outdated(o, spec, m.pod)]
+
+
+def plan_roll(
+    o: Observation, spec: TabletClusterSpec, everyone: Sequence[Member], *, hold: str = ""
+) -> tuple[list[Action], list[Finding]]:
+    """The next pod to make anew, if it may go now, and how far the roll is. `hold`: why none that runs may go now."""
+    old = _old(o, spec, everyone)
+    if not old:
         return [], []
     members = [m for m in everyone if m.state is not State.RETIRED and m.claim is not None]
     stays = {name for name, _ in misplaced(o, spec, everyone)}
-    old = [m for m in members if m.pod is not None and not m.pod.deleting and outdated(o, spec, m.pod)]
-    old = [m for m in old if m.name not in stays]
-    if not old:
-        return [], []
     total = len(members) - len(stays)
     far = f"{total - len(old)} of {total} pods have the present spec"
     if (broken := _broken(o, old)) is not None:
@@ -56,8 +68,8 @@ def plan_roll(
         message = f"{far}, and the roll stops: {why}. Correct the spec, or set it back: that pod is made again first"
         return [], [Finding(Kind.STALLED, "RollStopped", message)]
     order = _in_order(o, old)
-    chosen, why = order[0], _waits_for(o, members)
-    if why and (other := _beside(o, spec, members, order)) is not None:
+    chosen, why = order[0], hold or _waits_for(o, members)
+    if why and not hold and (other := _beside(o, spec, members, order)) is not None:
         chosen, why = other, ""
     if why:
         return [], [Finding(Kind.RECONCILING, "RollWaits", f"{far}; {chosen.name} waits: {why}")]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from stele.model.alter import AddColumn, DropColumn, RenameColumn, Step
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
-from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
-from stele_operator.plan.health import masters_wanted
 from stele_operator.plan.observation import Observation, Table
 
 
@@ -35,21 +33,9 @@ def cluster_faults(o: Observation) -> tuple[str, ...]:
         and len(o.identity.first_masters) != spec.masters.replicas
     ):
         faults.append(
-            f"masters.replicas cannot change: the cluster began with {len(o.identity.first_masters)}"
+            f"masters.replicas cannot change before the cluster has formed: it began with {len(o.identity.first_masters)}"
         )
     return tuple(faults)
-
-
-def masters_differ(o: Observation, spec: TabletClusterSpec) -> str:
-    """The fault that the spec asks for another number of masters than the cluster has; "" if it does not."""
-    recorded = masters_wanted(o, spec)
-    if spec.masters.replicas == recorded:
-        return ""
-    return (
-        f"masters.replicas is {spec.masters.replicas}, but the cluster was formed with {recorded} masters and keeps them: "
-        "their number cannot change yet. While status.deletionPolicy is Retain, you can delete the TabletCluster and apply "
-        f"it again with {recorded}"
-    )
 
 
 def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:

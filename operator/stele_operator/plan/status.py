@@ -248,7 +248,9 @@ def _weak(o: Observation, plan: Plan) -> Why | None:
         return "UnderReplicated", f"{counts.ailing} of {counts.total} tablets lack a voter or a leader"
     catalog = catalog_tablet(o)
     if catalog is not None and o.cluster.spec is not None and o.identity is not None and o.identity.formed:
-        alive, wanted = live_voters(o, catalog, patience_s(o)), catalog.replication_factor
+        # Until all new masters have a vote, the identity has the number before.
+        wanted = min(catalog.replication_factor, o.identity.masters)
+        alive = live_voters(o, catalog, patience_s(o))
         if alive < wanted:
             return "MasterLost", f"{alive} of {wanted} masters hold the catalog"
     return None

@@ -1,4 +1,4 @@
-"""Finds masters that are not needed, because the masters that they replaced have returned. Called by
+"""Finds masters that are not needed: the masters that they replaced have returned, or fewer are asked for. Called by
 cluster_plan; pure.
 
 The driver retires those that do not hold the catalog. Then their pods and claims are deleted like those of any
@@ -8,19 +8,16 @@ healthy masters as the cluster has.
 
 from __future__ import annotations
 
-from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.health import masters_wanted
 from stele_operator.plan.observation import Observation
 
 
-def unneeded(o: Observation, spec: TabletClusterSpec, everyone: tuple[Member, ...]) -> frozenset[str]:
-    """UUIDs of masters beyond the number in the catalog that hold no replica, newest first."""
+def unneeded(o: Observation, wanted: int, everyone: tuple[Member, ...]) -> frozenset[str]:
+    """UUIDs of masters beyond the number wanted that hold no replica, newest first."""
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view
     named = {p.node_id for t in view.tablets for p in t.config.peers} | {i.target_node for i in view.intents}
-    wanted = masters_wanted(o, spec)
     found: list[str] = []
     active = [m for m in everyone if m.role == "master" and m.active]
     well = sum(m.state is State.READY for m in active)

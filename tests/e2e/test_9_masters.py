@@ -1,0 +1,78 @@
+"""The number of masters changes while rows are written: 3, 5, 3; a machine with a master loses its power meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from examples.demo.__main__ import last_json
+from tests.e2e.bench import CLUSTER, Bench
+
+
+def masters(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Masters that are not retired, as the status has them."""
+    there = bench.members()
+    return {n: m for n, m in there.items() if m["role"] == "master" and m["state"] != "Retired"}
+
+
+def serve(bench: Bench, number: int) -> bool:
+    """So many masters hold the catalog, no other is there, and all is whole."""
+    status = bench.kube.status("TabletCluster", CLUSTER)
+    states = [m["state"] for m in masters(bench).values()]
+    pods = [p for p in bench.pods("master") if p.metadata.deletion_timestamp is None]
+    return (
+        states == ["Ready"] * number
+        and status.get("readyMasters") == number
+        and len(pods) == number
+        and bench.whole()
+    )
+
+
+def changing(bench: Bench) -> bool:
+    """Whether the TabletCluster says that the number changes."""
+    return bool(bench.condition("TabletCluster", "Reconciling")["reason"] == "MastersChanging")
+
+
+def ask(bench: Bench, number: int) -> None:
+    """Another number in the spec."""
+    bench.patch("TabletCluster", {"masters": {"replicas": number}})
+
+
+def test_three_five_three_under_writes(bench: Bench) -> None:
+    """No acknowledged row is lost, and those that leave are let go."""
+    bench.have(fresh=True)
+    loaded = bench.program("load")
+    stream = bench.place.begin("stream")
+    time.sleep(5)
+    before, started = set(masters(bench)), time.time()
+    ask(bench, 5)
+    bench.until("it says that the number changes", lambda: changing(bench), 60)
+    bench.note(f"          {bench.condition('TabletCluster', 'Reconciling')['message']}")
+    bench.until("five masters serve", lambda: serve(bench, 5), 300)
+    grown = set(masters(bench))
+    assert before < grown
+    ask(bench, 3)
+    bench.until("three masters serve", lambda: serve(bench, 3), 300)
+    gone = grown - set(masters(bench))
+    assert len(gone) == 2
+    bench.until("the claims of the others are let go", lambda: gone <= bench.released())
+    assert not bench.told("MastersLost", started) and len(bench.told("MasterCountSet", started)) == 2
+    streamed = last_json(stream.stop(60), "stream")
+    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    bench.sound()
+    bench.compare(loaded, streamed)
+
+
+def test_a_machine_is_lost_while_the_number_changes_and_it_is_set_back(bench: Bench) -> None:
+    """It ends with three masters, whatever was under way."""
+    bench.have(patient=True)
+    ask(bench, 5)
+    bench.until("it says that the number changes", lambda: changing(bench), 60)
+    machine = bench.machine_with_both()
+    bench.power("off", machine)
+    time.sleep(10)
+    ask(bench, 3)
+    bench.power("on", machine)
+    bench.machines_ready()
+    bench.until("three masters serve", lambda: serve(bench, 3), 300)
+    assert not bench.told("MastersLost")
