@@ -1,4 +1,5 @@
-"""The number of masters on real processes: 1, 3, 5, 3 under writes, and the operator is killed meanwhile."""
+"""The number of masters on real processes: 1, 3, 5, 3 under writes, and the operator is killed meanwhile. Then 3, 5, 1, and the
+cluster hibernates half way."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.operator.cluster import Bench, bench
-from tests.operator.test_nodes_whole import HEALING, writing
-from tests.operator.test_whole import COLUMNS, HASH, ready, status
+from tests.operator.test_hibernate_whole import HASTY, hibernate, pods
+from tests.operator.test_nodes_whole import HEALING, running, writing
+from tests.operator.test_whole import COLUMNS, HASH, ROWS, count, ready, status, write
 
 
 async def serve(made: Bench, number: int) -> bool:
@@ -78,3 +80,27 @@ async def test_one_three_five_three_under_writes(tmp_path: Path) -> None:
             await made.until("the claims of the others are let go", let_go)
         reasons = [e["reason"] for e in await made.events("TabletCluster")]
         assert "MasterCountSet" in reasons and not {"MastersLost", "MastersRefused"} & set(reasons)
+
+
+@pytest.mark.chaos
+async def test_it_hibernates_while_the_number_changes_and_five_become_one(tmp_path: Path) -> None:
+    async with running(tmp_path, machines=6, nodes=3) as made:
+        await made.kube.patch("TabletCluster", "default", "flights", {"spec": {"healing": HASTY}})
+        await write(made)
+        await ask(made, 5)
+        await made.until("it says that the number changes", lambda: changing(made))
+        await hibernate(made, True)
+
+        async def hibernated() -> bool:
+            return (await made.condition("TabletCluster", "flights", "Ready"))[1] == "Hibernated"
+
+        await made.until("it hibernates", hibernated)
+        assert not pods(made)
+        await hibernate(made, False)
+        await made.until("five masters serve", partial(serve, made, 5), 300)
+        assert await count(made) == ROWS
+        await ask(made, 1)
+        await made.until("one master serves", partial(serve, made, 1), 300)
+        assert await count(made) == ROWS
+        reasons = {e["reason"] for e in await made.events("TabletCluster")}
+        assert not {"MasterLost", "MastersLost", "MastersRefused", "TooManyLost"} & reasons

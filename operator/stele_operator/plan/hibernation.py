@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stele.model.ids import NodeId
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import seconds
 from stele_operator.plan import diagnosis, formation, member_objects, tables
@@ -20,7 +21,7 @@ from stele_operator.plan.budgets import Budget, some
 from stele_operator.plan.counting import Count
 from stele_operator.plan.fates import SILENT_S, Fate, Member, State
 from stele_operator.plan.findings import HIBERNATED, HIBERNATING, WAKING, Finding, Kind
-from stele_operator.plan.health import going
+from stele_operator.plan.health import catalog_tablet, going
 from stele_operator.plan.observation import Identity, Observation, Role
 
 _NO_PODS = (
@@ -122,7 +123,7 @@ def _wake(
 ) -> Step:
     awaited = [m for m in everyone if _awaited(o, spec, m)]
     if not identity.formed or (o.catalog is not None and not awaited):
-        missing = [m.name for m in everyone if o.catalog is not None and _missing(m)]
+        missing = [m.name for m in everyone if o.catalog is not None and _missing(o, m)]
         why = f"all but {some(missing)} are back" if missing else "all members are back"
         why = why if identity.formed else "it has not formed yet, so nobody is waited for"
         message = f"the cluster is awake: {why}"
@@ -159,19 +160,25 @@ def _of_cluster(o: Observation, message: str) -> str:
     return f"TabletCluster {o.cluster.name}: {message}"
 
 
-def _missing(m: Member) -> bool:
+def _missing(o: Observation, m: Member) -> bool:
     """Whether a member that tablets may name is not back. One that never ran holds nothing. One that is parked may
-    stay away, and one without a volume never comes back."""
+    stay away, and one without a volume never comes back. A master without the catalog is not ready before the driver
+    gives it a copy, which is after waking: to be heard is enough."""
     if m.claim is None or not m.formed or m.state in (State.READY, State.RETIRED, State.PARKED):
         return False
     if m.fate in (Fate.VOLUME_LOST, Fate.VOLUME_EMPTY) or (m.claim.deleting and m.pod is None):
         return False
     heard = m.node is not None and m.node.ever_heard and m.silent_s < SILENT_S
-    return not (heard and m.pod is not None and m.pod.ready)
+    return not (heard and m.pod is not None and (m.pod.ready or _without_catalog(o, m)))
+
+
+def _without_catalog(o: Observation, m: Member) -> bool:
+    catalog = catalog_tablet(o)
+    return m.role == "master" and catalog is not None and catalog.config.peer_on(NodeId(m.node_id)) is None
 
 
 def _awaited(o: Observation, spec: TabletClusterSpec, m: Member) -> bool:
     """Whether waking waits for the member: as long as healing waits before it replaces one. This counts from when
     its pod was made, so it does not run while the operator is away or paused before that."""
     patience_s = max(seconds(spec.healing.silentAfter), seconds(spec.healing.machineLostAfter))
-    return _missing(m) and (m.pod is None or o.now_s - m.pod.created_s < patience_s)
+    return _missing(o, m) and (m.pod is None or o.now_s - m.pod.created_s < patience_s)

@@ -282,7 +282,7 @@ def _start(
     elif member.role == "master" and member.node_id not in identity.formed:
         flags, reason = (
             ["--join"],
-            "replaces a lost master" if not member.formed else "starts again on its volume",
+            "joins the other masters" if not member.formed else "starts again on its volume",
         )
     else:
         # A bound volume has been used. The masters know for certain, but they may not run yet.
