@@ -18,6 +18,7 @@ from stele_local.cluster import LocalCluster, Settings
 from stele_local.store import Change
 from stele_operator.api.generate import DIRECTORY
 from stele_operator.kube import Kube, configuration
+from stele_operator.lease import EXIT_LOST
 from tests.operator.rights import Door, door
 
 Json = dict[str, Any]
@@ -45,6 +46,7 @@ class Bench:
         self._folder = folder
         self._kubeconfig = kubeconfig
         self._operator: asyncio.subprocess.Process | None = None
+        self._more: tuple[str, ...] = ()
         self.starts = 0
         self._kept: dict[str, Callable[[], bool]] = {}
         self._broken: list[str] = []
@@ -53,6 +55,7 @@ class Bench:
     async def start(self, *more: str) -> None:
         """Start the operator, with more arguments where they are given."""
         self.starts += 1
+        self._more = more
         environment = {**os.environ, **self.local.environment()}
         # The names of the cluster come from there; the operator, as every test, from where this process has it.
         path = [environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")]
@@ -119,6 +122,9 @@ class Bench:
         end = time.monotonic() + seconds
         while not await true():
             assert not self._broken, self._broken
+            if self._operator is not None and self._operator.returncode == EXIT_LOST:
+                # A busy machine may cost it the Lease. A kubelet would start it again.
+                await self.start(*self._more)
             if time.monotonic() > end:
                 logs = (self._folder / f"operator-{self.starts}.log").read_text()[-3000:]
                 raise AssertionError(f"not within {seconds} s: {what}\n{logs}")
