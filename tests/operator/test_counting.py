@@ -309,6 +309,23 @@ def test_an_identity_of_the_release_before_has_the_number_that_formed_it() -> No
     assert identity is not None and identity.masters == 3
 
 
+@pytest.mark.parametrize(("first", "then"), [(5, 3), (3, 1), (5, 1)])
+def test_a_driver_that_is_cut_off_between_drain_and_retire_goes_on_with_the_same_masters(
+    first: int, then: int
+) -> None:
+    world = made(first)
+    world.rounds = 1
+    ask(world, then)
+    drained: set[str] = set()
+    for _ in range(60):
+        step(world)
+        now = {n.node_id for n in world.nodes.values() if n.state is not NodeState.ACTIVE}
+        assert drained <= now, "one that began to leave was taken back"
+        drained = now
+    settle(world)
+    assert len(drained) == first - then
+
+
 def test_a_master_that_is_not_needed_is_never_one_with_a_vote() -> None:
     world = made(5)
     ask(world, 3)

@@ -14,7 +14,7 @@ from stele_operator.plan.foretold import Foretold, NewMember, NewReplica, Restar
 from stele_operator.plan.observation import Machine, Observation
 from stele_operator.plan.rehearsal import foretell
 from tests.operator.world import World
-from tests.operator.worlds import made
+from tests.operator.worlds import made, names
 
 Json = dict[str, Any]
 MIB = 1 << 20
@@ -213,6 +213,35 @@ def test_what_waits_for_somebody_is_a_note() -> None:
     world.readable = 2
     told = ask(world, spec)
     assert any("cannot be taken back" in line for line in told.order())
+
+
+def test_more_masters_and_fewer() -> None:
+    world = made()
+    world.finalized = world.readable = 2
+    told = ask(world, {"nodes": {"replicas": 5}, "masters": {"replicas": 5}})
+    assert told.fine and not told.unmet, told.lines()
+    new = ["flights-master-3", "flights-master-4"]
+    assert pods(told, NewMember.kind) == new and {c.to_pod for c in copies(told)} == set(new)
+    assert [e.kind for e in told.events] == ["new", "new", "masters", "copy", "copy"]
+    assert "the number of masters becomes 5; it was 3" in told.order()
+    world.cluster["spec"]["masters"] = {"replicas": 5}
+    world.run()
+    told = ask(world, {"nodes": {"replicas": 5}, "masters": {"replicas": 1}})
+    assert told.fine and len(pods(told, "retire")) == 4 and not copies(told), told.lines()
+    assert told.weaker == ("1 tablet of the catalog cannot lose a replica any more",)
+    world.cluster["spec"]["masters"] = {"replicas": 1}
+    world.run()
+    assert sorted(pods(told, "retire")) == sorted(
+        {f"flights-master-{i}" for i in range(5)} - {n for n in names(world, "Pod") if "master" in n}
+    )
+
+
+def test_more_masters_than_machines_are_not_reached() -> None:
+    world = World({"nodes": {"replicas": 3}}, machines=3)
+    world.run()
+    world.finalized = world.readable = 2
+    told = ask(world, {"nodes": {"replicas": 3}, "masters": {"replicas": 5}})
+    assert [u.reason for u in told.unmet] == ["TooFewMachines"] and not told.events and not told.fine
 
 
 def test_a_node_to_retire_is_replaced_first() -> None:

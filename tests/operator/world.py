@@ -156,6 +156,8 @@ class World:
         """Kinds, and how the names begin, of which no new object is taken; and the API server's sentence."""
         self.masters_full = False
         """The masters' disks are full: they take no registration."""
+        self.rounds = 2
+        """Rounds of the driver in a pass. Two are enough for DRAINING and RETIRED; with one it is cut off between them."""
         self.drains = True
         """Whether replicas leave the nodes that somebody wants drained."""
         self.finalized = self.readable = 1
@@ -460,7 +462,7 @@ class World:
         """What a driver would end at: nothing names a lost node any more, and it is retired."""
         if plan.policy is None:
             return
-        for _ in range(2):  # two passes of the driver: DRAINING, RETIRED
+        for _ in range(self.rounds):
             for step in node_steps(self._catalog().view, plan.policy):
                 self._state(step)
             for node in list(self.nodes.values()):

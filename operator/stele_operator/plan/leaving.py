@@ -56,10 +56,10 @@ def staying_nodes(spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[M
     return [m for m in nodes if m.active or (leaves(m) and m.state is State.DRAINING)]
 
 
-def staying_masters(everyone: Sequence[Member]) -> int:
-    """How many masters there are: in service, or not needed lately and still to be taken back."""
+def staying_masters(everyone: Sequence[Member]) -> list[Member]:
+    """The masters that there are: in service, or not needed lately and still to be taken back."""
     masters = (m for m in everyone if m.role == "master")
-    return sum(m.active or (leaves(m) and m.state is State.DRAINING) for m in masters)
+    return [m for m in masters if m.active or (leaves(m) and m.state is State.DRAINING)]
 
 
 def plan_leaving(

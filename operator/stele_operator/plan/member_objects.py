@@ -404,7 +404,7 @@ def _newcomers(
     fresh = iter(o.fresh_ids)
     wanted: dict[Role, int] = {"master": masters, "node": spec.nodes.replicas}
     there = {
-        "master": staying_masters(everyone),
+        "master": len(staying_masters(everyone)),
         "node": len(staying_nodes(spec, everyone)),
     }
     missing = {role: max(0, wanted[role] - there[role]) for role in ROLES}

@@ -41,6 +41,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RollPod,
     SetDriverPolicy,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.budgets import tablet_name
@@ -138,7 +139,8 @@ class _Rehearsal:
                 steps = [s for s in found if not isinstance(s, WAITS)]
                 self._tell_steps(view, steps)
                 self.stage.steps(steps)
-            done = [f"{type(x).__name__} {x.reason}" for x in (*actions, *steps)]
+            # Steps by all that they name: two masters leave for the same reason, one after the other.
+            done = [*(f"{type(x).__name__} {x.reason}" for x in actions), *map(repr, steps)]
             if not done or done == last:
                 self.complete = not done
                 self.unmet = [*self._unmet(plan), *_blocked(blocked)]
@@ -179,6 +181,10 @@ class _Rehearsal:
                 self._say("table", "", text)
             case SetReplicationFactor() | AlterTable():
                 self._say("table", "", action.reason)
+            case SetMasterCount():
+                self._say(
+                    "masters", "", f"the number of masters becomes {action.masters}; it was {action.before}"
+                )
             case SetDriverPolicy():
                 masters = "while no operator is heard, the masters"
                 drive = "heal by the new policy" if action.policy.drive_after_ms else "heal nothing"

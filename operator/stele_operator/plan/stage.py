@@ -14,7 +14,7 @@ from stele.driver.rehearsal import carried_out
 from stele.driver.steps import Step
 from stele.driver.view import ClusterView, NodeView
 from stele.model.alter import AddColumn, DropColumn, RenameColumn
-from stele.model.ids import NodeId
+from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele_operator.api.scalars import byte_count
 from stele_operator.plan import naming
 from stele_operator.plan.actions import (
@@ -35,6 +35,7 @@ from stele_operator.plan.actions import (
     ReplaceIdentity,
     SetDriverPolicy,
     SetFinalizers,
+    SetMasterCount,
     SetReplicationFactor,
 )
 from stele_operator.plan.observation import (
@@ -149,6 +150,8 @@ class Stage:
                     self._view = replace(self._view, nodes=(*self._view.nodes, node))
             case SetDriverPolicy():
                 self._standing = action.policy
+            case SetMasterCount():
+                self._set_masters(action.masters)
             case FinalizeVersion():
                 self._finalized = action.version
             case SetFinalizers():
@@ -200,6 +203,13 @@ class Stage:
             replace(t, replication_factor=t.replication_factor + factor - before)
             if t.table_id == table.table_id
             else t
+            for t in self._view.tablets
+        )
+        self._view = replace(self._view, tablets=tablets)
+
+    def _set_masters(self, masters: int) -> None:
+        tablets = tuple(
+            replace(t, replication_factor=masters) if t.tablet_id == CATALOG_TABLET_ID else t
             for t in self._view.tablets
         )
         self._view = replace(self._view, tablets=tablets)

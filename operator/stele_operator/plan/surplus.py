@@ -3,27 +3,28 @@ cluster_plan; pure.
 
 The driver retires those that do not hold the catalog. Then their pods and claims are deleted like those of any
 retired member, the claims after `keepFor`. Nodes: leaving.py. Invariant: without them there are as many
-healthy masters as the cluster has.
+healthy masters as the cluster has. One that leaves already is chosen first, so the same ones leave from pass to pass.
 """
 
 from __future__ import annotations
 
 from stele_operator.plan.fates import Member, State
+from stele_operator.plan.leaving import leaves, staying_masters
 from stele_operator.plan.observation import Observation
 
 
 def unneeded(o: Observation, wanted: int, everyone: tuple[Member, ...]) -> frozenset[str]:
-    """UUIDs of masters beyond the number wanted that hold no replica, newest first."""
+    """UUIDs of masters beyond the number wanted that hold no replica: those that leave already, then the newest."""
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view
     named = {p.node_id for t in view.tablets for p in t.config.peers} | {i.target_node for i in view.intents}
     found: list[str] = []
-    active = [m for m in everyone if m.role == "master" and m.active]
-    well = sum(m.state is State.READY for m in active)
-    more = max(0, len(active) - wanted)
-    empty = [(m.claim.serial, m) for m in active if m.claim and m.node and m.node_id not in named]
-    for _, member in sorted(empty, key=lambda e: e[0], reverse=True)[:more]:
+    staying = staying_masters(everyone)
+    well = sum(m.state is State.READY for m in staying)
+    more = max(0, len(staying) - wanted)
+    empty = [(leaves(m), m.claim.serial, m) for m in staying if m.claim and m.node and m.node_id not in named]
+    for *_, member in sorted(empty, key=lambda e: e[:2], reverse=True)[:more]:
         well -= member.state is State.READY
         if well >= wanted:
             found.append(member.node_id)
