@@ -83,9 +83,10 @@ class Stage:
 
     def observe(self) -> Observation:
         """What the operator would see now."""
-        masters = sum(p.role == "master" and p.ready for p in self._pods.values())
-        named = sum(m.role == "master" and m.node_id in self._formed for m in self._o.pods)
-        leads = masters > named // 2
+        peers = (t.config.voters for t in self._view.tablets if t.tablet_id == CATALOG_TABLET_ID)
+        voters = {p.node_id for found in peers for p in found}
+        running = sum(p.ready and p.node_id in voters for p in self._pods.values())
+        leads = running > len(voters) // 2
         catalog = replace(
             self._catalog,
             view=self._view,
