@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stele.client.blocking_table import Session, Table
     from stele.client.columns import column
     from stele.client.connect import connect, connect_async
+    from stele.client.dropping import DroppedTable
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
     from stele.client.partitioning import hash, range
@@ -45,6 +46,7 @@ _MODULES = {
     "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.kv": ("AsyncKeySpace",),
+    "stele.client.dropping": ("DroppedTable",),
     "stele.client.locations": ("TableInfo",),
     "stele.client.partitioning": ("hash", "range"),
     "stele.client.results": ("RowErrors", "WriteResult"),
@@ -79,6 +81,7 @@ __all__ = [
     "Code",
     "Column",
     "Corrupt",
+    "DroppedTable",
     "HashPartitioning",
     "InvariantViolation",
     "KeySpace",

@@ -187,7 +187,7 @@ class Actor:
             case AlterTable():
                 await self._masters().alter_table(action.table_id, action.steps)
             case DeleteTable():
-                await self._masters().delete_table(action.table_id)
+                await self._masters().delete_table(action.table_id, kept=action.kept)
             case SetDriverPolicy():
                 await self._masters().set_policy(action.policy)
             case SetMasterCount():

@@ -19,7 +19,7 @@ from stele.driver.policy import StandingPolicy
 from stele.driver.wire import standing_from_pb, standing_to_pb
 from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
-from stele.model.ids import ClusterId, TabletId
+from stele.model.ids import ClusterId, TabletId, new_id
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import steps_to_pb
@@ -180,11 +180,16 @@ class MasterLink:
         made.alter_id = hashlib.blake2b(made.SerializeToString(deterministic=True), digest_size=16).digest()
         await self._masters.call("AlterTable", made)
 
-    async def delete_table(self, table_id: str) -> None:
-        """Drop a table. A table that is gone counts as dropped."""
+    async def delete_table(self, table_id: str, *, kept: bool) -> None:
+        """Drop a table. `kept`: for as long as the cluster keeps dropped tables; else for good. A table that is gone counts
+        as dropped."""
         try:
-            request = master_pb2.DeleteTableRequest(table_id=id_to_pb(table_id))
-            await self._masters.call("DeleteTable", request)
+            if kept:
+                dropped = master_pb2.DropTableRequest(table_id=id_to_pb(table_id), drop_id=id_to_pb(new_id()))
+                await self._masters.call("DropTable", dropped)
+            else:
+                request = master_pb2.DeleteTableRequest(table_id=id_to_pb(table_id))
+                await self._masters.call("DeleteTable", request)
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise

@@ -33,7 +33,8 @@ def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_changing_a_table(masters: str) -> None:
     with stele.connect(masters) as client:
-        run(blocks("docs/altering.md"), {"__name__": "__main__", "stele": stele, "client": client})
+        for page in ("docs/altering.md", "docs/undelete.md"):
+            run(blocks(page), {"__name__": "__main__", "stele": stele, "client": client})
 
 
 def test_the_guide(names: dict[str, object]) -> None:

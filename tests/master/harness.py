@@ -134,7 +134,7 @@ class World:
                 continue
             for service in self.services.values():
                 with contextlib.suppress(Retryable):  # a follower learns of the node a moment later
-                    await heartbeat(service, node.heartbeat(next(self._sequence)))
+                    node.told(await heartbeat(service, node.heartbeat(next(self._sequence))))
 
     async def beat_until(self, done: Callable[[], bool], *, silent: tuple[str, ...] = ()) -> None:
         """Heartbeats until `done()`; nodes make the replicas that rows give them."""
@@ -181,6 +181,17 @@ class Node:
         """Of its replicas, if their tablets were recovered."""
         self.role = "node"
         self.cluster_version = CLUSTER_VERSION
+        self.withdrawn: set[str] = set()
+        """Tables that it serves to nobody."""
+        self.withdrawn_digest = 0
+        self.obeys = True
+        """Whether it takes a new list of them."""
+
+    def told(self, answer: pb.TSHeartbeatResponse) -> None:
+        """Do what the leader's answer says."""
+        if answer.is_leader and self.obeys and answer.dropped_digest != self.withdrawn_digest:
+            self.withdrawn = {hex_of(raw) for raw in answer.dropped_tables}
+            self.withdrawn_digest = answer.dropped_digest
 
     def heartbeat(self, sequence: int) -> pb.TSHeartbeatRequest:
         """A full report with registration."""
@@ -189,6 +200,7 @@ class Node:
             incarnation=self.incarnation,
             disk_free_bytes=self.disk_free_bytes,
             disk_low=self.disk_low,
+            dropped_digest=self.withdrawn_digest,
             sequence=sequence,
             registration=pb.NodeRegistrationPB(
                 cluster_version=self.cluster_version,

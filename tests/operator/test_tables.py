@@ -222,6 +222,28 @@ def test_the_table_is_dropped_before_its_group_goes_and_only_under_delete() -> N
     assert world.tables[0].state == "REMOVED"
 
 
+@pytest.mark.parametrize("finalized", [1, 2])
+def test_a_dropped_table_can_be_taken_back_once_all_can_read_that(finalized: int) -> None:
+    world = made()
+    world.finalized = world.readable = finalized
+    world.objects["TabletGroup", "events"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    (drop,) = world.step().actions
+    assert isinstance(drop, DeleteTable) and drop.kept == (finalized == 2)
+    assert ("stele table recall" in drop.reason) == drop.kept
+
+
+def test_a_group_made_again_gets_a_new_table_beside_a_dropped_one_of_its_name() -> None:
+    world = made()
+    (before,) = world.tables
+    world.objects["TabletGroup", "events"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.run()
+    assert ("TabletGroup", "events") not in world.objects
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    now = [t for t in world.tables if t.state != "REMOVED"]
+    assert [t.name for t in now] == [before.name] and now[0].table_id != before.table_id
+
+
 def test_a_group_that_never_had_the_table_does_not_drop_it() -> None:
     """It asked for a name that was taken; both are deleted at once, and the one that had the table retains it."""
     world = made()

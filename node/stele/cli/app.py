@@ -65,12 +65,16 @@ _GROUPS = {
         },
     ),
     "cluster": (
-        "Show and finalize the cluster version, after an upgrade.",
+        "Show and finalize the cluster version; set what holds for all tables.",
         {
             "version": ("stele.cli.versions:version", "Show the cluster version, and what each member runs."),
             "finalize": (
                 "stele.cli.versions:finalize",
                 "End an upgrade: allow formats that the release before cannot read.",
+            ),
+            "keep-dropped": (
+                "stele.cli.dropping:keep_dropped",
+                "Show or set for how long dropped tables can be taken back.",
             ),
         },
     ),
@@ -82,6 +86,8 @@ _GROUPS = {
             "create": ("stele.cli.tables:create", "Create a table from a file or from options."),
             "alter": ("stele.cli.alter:alter", "Change the columns of a table while it is in use."),
             "rename": ("stele.cli.alter:rename", "Rename a table."),
+            "drop": ("stele.cli.dropping:drop", "Drop a table; it can be taken back for a time."),
+            "recall": ("stele.cli.dropping:recall", "Bring a dropped table back."),
             "delete": ("stele.cli.tables:delete", "Delete a table permanently."),
             "set-rf": ("stele.cli.replicas:set_rf", "Set how many replicas each tablet of a table has."),
             "scan": ("stele.cli.scan:scan", "Print rows of a table at one snapshot."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,13 +29,21 @@ if TYPE_CHECKING:
 
 
 @click.command(name="list")
+@click.option("--dropped", is_flag=True, help="Those that were dropped and can be taken back.")
 @masters_option
 @json_option
-def list_tables(masters: str, as_json: bool) -> None:
+def list_tables(dropped: bool, masters: str, as_json: bool) -> None:
     """List tables and key spaces. `ready` counts the tablets that have a leader and a majority now.
+
+    With --dropped: `left` is how long a table can still be taken back.
 
     Example: stele table list
     """
+    if dropped:
+        from stele.cli.dropping import show_dropped
+
+        show_dropped(masters, as_json)
+        return
 
     async def work(client: AsyncClient) -> tuple[list[TableInfo], ClusterHealth]:
         return await client.list_tables(), await cluster_health(client)
@@ -188,22 +195,19 @@ def create(
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", metavar="NAME|ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
 def delete(name: str, yes: bool, masters: str) -> None:
-    """Delete a table or key space permanently.
+    """Delete a table or key space permanently. One that was dropped is named by its id.
+
+    `stele table drop` deletes it later, so that it can be taken back until then.
 
     Example: stele table delete users --yes
     """
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"standard input is no terminal, so nobody can confirm to delete {name}; add --yes"
-            )
-        click.confirm(f"Delete {name} and all its rows permanently?", abort=True)
-    with_client(masters, lambda client: client.delete_table(name))
-    say(f"deleted {name}")
+    from stele.cli.dropping import delete_for_good
+
+    delete_for_good(name, yes, masters)
 
 
 def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any] | dict[str, str]]]:

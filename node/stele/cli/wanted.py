@@ -35,7 +35,7 @@ REASONS_MAX = 3
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
-def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+def seconds_of(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
     """The seconds in a time such as 90s, 30m, 2h or 1d."""
     if value is None:
         return None
@@ -64,7 +64,7 @@ def _override_option(command: F) -> F:
 def _kept(command: F) -> F:
     """The arguments of a wish for a while: `park`, `fence`."""
     long = click.option(
-        "--for", "for_s", metavar="TIME", callback=_seconds, required=True, help="90s, 30m, 2h, 1d."
+        "--for", "for_s", metavar="TIME", callback=seconds_of, required=True, help="90s, 30m, 2h, 1d."
     )
     return _node_argument(long(_reason_option(_override_option(masters_option(command)))))
 
@@ -94,7 +94,7 @@ def _wait_option(command: F) -> F:
     "--for",
     "for_s",
     metavar="TIME",
-    callback=_seconds,
+    callback=seconds_of,
     help="After this time it returns to service by itself.",
 )
 @_wait_option

@@ -12,6 +12,7 @@ from stele.client.blocking_kv import KeySpace
 from stele.client.blocking_scan import Scanner
 from stele.client.blocking_table import Session, Table
 from stele.client.connect import connect, connect_async
+from stele.client.dropping import DroppedTable
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult
@@ -28,6 +29,7 @@ __all__ = [
     "AsyncTable",
     "Client",
     "Closed",
+    "DroppedTable",
     "KeySpace",
     "RowErrors",
     "Scanner",

@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from stele.client import arguments, reprs
+from stele.client import arguments, dropping, reprs
+from stele.client.dropping import DroppedTable
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
 from stele.client.partitioning import Partitionings, partition_schema
@@ -217,7 +218,8 @@ class AsyncClient:
         return locations
 
     async def delete_table(self, name: str, *, timeout_s: float = DELETE_TIMEOUT_S) -> None:
-        """Delete a table or key space for good. Its name is free as soon as the masters have deleted it.
+        """Delete a table or key space for good. Its name is free as soon as the masters have deleted it. A dropped one is
+        named by its id, or the first 8 digits of that.
 
         Once this has returned, no later write to the table is acknowledged, whoever sends it. This client's own
         tables, sessions and key spaces of it raise Rejected NOT_FOUND. So it waits until a majority of each
@@ -230,7 +232,7 @@ class AsyncClient:
                 again.
         """
         deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
-        info = await self.describe(name)
+        info = await self._deletable(name)
         left = math.inf
         while True:
             answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))
@@ -241,7 +243,7 @@ class AsyncClient:
             elif time.monotonic() >= deadline:
                 raise Retryable(_still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
 
-    async def _delete(self, info: TableInfo, wait_s: float) -> master_pb2.DeleteTableResponse:
+    async def _delete(self, info: TableInfo | DroppedTable, wait_s: float) -> master_pb2.DeleteTableResponse:
         """Delete a table. The answer names nodes that may still acknowledge rows of it. The masters bound the
         wait."""
         request = master_pb2.DeleteTableRequest(table_id=id_to_pb(info.table_id), wait_ms=int(wait_s * 1000))
@@ -251,10 +253,71 @@ class AsyncClient:
             if exc.code is not Code.NOT_FOUND:  # otherwise an earlier attempt has deleted it
                 raise
             answer = master_pb2.DeleteTableResponse()
-        for locations in list(self._locations):
-            if locations.table_id == info.table_id:
-                locations.end()
+        self._end(info.table_id, "deleted")
         return answer
+
+    async def _deletable(self, name: str) -> TableInfo | DroppedTable:
+        """The table of this name, or the dropped one with this id."""
+        try:
+            return await self.describe(name)
+        except Rejected as exc:
+            if exc.code is not Code.NOT_FOUND or not dropping.is_part_of_id(name):
+                raise
+            found = [t for t in await self.dropped_tables() if dropping.is_part_of_id(name, t.table_id)]
+            if not found:
+                raise
+            return dropping.meant(found, name)
+
+    def _end(self, table_id: str, how: str) -> None:
+        for locations in list(self._locations):
+            if locations.table_id == table_id:
+                locations.end(how)
+
+    async def drop_table(
+        self, name: str, *, keep_s: float | None = None, timeout_s: float = DELETE_TIMEOUT_S
+    ) -> DroppedTable:
+        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be taken back for a time.
+
+        `keep_s`: for how long; None: as long as the cluster's setting says (24 h at first). Until then its replicas use
+        disk, and are healed as those of other tables. Afterwards they are deleted. This client's own tables, sessions
+        and key spaces of it raise Rejected NOT_FOUND from then on. `timeout_s`: how long to wait for the nodes.
+
+        Raises:
+            Rejected: NOT_FOUND: there is none of this name. UNSUPPORTED_VERSION: an upgrade is not finalized.
+            Retryable: UNKNOWN_OUTCOME: it is dropped, but some nodes did not answer in time. A program that reaches
+                them may still use it, until the masters hear them again.
+        """
+        timeout_s = arguments.seconds(timeout_s, "timeout_s")
+        kept_s = None if keep_s is None else arguments.seconds(keep_s, "keep_s")
+        info = await self.describe(name)
+        try:
+            found = await dropping.drop(self._ask, info, kept_s, timeout_s)
+        except Retryable as exc:
+            if exc.code is Code.UNKNOWN_OUTCOME:
+                self._end(info.table_id, "dropped")
+            raise
+        self._end(info.table_id, "dropped")
+        return found
+
+    async def dropped_tables(self) -> list[DroppedTable]:
+        """The tables and key spaces that were dropped and can be taken back, by name."""
+        return await dropping.dropped(self._ask)
+
+    async def recall_table(
+        self, name: str, *, new_name: str | None = None, timeout_s: float = DELETE_TIMEOUT_S
+    ) -> TableInfo:
+        """Take a dropped table or key space back, with all its rows. `name`: the one that it had, its id, or the first 8
+        digits of that. `new_name`: what it is called from now on, if its name is used.
+
+        Programs open it again: what they had open before it was dropped stays closed.
+
+        Raises:
+            Rejected: NOT_FOUND: no such table is kept, perhaps because its time is over. ALREADY_PRESENT: the name is
+                used. INVALID_ARGUMENT: several dropped tables have this name; the message has their ids.
+        """
+        called = arguments.text(name, "name")
+        wanted = None if new_name is None else arguments.text(new_name, "new name")
+        return await dropping.recall(self._ask, called, wanted, arguments.seconds(timeout_s, "timeout_s"))
 
     async def set_replication_factor(self, name: str, replication_factor: int) -> TableInfo:
         """Set the number of replicas of each tablet: 1, 3, 5 or 7. Returns the table as it is now described.
@@ -376,7 +439,7 @@ class AsyncClient:
         return locations
 
 
-def _still_served(info: TableInfo, nodes: Sequence[str]) -> str:
+def _still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
     kind = "key space" if info.kind == "keyspace" else "table"
     named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
     many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"

@@ -19,6 +19,7 @@ from stele.client import reprs
 from stele.client.async_client import DELETE_TIMEOUT_S, TIMEOUT_S, AsyncClient, unmasked
 from stele.client.blocking_kv import KeySpace
 from stele.client.blocking_table import Table
+from stele.client.dropping import DroppedTable
 from stele.client.locations import TableInfo, WritePlan
 from stele.client.partitioning import Partitionings
 from stele.client.table import AsyncTable
@@ -247,6 +248,59 @@ class Client:
             >>> client.delete_table("scratch")
         """
         self.run(self.asynchronous.delete_table(name, timeout_s=timeout_s))
+
+    def drop_table(
+        self, name: str, *, keep_s: float | None = None, timeout_s: float = DELETE_TIMEOUT_S
+    ) -> DroppedTable:
+        """Drop a table or key space. Its name is free at once, it serves nobody, and it can be taken back for a time.
+
+        `keep_s`: for how long; None: as long as the cluster's setting says (24 h at first). Until then its replicas use
+        disk, and are healed as those of other tables. Afterwards they are deleted.
+
+        Raises:
+            Rejected: NOT_FOUND: there is none of this name. UNSUPPORTED_VERSION: an upgrade is not finalized.
+            Retryable: UNKNOWN_OUTCOME: it is dropped, but nodes that did not answer within `timeout_s` may still
+                serve it.
+
+        Example:
+            >>> space = client.create_keyspace("marks")
+            >>> client.drop_table("marks", keep_s=3600).name
+            'marks'
+            >>> client.recall_table("marks").state
+            'RUNNING'
+            >>> client.delete_table("marks")
+        """
+        return self.run(self.asynchronous.drop_table(name, keep_s=keep_s, timeout_s=timeout_s))
+
+    def dropped_tables(self) -> list[DroppedTable]:
+        """The tables and key spaces that were dropped and can be taken back, by name.
+
+        Example:
+            >>> [(gone.name, gone.left_s) for gone in client.dropped_tables()]
+            []
+        """
+        return self.run(self.asynchronous.dropped_tables())
+
+    def recall_table(
+        self, name: str, *, new_name: str | None = None, timeout_s: float = DELETE_TIMEOUT_S
+    ) -> TableInfo:
+        """Take a dropped table or key space back, with all its rows. `name`: the one that it had, its id, or the first 8
+        digits of that. `new_name`: what it is called from now on, if its name is used.
+
+        Programs open it again: what they had open before it was dropped stays closed.
+
+        Raises:
+            Rejected: NOT_FOUND: no such table is kept, perhaps because its time is over. ALREADY_PRESENT: the name is
+                used. INVALID_ARGUMENT: several dropped tables have this name; the message has their ids.
+
+        Example:
+            >>> space = client.create_keyspace("marks")
+            >>> gone = client.drop_table("marks")
+            >>> client.recall_table(gone.table_id, new_name="old_marks").name
+            'old_marks'
+            >>> client.delete_table("old_marks")
+        """
+        return self.run(self.asynchronous.recall_table(name, new_name=new_name, timeout_s=timeout_s))
 
     def set_replication_factor(self, name: str, replication_factor: int) -> TableInfo:
         """Set the number of replicas of each tablet of a table or key space: 1, 3, 5 or 7.

@@ -289,10 +289,10 @@ class Locations:
                 self.gone = str(exc.args[0])
             raise
 
-    def end(self) -> None:
-        """This client has deleted the table: stop asking for it, and accept no answer."""
+    def end(self, how: str) -> None:
+        """This client has "deleted" or "dropped" the table: stop asking for it, and accept no answer."""
         kind = "key space" if self.info.kind == "keyspace" else self.info.kind
-        self.gone = f"{kind} {self.info.name} was deleted"
+        self.gone = f"{kind} {self.info.name} was {how}"
 
     def ensure_there(self) -> None:
         """Check that the table exists according to the masters' last answer. Asks nobody.

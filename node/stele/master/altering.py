@@ -20,7 +20,7 @@ from stele.master.liveness import Report
 from stele.master.port import swap
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
-from stele.master.tables import KINDS, is_name
+from stele.master.tables import KINDS, check_there, is_name
 from stele.master.versions import require_version
 from stele.model.alter import Step, altered
 from stele.model.errors import Code, Rejected, Retryable
@@ -55,8 +55,7 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
     held = set(lead.catalog.tablets_of.get(wanted.table_id, ())) if drops else set()
     async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names), tablets=held):
         table = lead.catalog.table(wanted.table_id)
-        if table.state == "REMOVED":
-            raise Rejected(f"there is no table {wanted.name!r}", code=Code.NOT_FOUND)
+        check_there(table)
         if alter_id and alter_id == table.altered_by:
             lead.removals.begin_again(lead.catalog, table.table_id)
             return table
@@ -201,7 +200,7 @@ def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
 
 
 class Alterations:
-    """The tables that are ALTERING, as one leadership follows them. Holds nothing that catalog and reports do
+    """The tables that are being altered, as one leadership follows them. Holds nothing that catalog and reports do
     not give again."""
 
     def __init__(self, lead: Leadership) -> None:
@@ -234,11 +233,12 @@ class Alterations:
         return True
 
     async def _finish(self, table_id: str, version: int) -> None:
-        """ALTERING → RUNNING, unless somebody was faster."""
+        """ALTERING → RUNNING, unless somebody was faster. A table that was dropped meanwhile stays DROPPED."""
         lead = self._lead
         async with lead.locks.hold(tables=(f"id/{table_id}",)):
             table = lead.catalog.tables.get(table_id)
             if table is None or lead.catalog.altering.get(table_id) != version:
                 return
-            await lead.commit([swap(table, replace(table, state="RUNNING", fully_applied_schema=""))])
+            state = "DROPPED" if table.state == "DROPPED" else "RUNNING"
+            await lead.commit([swap(table, replace(table, state=state, fully_applied_schema=""))])
         log.info("table altered", table=table.name, schema_version=version)

@@ -15,6 +15,7 @@ import structlog
 
 from stele import metrics
 from stele.master.altering import Alterations
+from stele.master.dropping import keep_dropped_time
 from stele.master.forgetting import Forgetting
 from stele.master.leadership import Leadership
 from stele.master.nodes import record_registrations
@@ -122,6 +123,7 @@ class Background:
         if sweep:
             await keep_time(lead)
             await self._forgetting.step()
+            await keep_dropped_time(lead)
             self._log_full()
 
     def _log_full(self) -> None:

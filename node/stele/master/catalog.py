@@ -7,8 +7,9 @@ memory is a function of the key space's content. Deleted tables and tablets stay
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stele.master.records import (
@@ -39,6 +40,18 @@ CURRENT_TABLETS = ("PREPARING", "CREATING", "RUNNING")
 """States of tablets that hold a part of a table, or will hold one."""
 
 
+GONE_TABLES = ("DROPPED", "REMOVED")
+"""States of tables that have no name and serve nobody. DROPPED ones can be taken back."""
+
+
+def _digest_of(drops: Mapping[str, str]) -> int:
+    """64 bits of these tables and of the requests that dropped them, in any order; 0 of none."""
+    if not drops:
+        return 0
+    said = "".join(f"{table_id} {by}\n" for table_id, by in sorted(drops.items()))
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "big") or 1
+
+
 class Catalog:
     """All rows by id. Records are immutable, and readers must not change the maps."""
 
@@ -50,7 +63,13 @@ class Catalog:
         self.tables: dict[str, TableRecord] = {}
         self.table_by_name: dict[str, TableRecord] = {}
         self.altering: dict[str, int] = {}
-        """Tables that are ALTERING, and the schema version that they are to have."""
+        """Tables that are being altered, and the schema version that they are to have. They may be DROPPED."""
+        self.dropped: dict[str, TableRecord] = {}
+        """Tables that are DROPPED."""
+        self.withdrawn: dict[str, str] = {}
+        """Tables that were dropped, and by which request: DROPPED ones, and deleted ones of which nodes may still have
+        replicas."""
+        self._withdrawn_digest: int | None = 0
         self.tablets: dict[str, TabletRecord] = {}
         self.tablets_of: dict[str, dict[str, None]] = {}
         self.current: dict[str, None] = {}
@@ -128,11 +147,25 @@ class Catalog:
         record = self._put(self.tables, TableRecord, key[len(TABLE_PREFIX) :], new)
         if before is not None and self.table_by_name.get(before.name) == before:
             del self.table_by_name[before.name]
-        if record is not None and record.state != "REMOVED":
+        table_id = key[len(TABLE_PREFIX) :].decode()
+        if record is not None and record.state not in GONE_TABLES:
             self.table_by_name[record.name] = record
-        self.altering.pop(key[len(TABLE_PREFIX) :].decode(), None)
-        if record is not None and record.state == "ALTERING":
-            self.altering[record.table_id] = int(Schema.from_json(record.schema).version)
+        self.dropped.pop(table_id, None)
+        if record is not None and record.state == "DROPPED":
+            self.dropped[table_id] = record
+        if record is not None and record.state in GONE_TABLES and record.dropped_us > 0:
+            by: str | None = record.dropped_by
+        else:
+            by = None
+        if by != self.withdrawn.get(table_id):
+            self._withdrawn_digest = None
+            if by is None:
+                del self.withdrawn[table_id]
+            else:
+                self.withdrawn[table_id] = by
+        self.altering.pop(table_id, None)
+        if record is not None and record.state != "REMOVED" and record.fully_applied_schema:
+            self.altering[table_id] = int(Schema.from_json(record.schema).version)
 
     @staticmethod
     def _put(into: dict[str, Any], kind: type[Any], raw_key: bytes, new: bytes | None) -> Any:
@@ -153,11 +186,22 @@ class Catalog:
 
     @property
     def live_tables(self) -> list[TableRecord]:
-        """All tables that are not removed, ordered by id."""
+        """All tables that are neither dropped nor removed, ordered by id."""
         return sorted(self.table_by_name.values(), key=lambda t: t.table_id)
 
+    @property
+    def withdrawn_digest(self) -> int:
+        """Names the `withdrawn` tables; 0 if there are none. Nodes give it back.
+
+        Each drop gives one that was never told before. So a node that gives it back knows of this drop, and does not
+        mean an earlier one of the same table.
+        """
+        if self._withdrawn_digest is None:
+            self._withdrawn_digest = _digest_of(self.withdrawn)
+        return self._withdrawn_digest
+
     def table(self, table_id: str, name: str = "") -> TableRecord:
-        """The table with this id, or the table with this name that is not removed.
+        """The table with this id, or the table with this name that is neither dropped nor removed.
 
         Raises:
             Rejected: NOT_FOUND.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stele.driver.policy import Policy
-from stele.master.catalog import Catalog
+from stele.master.catalog import GONE_TABLES, Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness, Report
@@ -60,6 +60,11 @@ def written_left(row: NodeRecord) -> int:
     return row.left_ms
 
 
+def written_keep_left(row: TableRecord) -> int:
+    """As `written_left`, for a dropped table."""
+    return row.keep_ms
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """The sources of an answer. `catalog_config` and `leader` are those of the catalog tablet itself, from
@@ -76,6 +81,8 @@ class Scene:
     settled: bool
     left_ms: Callable[[NodeRecord], int]
     """How long the wanted state of a node is still to last. Only the leader counts the time."""
+    keep_left_ms: Callable[[TableRecord], int] = written_keep_left
+    """How long a dropped table can still be taken back. Only the leader counts the time."""
 
     def config(self, row: TabletRecord) -> Configuration:
         """The newest committed configuration known of a tablet."""
@@ -198,7 +205,7 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
 def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
     """The most bytes that all healthy tables take in a view. `changed`: as one of them is about to be."""
     total = 0
-    for table in catalog.live_tables:
+    for table in (*catalog.live_tables, *catalog.dropped.values()):
         in_view = sum(i in catalog.current for i in catalog.tablets_of[table.table_id])
         shown = changed if changed is not None and changed.table_id == table.table_id else table
         total += view_bytes(shown, in_view)
@@ -308,7 +315,7 @@ def view_tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
     return master_pb2.TabletViewPB(
         tablet_id=id_to_pb(row.tablet_id),
         table_id=id_to_pb(row.table_id),
-        table_name=table.name if table is not None else CATALOG_NAME,
+        table_name=_shown_name(table),
         state=row.state,
         committed_config=config_to_pb(config),
         term=max(term, row.term),
@@ -323,6 +330,13 @@ def view_tablet(scene: Scene, row: TabletRecord) -> master_pb2.TabletViewPB:
         by_hand=by_hand_to_pb(row.by_hand) if row.by_hand else None,
         recovery=recovery_to_pb(done) if (done := scene.catalog.recoveries.get(row.tablet_id)) else None,
     )
+
+
+def _shown_name(table: TableRecord | None) -> str:
+    """The name of a tablet's table in a view. Another table may have the name of a dropped one."""
+    if table is None:
+        return CATALOG_NAME
+    return f"{table.name} (dropped)" if table.state == "DROPPED" else table.name
 
 
 def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
@@ -395,7 +409,7 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
     """A table with the schema that all its tablets have, and the number of its RUNNING tablets."""
     tablets = scene.catalog.current_tablets(table.table_id)
     running = sum(t.state == "RUNNING" for t in tablets)
-    made = table.state == "REMOVED" or running == len(tablets)
+    made = table.state in GONE_TABLES or running == len(tablets)
     info = master_pb2.TableInfoPB(
         table_id=id_to_pb(table.table_id),
         name=table.name,
@@ -407,6 +421,8 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
         kind=table.kind,
         created_us=table.created_us,
         replication_factor_before=table.replication_factor_before,
+        dropped_us=min(table.dropped_us, WALL_US_MAX),
+        keep_left_ms=scene.keep_left_ms(table) if table.state == "DROPPED" else 0,
     )
     if schema := table.fully_applied_schema or table.schema:
         info.schema.CopyFrom(schema_to_pb(Schema.from_json(schema)))

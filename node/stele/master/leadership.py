@@ -21,7 +21,7 @@ from stele.master.liveness import Liveness
 from stele.master.locks import Locks
 from stele.master.placement import Candidate
 from stele.master.port import CatalogLog
-from stele.master.records import NodeRecord
+from stele.master.records import NodeRecord, TableRecord
 from stele.master.removals import Removals
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError
 from stele.model.ids import OpId
@@ -85,6 +85,9 @@ class Leadership:
     wanted_since_ms: dict[str, int] = field(default_factory=dict)
     """When this leader wrote the `left_ms` of a node's row. For other rows it counts from its own start, so a
     new leader never shortens a time."""
+    kept_until_ms: dict[str, int] = field(default_factory=dict)
+    """Until when, on this leader's steady clock, a dropped table is kept. It stays whatever of `keep_ms` is written down
+    meanwhile, so a write with an unknown outcome shortens no time."""
     began_ms: int = field(init=False)
     driver_heard_ms: int = field(init=False)
     """When a driver other than this master was last heard; at the earliest when this master began to lead."""
@@ -185,6 +188,11 @@ class Leadership:
         """How long the wanted state of a node is still to last; 0: without end, or it is over."""
         since_ms = self.wanted_since_ms.get(node.node_id, self.began_ms)
         return max(0, node.left_ms - (self.now_ms() - since_ms)) if node.left_ms else 0
+
+    def keep_left_ms(self, table: TableRecord) -> int:
+        """How long a dropped table can still be taken back; 0: its time is over."""
+        until_ms = self.kept_until_ms.setdefault(table.table_id, self.began_ms + table.keep_ms)
+        return max(0, until_ms - self.now_ms())
 
     def candidates(self) -> list[Candidate]:
         """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them.

@@ -56,8 +56,8 @@ class NodeLife:
     """One node as this master hears it. `heard`: it was heard since this master took its present role.
     `full`: a full report of this incarnation is in `reports`.
 
-    `wall_base_us`: its wall clock minus this master's monotonic clock. `wall_ahead_us`: how far it says that
-    it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
+    `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
+    master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
     from registration and each RECORD_MS. `proven`: a process at the start's address has confirmed it
     (starts.py). Claims of an unproven start are not used to judge other starts.
     """
@@ -73,6 +73,7 @@ class NodeLife:
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
     disk_low: bool = False
+    dropped_digest: int = 0
     wall_base_us: int | None = None
     wall_ahead_us: int | None = None
     start: int = 0
@@ -223,6 +224,7 @@ class Liveness:
         life.heard, life.heard_ms = True, now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         life.disk_low = request.disk_low
+        life.dropped_digest = request.dropped_digest
         life.wall_base_us = request.wall_base_us if request.clock_id == self.clock_id else None
         life.wall_ahead_us = request.wall_ahead_us if request.HasField("wall_ahead_us") else None
         if request.HasField("registration"):

@@ -16,7 +16,7 @@ import structlog
 from stele import metrics
 from stele.master.background import Background
 from stele.master.catalog import Catalog
-from stele.master.cluster_view import Scene, written_left
+from stele.master.cluster_view import Scene, written_keep_left, written_left
 from stele.master.following import Following
 from stele.master.leadership import Leadership, MasterOptions
 from stele.master.liveness import Liveness
@@ -270,6 +270,7 @@ class Master:
             self.log.committed_config,
             lead is not None and lead.settled,
             lead.left_ms if lead is not None else written_left,
+            lead.keep_left_ms if lead is not None else written_keep_left,
         )
 
 

@@ -65,20 +65,26 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class ClusterRecord(Row):
     """The cluster; there is one. `cluster_version`: the finalized one (versions.py). It is also the version byte of
-    the row, so masters that read only earlier ones end."""
+    the row, so masters that read only earlier ones end. `keep_dropped_ms`: how long dropped tables can be taken
+    back, unless their drop says otherwise."""
 
     cluster_id: str
     cluster_version: int
     masters: int
+    keep_dropped_ms: int = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class TableRecord(Row):
-    """A table. `state`: RUNNING, ALTERING, REMOVED. A removed one stays until the rows of its tablets are
+    """A table. `state`: RUNNING, ALTERING, DROPPED, REMOVED. A removed one stays until the rows of its tablets are
     dropped.
 
+    A DROPPED one has no name any more and serves nobody; its tablets stay (dropping.py). `dropped_us`: since when, for
+    display. `keep_ms`: how long it was still to be kept when the row was written. `dropped_by`, `recalled_by`: the ids
+    of the last requests that did so, so that repeated ones are known.
+
     `replication_factor_before`: the one before its last change; 0 if it was never changed.
-    `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while ALTERING; else
+    `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while it is altered; else
     "". `altered_by`: the id of the last request that altered it, so that a repeated one is known.
     """
 
@@ -93,6 +99,10 @@ class TableRecord(Row):
     replication_factor_before: int = 0
     fully_applied_schema: str = ""
     altered_by: str = ""
+    dropped_us: int = 0
+    keep_ms: int = 0
+    dropped_by: str = ""
+    recalled_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import swap
 from stele.master.records import TableRecord
+from stele.master.tables import check_there
 from stele.master.versions import require_version
 from stele.model.errors import Code, Rejected
 from stele.rpc.convert import id_from_pb
@@ -38,8 +39,7 @@ async def set_replication_factor(
     table_id = lead.catalog.table(id_from_pb(request.table_id), request.name).table_id
     async with lead.locks.hold(tables=(f"id/{table_id}",)):
         table = lead.catalog.tables[table_id]
-        if table.state == "REMOVED":
-            raise Rejected(f"table {table.name!r} is deleted", code=Code.NOT_FOUND)
+        check_there(table)
         if table.replication_factor == factor:
             return table
         require_version(lead, 2, f"replication factor {factor} of {table.name!r}")

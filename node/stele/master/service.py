@@ -18,6 +18,7 @@ from stele.master import (
     counting,
     departed,
     driving,
+    dropping,
     recovering,
     replicas,
     standing_in,
@@ -127,6 +128,9 @@ class MasterService(MasterServiceServicer):
         addresses, answer.addresses_digest = master.liveness.addresses()
         if answer.addresses_digest != request.addresses_digest:
             answer.addresses.extend(addresses)
+        answer.dropped_digest, answer.catalog_index = scene.catalog.withdrawn_digest, scene.catalog.opid.index
+        if answer.dropped_digest != request.dropped_digest:
+            answer.dropped_tables.extend(id_to_pb(table_id) for table_id in scene.catalog.withdrawn)
         if request.HasField("registration"):
             lead.wake.set()
         return answer
@@ -240,6 +244,27 @@ class MasterService(MasterServiceServicer):
         unreached, left = await tables.wait_for_deletion(lead, table_id, request.wait_ms)
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
+    async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableResponse:
+        """Take a table out of service so that it can be taken back. Then wait for the nodes to serve it to nobody."""
+        lead = await self._master.confirmed_lead()
+        table = await lead.do(dropping.drop_table(lead, request))
+        unreached = await dropping.wait_for_nodes(lead, table.table_id, request.wait_ms)
+        return pb.DropTableResponse(table=table_info(self._master.scene(), table), unreached=unreached)
+
+    async def RecallTable(self, request: pb.RecallTableRequest, context: Any) -> pb.RecallTableResponse:
+        """Bring a dropped table back. Then wait for the nodes to serve it."""
+        lead = await self._master.confirmed_lead()
+        table = await lead.do(dropping.recall_table(lead, request))
+        unreached = await dropping.wait_for_nodes(lead, table.table_id, request.wait_ms, silent=False)
+        return pb.RecallTableResponse(table=table_info(self._master.scene(), table), unreached=unreached)
+
+    async def SetKeepDropped(
+        self, request: pb.SetKeepDroppedRequest, context: Any
+    ) -> pb.SetKeepDroppedResponse:
+        """Set how long dropped tables can be taken back."""
+        lead = await self._master.confirmed_lead()
+        return pb.SetKeepDroppedResponse(before_ms=await lead.do(dropping.set_keep_dropped(lead, request)))
+
     async def SetReplicationFactor(
         self, request: pb.SetReplicationFactorRequest, context: Any
     ) -> pb.SetReplicationFactorResponse:
@@ -268,13 +293,17 @@ class MasterService(MasterServiceServicer):
         return pb.PlaceTabletResponse(by_hand=by_hand_to_pb(by_hand))
 
     async def ListTables(self, request: pb.ListTablesRequest, context: Any) -> pb.ListTablesResponse:
-        """All tables by id; removed ones only if the request asks for them."""
+        """All tables by id; dropped and removed ones only if the request asks for them."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         found = scene.catalog.live_tables
         if request.include_removed:
             found = sorted(scene.catalog.tables.values(), key=lambda t: t.table_id)
-        return pb.ListTablesResponse(tables=[table_info(scene, t) for t in found])
+        cluster = scene.catalog.cluster
+        return pb.ListTablesResponse(
+            tables=[table_info(scene, t) for t in found],
+            keep_dropped_ms=cluster.keep_dropped_ms if cluster is not None else 0,
+        )
 
     async def GetTable(self, request: pb.GetTableRequest, context: Any) -> pb.GetTableResponse:
         """A table by id or name."""
@@ -286,10 +315,12 @@ class MasterService(MasterServiceServicer):
     async def GetTableLocations(
         self, request: pb.GetTableLocationsRequest, context: Any
     ) -> pb.GetTableLocationsResponse:
-        """The locations of a table's current tablets, by ordinal."""
+        """The locations of a table's current tablets, by ordinal. Raises NOT_FOUND for a dropped table."""
         await self._master.confirmed_lead()
         scene = self._master.scene()
         table = scene.catalog.table(id_from_pb(request.table_id), request.name)
+        if table.state == "DROPPED":
+            tables.check_there(table)
         rows = scene.catalog.current_tablets(table.table_id)
         return pb.GetTableLocationsResponse(
             table=table_info(scene, table),

@@ -1,4 +1,4 @@
-"""Creates and deletes tables, with one replicated batch each. Called by service.py on the leader.
+"""Creates and deletes tables, with one replicated batch each. Called by service.py and dropping.py on the leader.
 
 background.py then places the tablets. Invariant: a table and all its tablets appear and disappear in one
 batch.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from stele.master.catalog import GONE_TABLES
 from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
@@ -85,6 +86,22 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
     )
 
 
+def check_there(table: TableRecord) -> None:
+    """Refuse a table that was dropped or deleted.
+
+    Raises:
+        Rejected: NOT_FOUND.
+    """
+    kind = KINDS.get(table.kind, "table")
+    if table.state == "DROPPED":
+        raise Rejected(
+            f"{kind} {table.name!r} was dropped; `stele table recall {table.table_id}` brings it back",
+            code=Code.NOT_FOUND,
+        )
+    if table.state == "REMOVED":
+        raise Rejected(f"{kind} {table.name!r} was deleted", code=Code.NOT_FOUND)
+
+
 def is_name(text: str) -> bool:
     """Whether a line of a list can show it as a name."""
     controls = any(unicodedata.category(character) == "Cc" for character in text)
@@ -144,12 +161,13 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
             replication_factor=before.replication_factor,
             replication_factor_before=before.replication_factor_before,
         )
-        same = replace(before, created_us=table.created_us, state="RUNNING", altered_by="") == asked
-        if same and before.state != "REMOVED":
+        same = _as_made(before, table.created_us) == asked
+        if same and before.state not in GONE_TABLES:
             return True
         if same:  # a repeated request; another table may have its name by now
+            done = "dropped" if before.state == "DROPPED" else "deleted"
             raise Rejected(
-                f"table id {table.table_id} was created and deleted since; choose a new id",
+                f"table id {table.table_id} was created and {done} since; choose a new id",
                 code=Code.TABLET_DELETED,
             )
         raise Rejected(
@@ -159,6 +177,20 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
     if other is not None:
         raise Rejected(f"{KINDS[other.kind]} {table.name!r} exists already", code=Code.ALREADY_PRESENT)
     return False
+
+
+def _as_made(table: TableRecord, created_us: int) -> TableRecord:
+    """A row as its create request made it."""
+    return replace(
+        table,
+        created_us=created_us,
+        state="RUNNING",
+        altered_by="",
+        dropped_us=0,
+        keep_ms=0,
+        dropped_by="",
+        recalled_by="",
+    )
 
 
 def _check_defaults(table: TableRecord) -> None:
@@ -214,10 +246,16 @@ def check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOpera
         )
 
 
-async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
-    """Remove a table and its tablets from service. Returns its id. A repeated removal does nothing.
+def _whatever(table: TableRecord) -> bool:
+    return True
 
-    Their rows stay until forgetting.py drops them.
+
+async def delete_table(
+    lead: Leadership, table_id: str, name: str = "", *, if_still: Callable[[TableRecord], bool] = _whatever
+) -> TableId:
+    """Remove a table and its tablets from service for good. Returns its id. A repeated removal does nothing.
+
+    Their rows stay until forgetting.py drops them. A table for which `if_still` is false is left alone.
 
     Raises:
         Rejected: NOT_FOUND.
@@ -230,6 +268,8 @@ async def delete_table(lead: Leadership, table_id: str, name: str) -> TableId:
         table = lead.catalog.tables[wanted]
         if table.state == "REMOVED":
             lead.removals.begin_again(lead.catalog, wanted)
+            return wanted
+        if not if_still(table):
             return wanted
         tablets = lead.catalog.current_tablets(wanted)
         now_us = lead.wall_us()

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable
 from itertools import islice
 
+from stele.master.catalog import GONE_TABLES
 from stele.master.cluster_view import (
     Scene,
     changes_by_itself_ms,
@@ -219,7 +220,7 @@ class ViewChanges:
         catalog, name = self._catalog, key[len(_TABLET) :]
         if key.startswith(_TABLE):
             table = catalog.tables.get(name)
-            if table is None or table.state == "REMOVED":
+            if table is None or table.state in GONE_TABLES:
                 page.gone_tables.append(id_to_pb(name))
                 return len(name)
             told = table_info(scene, table)

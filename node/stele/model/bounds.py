@@ -51,6 +51,12 @@ CLAIM_TTL_MAX_MS = 30 * 86_400_000
 """How long an unrenewed driver's claim may last: a month. Drivers renew theirs every few seconds."""
 WANTED_FOR_MAX_MS = 366 * 86_400_000
 """How long a node may be parked or drained at most: a year. Nobody plans an absence for longer."""
+KEEP_DROPPED_MAX_MS = 366 * 86_400_000
+"""How long a dropped table may be kept at most: a year. It uses disk and is healed all the time."""
+KEEP_DROPPED_MIN_MS = 1_000
+"""How long a dropped table is kept at least. Who wants it gone at once deletes it."""
+DROPPED_TABLES_MAX = 1_000
+"""The most dropped tables that a cluster keeps. Each node keeps their ids, and gets the list when it changes."""
 KEEP_LEADER_MAX_MS = 7 * 86_400_000
 """How long an administrator may keep drivers from moving a tablet's leader: a week."""
 SCAN_WAIT_MAX_MS = 86_400_000

@@ -73,6 +73,7 @@ class Advice(Enum):
     The command line has its own words (stele.cli.errors). {name}: what the error is about."""
 
     LIST_TABLES = "list_tables() shows the existing ones"
+    LIST_DROPPED = "dropped_tables() shows those that can be taken back"
     CREATE_KEYSPACE = "create it with create_keyspace({name!r})"
     OPEN_TABLE = "open it with open_table({name!r})"
     OPEN_KEYSPACE = "open it with keyspace({name!r})"

@@ -26,7 +26,7 @@ LENGTHS: dict[str, int] = {
         (
             *("tablet_id", "table_id", "node_id", "cluster_id", "leader_hint", "source_node"),
             *("target_node", "requestor_node", "from_node", "to_node", "tablet_ids", "alter_id"),
-            "survivor_node",
+            *("survivor_node", "drop_id", "recall_id"),
         ),
         ELSEWHERE,
     ),
@@ -72,6 +72,7 @@ NUMBERS: dict[str, int] = {
     ),
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
     "for_ms": bounds.WANTED_FOR_MAX_MS,
+    "keep_ms": bounds.KEEP_DROPPED_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second", "ViewPlacePB.sequence"), ELSEWHERE),

@@ -21,6 +21,7 @@ from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_keys, all_reports, report_one
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.withdrawal import Withdrawal
 from stele.wal.log import Log
 
 
@@ -36,6 +37,7 @@ class HeartbeatSource:
         monitor: NodeMonitor,
         wall_clock: WallClock,
         admission: Admission,
+        withdrawal: Withdrawal,
         *,
         log_found: int,
     ) -> None:
@@ -45,6 +47,7 @@ class HeartbeatSource:
         self._monitor = monitor
         self._wall_clock = wall_clock
         self._admission = admission
+        self._withdrawal = withdrawal
         self._log_found = log_found
         self._sequence = itertools.count(1)
         self._start = secrets.randbits(64)
@@ -107,6 +110,7 @@ class HeartbeatSource:
             log_synced=self._log.synced_place,
             vetted=self._admission.admitted,
             taken_back=self._description.record.accepting,
+            dropped_digest=self._withdrawal.digest,
         )
         self._wall_clock.tell(request, master)
         return request

@@ -33,6 +33,7 @@ from stele.tserver.fencing import Fencing
 from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.master_loop import MasterLoop
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.withdrawal import Withdrawal
 
 log = structlog.get_logger("stele.tserver.heartbeat")
 
@@ -47,6 +48,7 @@ class Heartbeater:
         admission: Admission,
         fences: Fences,
         fencing: Fencing,
+        withdrawal: Withdrawal,
         pool: ChannelPool,
         book: PeerBook,
         wall_clock: WallClock,
@@ -59,6 +61,7 @@ class Heartbeater:
         self._admission = admission
         self._fences = fences
         self._fencing = fencing
+        self._withdrawal = withdrawal
         self._pool = pool
         self._book = book
         self._wall_clock = wall_clock
@@ -130,6 +133,7 @@ class Heartbeater:
         self._leader_heard = True
         self._fences.learned(response.term, response.driver_epoch)
         self._fencing.told(response.fenced, response.term)
+        self._withdrawal.told(response, self._soon)
         self._learn_masters(response.masters)
         self._learn_addresses(response)
 
@@ -140,6 +144,11 @@ class Heartbeater:
         if masters and masters != self._told.get(by):
             self._told[by] = masters
             self._match_loops()
+
+    def _soon(self) -> None:
+        """Somebody waits for what the next heartbeat says."""
+        for loop in self._loops.values():
+            loop.soon()
 
     def _learn_masters(self, infos: Iterable[pb.MasterInfoPB]) -> None:
         infos = list(infos)

@@ -93,6 +93,10 @@ class MasterLoop:
         """A replica's report is due."""
         self._count += 1
         self._dirty[key] = self._count
+        self.soon()
+
+    def soon(self) -> None:
+        """Do not wait for the next heartbeat's time, unless this address rests."""
         if not self._rests:
             self._wake.set()
 

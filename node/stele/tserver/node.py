@@ -57,6 +57,7 @@ from stele.tserver.threads import NodeThreads
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Volume
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.withdrawal import Withdrawal
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver")
@@ -91,6 +92,7 @@ class Node:
     messenger: Messenger
     fences: Fences
     fencing: Fencing
+    withdrawal: Withdrawal
     admission: Admission
     heartbeat_source: HeartbeatSource
     heartbeater: Heartbeater
@@ -163,6 +165,9 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     fencing = Fencing(
         replicas, fenced=record.fenced, remember=volume.remember_fenced, in_thread=threads.in_thread
     )
+    withdrawal = Withdrawal(
+        replicas, dropped=record.dropped, remember=volume.remember_dropped, in_thread=threads.in_thread
+    )
     monitor = NodeMonitor(
         volume,
         node_log,
@@ -175,13 +180,21 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     masters = max(len(options.masters), len(record.masters), len(record.first_masters))
     admission = Admission(AdmissionVotes(options.node_id, options.role, masters))
     heartbeat_source = HeartbeatSource(
-        description, replicas, node_log, monitor, wall_clock, admission, log_found=opened.log_found
+        description,
+        replicas,
+        node_log,
+        monitor,
+        wall_clock,
+        admission,
+        withdrawal,
+        log_found=opened.log_found,
     )
     heartbeater = Heartbeater(
         heartbeat_source,
         admission,
         fences,
         fencing,
+        withdrawal,
         pool,
         book,
         wall_clock,
@@ -305,6 +318,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         messenger=messenger,
         fences=fences,
         fencing=fencing,
+        withdrawal=withdrawal,
         admission=admission,
         heartbeat_source=heartbeat_source,
         heartbeater=heartbeater,
@@ -356,6 +370,7 @@ async def _begin(node: Node) -> None:
     await node.servers.start()
     life.push_async_callback(node.startup.close)
     life.push_async_callback(node.fencing.close)
+    life.push_async_callback(node.withdrawal.close)
     life.push_async_callback(node.heartbeater.close)
     node.heartbeater.start(() if volume.adopted else volume.record.masters)
     life.push_async_callback(give_leaders)

@@ -30,6 +30,18 @@ _CHECKSUM = "crc32c"
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """A leader master's list of dropped tables, whose replicas serve no clients; see stele.tserver.withdrawal.
+
+    `digest`: how the leader names the list. `at`: the position in the catalog that the list stood for.
+    """
+
+    tables: tuple[str, ...] = ()
+    digest: int = 0
+    at: OpId = OPID_NONE
+
+
+@dataclass(frozen=True, slots=True)
 class NodeRecord:
     """What node.json holds. Fields with a default may be absent in the file of an earlier release."""
 
@@ -72,6 +84,7 @@ class NodeRecord:
     rewritten: tuple[str, ...] = ()
     """When, and for which tablet, an administrator made the replica here the only voter; see
     stele.tserver.offline."""
+    dropped: Dropped = Dropped()
     version: int = FORMAT_VERSION
 
     def holds(self, key: StreamKey) -> bool:
@@ -163,6 +176,7 @@ def _read_file(path: Path) -> NodeRecord:
             taken_back=tuple(str(t) for t in raw.get("taken_back", ())),
             accepting=bool(raw.get("accepting", False)),
             fenced=bool(raw.get("fenced", False)),
+            dropped=_read_dropped(raw.get("dropped")),
             version=version,
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
@@ -171,3 +185,10 @@ def _read_file(path: Path) -> NodeRecord:
         if isinstance(exc, FileNotFoundError) or is_bad_sector(exc):
             raise Corrupt(f"{path}: {exc.strerror}; expected a node's record") from exc
         raise
+
+
+def _read_dropped(raw: dict[str, Any] | None) -> Dropped:
+    if raw is None:
+        return Dropped()
+    at = OpId(int(raw["at"]["term"]), int(raw["at"]["index"]))
+    return Dropped(tuple(str(t) for t in raw["tables"]), int(raw["digest"]), at)

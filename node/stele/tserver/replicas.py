@@ -52,6 +52,7 @@ class Replicas:
         self.held: Mapping[StreamKey, Superblock] = MappingProxyType(self._held)
         self._opened = False
         self._fenced = False
+        self._withdrawn: frozenset[str] = frozenset()  # tables
         self._heirs: dict[StreamKey, NodeId] = {}  # the tablets that are being handed over
 
     def __iter__(self) -> Iterator[Replica]:
@@ -105,10 +106,29 @@ class Replicas:
         raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
 
     def of_request(self, tablet: bytes) -> Replica:
-        """As `get`, by the id that a request carries. Also raises Rejected: INVALID_ARGUMENT for an invalid
-        id."""
+        """As `for_client`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
         self._refuse_if_fenced()
-        return self._alone.get(tablet) or self.get(id_from_pb(tablet))
+        replica = self._alone.get(tablet) or self.get(id_from_pb(tablet))
+        if self._withdrawn:
+            self._refuse_if_withdrawn(replica)
+        return replica
+
+    def for_client(self, tablet_id: str) -> Replica:
+        """As `get`, for somebody who reads or writes rows.
+
+        Raises:
+            As `get`, and Rejected: TABLET_DELETED, the table was dropped.
+        """
+        replica = self.get(tablet_id)
+        self._refuse_if_withdrawn(replica)
+        return replica
+
+    def _refuse_if_withdrawn(self, replica: Replica) -> None:
+        if replica.superblock.table_id in self._withdrawn:
+            raise Rejected(
+                f"the table of tablet {replica.tablet_id} was dropped; ask the masters",
+                code=Code.TABLET_DELETED,
+            )
 
     def _refuse_if_fenced(self) -> None:
         if self._fenced:
@@ -154,6 +174,10 @@ class Replicas:
     def fence(self, fenced: bool) -> None:
         """Let no replica send or answer anything from now on, or let them serve again."""
         self._fenced = fenced
+
+    def withdraw(self, table_ids: frozenset[str]) -> None:
+        """Have the replicas of these tables, and of no others, refuse clients from now on."""
+        self._withdrawn = table_ids
 
     async def hand_over_leadership(self, timeout_s: float, *, to_any: bool = False) -> None:
         """Give all leaderships away; keep those that nobody takes in time. `to_any`: if the most advanced

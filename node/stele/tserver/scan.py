@@ -81,13 +81,13 @@ class Scans:
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
     async def _describe(self, command: ScanCommand) -> tuple[Schema, int, int]:
-        replica = self._replicas.get(command.tablet_id)
+        replica = self._replicas.for_client(command.tablet_id)
         machine = _table(replica)
         snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
         return machine.schema, snapshot, replica.superblock.tablet_incarnation
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
-        replica = self._replicas.get(ticket.tablet_id)
+        replica = self._replicas.for_client(ticket.tablet_id)
         check_incarnation(replica, ticket.incarnation)
         machine = _table(replica)
         try:

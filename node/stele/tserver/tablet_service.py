@@ -19,7 +19,7 @@ from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
-from stele.rpc.convert import opid_to_pb
+from stele.rpc.convert import id_from_pb, opid_to_pb
 from stele.rpc.errors import RETRY_AFTER_MS_MAX
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
@@ -245,8 +245,8 @@ class TabletService(TabletServerServiceServicer):
         return self._status()
 
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
-        """Checksum of a tablet's rows and exactly-once state."""
-        replica = self._replicas.of_request(request.tablet_id)
+        """Checksum of a tablet's rows and exactly-once state; of a dropped table, too."""
+        replica = self._replicas.get(id_from_pb(request.tablet_id))
         if request.snapshot:
             await replica.reads.snapshot_ready(request.snapshot)
             snapshot = int(request.snapshot)

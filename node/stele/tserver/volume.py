@@ -22,7 +22,14 @@ import structlog
 from stele.consensus.files import make_directory
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import ClusterId, NodeId, OpId, new_id
-from stele.tserver.node_record import NODE_FILE, NodeRecord, is_formatted, read_record, write_record
+from stele.tserver.node_record import (
+    NODE_FILE,
+    Dropped,
+    NodeRecord,
+    is_formatted,
+    read_record,
+    write_record,
+)
 from stele.tserver.options import (
     EXIT_DISK,
     EXIT_USAGE,
@@ -107,6 +114,10 @@ class Volume:
     def remember_fenced(self, fenced: bool) -> None:
         """Store whether the node is fenced, for its next start. Blocks; any thread."""
         self.update(lambda record: replace(record, fenced=fenced))
+
+    def remember_dropped(self, dropped: Dropped) -> None:
+        """Store which tables serve nobody, for its next start. Blocks; any thread."""
+        self.update(lambda record: replace(record, dropped=dropped))
 
     def disk_bytes(self) -> tuple[int, int]:
         """(free, used) bytes of the file system."""

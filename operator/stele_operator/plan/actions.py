@@ -200,12 +200,13 @@ class AlterTable(Base):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTable(Base):
-    """Delete the table of a TabletGroup."""
+    """Drop the table of a TabletGroup. `kept`: it can be taken back for a time; else it is deleted for good."""
 
     event = "TableDeleted"
     group: str
     table_id: str
     name: str
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)

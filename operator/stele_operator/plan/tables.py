@@ -27,6 +27,8 @@ from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import group_faults, other_differences, table_differences, table_steps
 
+_KEEPS_DROPPED = 2
+"""The cluster version from which on a dropped table can be taken back."""
 _RETAINED = "deletionPolicy is Retain: its table stays"
 
 
@@ -208,7 +210,10 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         findings.append(Finding(Kind.STALLED, "InvalidSpec", message, group.name))
         return []
     reason = "the TabletGroup was deleted and its deletionPolicy is Delete"
-    return [DeleteTable(reason, group.name, table.table_id, table.name)]
+    kept = o.catalog.finalized >= _KEEPS_DROPPED
+    if kept:
+        reason += f"; for a time `stele table recall {table.table_id[:8]}` brings the table back"
+    return [DeleteTable(reason, group.name, table.table_id, table.name, kept)]
 
 
 def _rival(o: Observation, group: GroupObject) -> GroupObject | None:
@@ -283,7 +288,7 @@ def _staying(
         return found(
             Kind.STALLED,
             "TableRemoved",
-            f"somebody else dropped table {group.table_name}; for a new table, delete this TabletGroup and create it again",
+            f"somebody else dropped table {group.table_name}; `stele table recall` may bring it back. For a new table, delete this TabletGroup and create it again",
         )
     rival = _rival(o, group)
     if rival is not None:

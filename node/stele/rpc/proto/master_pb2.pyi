@@ -160,6 +160,7 @@ class TSHeartbeatRequest(_message.Message):
     WALL_BASE_US_FIELD_NUMBER: _builtins.int
     WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
     TAKEN_BACK_FIELD_NUMBER: _builtins.int
+    DROPPED_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -191,6 +192,8 @@ class TSHeartbeatRequest(_message.Message):
     """of what most clocks say, as far as the sender knows"""
     taken_back: _builtins.bool
     """an administrator had its volume used though masters refused it as an older copy"""
+    dropped_digest: _builtins.int
+    """as a leader gave it, of the list of dropped tables that the sender's volume has"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -224,10 +227,11 @@ class TSHeartbeatRequest(_message.Message):
         wall_base_us: _builtins.int = ...,
         wall_ahead_us: _builtins.int | None = ...,
         taken_back: _builtins.bool = ...,
+        dropped_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "taken_back", b"taken_back", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "dropped_digest", b"dropped_digest", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "taken_back", b"taken_back", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
@@ -303,6 +307,9 @@ class TSHeartbeatResponse(_message.Message):
     WALL_US_FIELD_NUMBER: _builtins.int
     WALL_AGREED_US_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    DROPPED_TABLES_FIELD_NUMBER: _builtins.int
+    DROPPED_DIGEST_FIELD_NUMBER: _builtins.int
+    CATALOG_INDEX_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
@@ -322,11 +329,19 @@ class TSHeartbeatResponse(_message.Message):
     """what most clocks that it hears say, its own among them"""
     fenced: _builtins.bool
     """the caller is to serve nobody; only a leader's answer counts"""
+    dropped_digest: _builtins.int
+    """names the list; 0: it is empty. Only a leader's answer counts"""
+    catalog_index: _builtins.int
+    """how far the leader's catalog had come: of two answers of a term, the later one counts"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
     @_builtins.property
     def addresses(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeAddressPB]:
         """of all nodes; none if the caller has this list already"""
+
+    @_builtins.property
+    def dropped_tables(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """the caller is to serve them to nobody; none if it has this list already"""
 
     def __init__(
         self,
@@ -346,10 +361,13 @@ class TSHeartbeatResponse(_message.Message):
         wall_us: _builtins.int = ...,
         wall_agreed_us: _builtins.int | None = ...,
         fenced: _builtins.bool = ...,
+        dropped_tables: _abc.Iterable[_builtins.bytes] | None = ...,
+        dropped_digest: _builtins.int = ...,
+        catalog_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "wall_agreed_us", b"wall_agreed_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "fenced", b"fenced", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "catalog_index", b"catalog_index", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "dropped_digest", b"dropped_digest", "dropped_tables", b"dropped_tables", "fenced", b"fenced", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_agreed_us: _TypeAlias = _typing.Literal["wall_agreed_us"]  # noqa: Y015
     _WhichOneofArgType__wall_agreed_us: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us"]  # noqa: Y015
@@ -466,6 +484,165 @@ class DeleteTableResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteTableResponse: _TypeAlias = DeleteTableResponse  # noqa: Y015
+
+@_typing.final
+class DropTableRequest(_message.Message):
+    """The table loses its name and serves nobody. Its tablets stay, and are healed, until the time is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    KEEP_MS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    DROP_ID_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.bytes
+    """or"""
+    name: _builtins.str
+    keep_ms: _builtins.int
+    """how long it can be taken back; 0: as long as the cluster's setting says"""
+    wait_ms: _builtins.int
+    """how long to wait for nodes to stop serving it; 0: not at all"""
+    drop_id: _builtins.bytes
+    """made up by the caller; a repeated request drops nothing that was recalled since"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.bytes = ...,
+        name: _builtins.str = ...,
+        keep_ms: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        drop_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drop_id", b"drop_id", "keep_ms", b"keep_ms", "name", b"name", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropTableRequest: _TypeAlias = DropTableRequest  # noqa: Y015
+
+@_typing.final
+class DropTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    UNREACHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableInfoPB: ...
+    @_builtins.property
+    def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of nodes that may still serve it"""
+
+    def __init__(
+        self,
+        *,
+        table: Global___TableInfoPB | None = ...,
+        unreached: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table", "unreached", b"unreached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropTableResponse: _TypeAlias = DropTableResponse  # noqa: Y015
+
+@_typing.final
+class RecallTableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_ID_FIELD_NUMBER: _builtins.int
+    NEW_NAME_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    RECALL_ID_FIELD_NUMBER: _builtins.int
+    table_id: _builtins.bytes
+    new_name: _builtins.str
+    """empty: the name that it had"""
+    wait_ms: _builtins.int
+    """how long to wait for nodes to serve it again; 0: not at all"""
+    recall_id: _builtins.bytes
+    """made up by the caller; a repeated request recalls nothing that was dropped since"""
+    def __init__(
+        self,
+        *,
+        table_id: _builtins.bytes = ...,
+        new_name: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+        recall_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["new_name", b"new_name", "recall_id", b"recall_id", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallTableRequest: _TypeAlias = RecallTableRequest  # noqa: Y015
+
+@_typing.final
+class RecallTableResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    UNREACHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def table(self) -> Global___TableInfoPB: ...
+    @_builtins.property
+    def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of nodes that may not serve it yet"""
+
+    def __init__(
+        self,
+        *,
+        table: Global___TableInfoPB | None = ...,
+        unreached: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table", "unreached", b"unreached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallTableResponse: _TypeAlias = RecallTableResponse  # noqa: Y015
+
+@_typing.final
+class SetKeepDroppedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEP_MS_FIELD_NUMBER: _builtins.int
+    keep_ms: _builtins.int
+    """how long tables dropped from now on can be taken back, unless their drop says otherwise"""
+    def __init__(
+        self,
+        *,
+        keep_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_ms", b"keep_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetKeepDroppedRequest: _TypeAlias = SetKeepDroppedRequest  # noqa: Y015
+
+@_typing.final
+class SetKeepDroppedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_MS_FIELD_NUMBER: _builtins.int
+    before_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        before_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_ms", b"before_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetKeepDroppedResponse: _TypeAlias = SetKeepDroppedResponse  # noqa: Y015
 
 @_typing.final
 class SetReplicationFactorRequest(_message.Message):
@@ -990,10 +1167,12 @@ class TableInfoPB(_message.Message):
     CREATED_US_FIELD_NUMBER: _builtins.int
     REPLICATION_FACTOR_BEFORE_FIELD_NUMBER: _builtins.int
     NEWEST_SCHEMA_FIELD_NUMBER: _builtins.int
+    DROPPED_US_FIELD_NUMBER: _builtins.int
+    KEEP_LEFT_MS_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     name: _builtins.str
     state: _builtins.str
-    """PREPARING, RUNNING, ALTERING, REMOVED"""
+    """PREPARING, RUNNING, ALTERING, DROPPED, REMOVED"""
     replication_factor: _builtins.int
     tablets: _builtins.int
     tablets_running: _builtins.int
@@ -1001,6 +1180,10 @@ class TableInfoPB(_message.Message):
     created_us: _builtins.int
     replication_factor_before: _builtins.int
     """the one before its last change; 0: it was never changed"""
+    dropped_us: _builtins.int
+    """of a DROPPED one"""
+    keep_left_ms: _builtins.int
+    """of a DROPPED one: how long it can still be taken back"""
     @_builtins.property
     def schema(self) -> _common_pb2.SchemaPB:
         """while ALTERING: the one before, which all tablets have"""
@@ -1026,10 +1209,12 @@ class TableInfoPB(_message.Message):
         created_us: _builtins.int = ...,
         replication_factor_before: _builtins.int = ...,
         newest_schema: _common_pb2.SchemaPB | None = ...,
+        dropped_us: _builtins.int = ...,
+        keep_left_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest_schema", b"newest_schema", "partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "kind", b"kind", "name", b"name", "newest_schema", b"newest_schema", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "dropped_us", b"dropped_us", "keep_left_ms", b"keep_left_ms", "kind", b"kind", "name", b"name", "newest_schema", b"newest_schema", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1059,16 +1244,20 @@ class ListTablesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLES_FIELD_NUMBER: _builtins.int
+    KEEP_DROPPED_MS_FIELD_NUMBER: _builtins.int
+    keep_dropped_ms: _builtins.int
+    """the cluster's setting: how long dropped tables can be taken back"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableInfoPB]: ...
     def __init__(
         self,
         *,
         tables: _abc.Iterable[Global___TableInfoPB] | None = ...,
+        keep_dropped_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_dropped_ms", b"keep_dropped_ms", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,6 +49,21 @@ class MasterServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.FromString,
                 _registered_method=True)
+        self.DropTable = channel.unary_unary(
+                '/stele.v1.MasterService/DropTable',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DropTableRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DropTableResponse.FromString,
+                _registered_method=True)
+        self.RecallTable = channel.unary_unary(
+                '/stele.v1.MasterService/RecallTable',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableResponse.FromString,
+                _registered_method=True)
+        self.SetKeepDropped = channel.unary_unary(
+                '/stele.v1.MasterService/SetKeepDropped',
+                request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedResponse.FromString,
+                _registered_method=True)
         self.SetReplicationFactor = channel.unary_unary(
                 '/stele.v1.MasterService/SetReplicationFactor',
                 request_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetReplicationFactorRequest.SerializeToString,
@@ -172,6 +187,24 @@ class MasterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecallTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetKeepDropped(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -327,6 +360,21 @@ def add_MasterServiceServicer_to_server(servicer, server):
                     servicer.DeleteTable,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.SerializeToString,
+            ),
+            'DropTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTable,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.DropTableRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.DropTableResponse.SerializeToString,
+            ),
+            'RecallTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecallTable,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableResponse.SerializeToString,
+            ),
+            'SetKeepDropped': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetKeepDropped,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedResponse.SerializeToString,
             ),
             'SetReplicationFactor': grpc.unary_unary_rpc_method_handler(
                     servicer.SetReplicationFactor,
@@ -515,6 +563,87 @@ class MasterService:
             '/stele.v1.MasterService/DeleteTable',
             stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_master__pb2.DeleteTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/DropTable',
+            stele_dot_rpc_dot_proto_dot_master__pb2.DropTableRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.DropTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecallTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/RecallTable',
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.RecallTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetKeepDropped(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.MasterService/SetKeepDropped',
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_master__pb2.SetKeepDroppedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,9 @@ class MasterServiceStub:
     TSHeartbeat: _grpc.UnaryUnaryMultiCallable[_master_pb2.TSHeartbeatRequest, _master_pb2.TSHeartbeatResponse]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]
     DeleteTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]
+    DropTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.DropTableRequest, _master_pb2.DropTableResponse]
+    RecallTable: _grpc.UnaryUnaryMultiCallable[_master_pb2.RecallTableRequest, _master_pb2.RecallTableResponse]
+    SetKeepDropped: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetKeepDroppedRequest, _master_pb2.SetKeepDroppedResponse]
     SetReplicationFactor: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]
     SetMasterCount: _grpc.UnaryUnaryMultiCallable[_master_pb2.SetMasterCountRequest, _master_pb2.SetMasterCountResponse]
     """The masters follow: a driver adds and removes them, one at a time."""
@@ -69,6 +72,9 @@ class MasterServiceAsyncStub(MasterServiceStub):
     TSHeartbeat: _aio.UnaryUnaryMultiCallable[_master_pb2.TSHeartbeatRequest, _master_pb2.TSHeartbeatResponse]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_master_pb2.CreateTableRequest, _master_pb2.CreateTableResponse]  # type: ignore[assignment]
     DeleteTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DeleteTableRequest, _master_pb2.DeleteTableResponse]  # type: ignore[assignment]
+    DropTable: _aio.UnaryUnaryMultiCallable[_master_pb2.DropTableRequest, _master_pb2.DropTableResponse]  # type: ignore[assignment]
+    RecallTable: _aio.UnaryUnaryMultiCallable[_master_pb2.RecallTableRequest, _master_pb2.RecallTableResponse]  # type: ignore[assignment]
+    SetKeepDropped: _aio.UnaryUnaryMultiCallable[_master_pb2.SetKeepDroppedRequest, _master_pb2.SetKeepDroppedResponse]  # type: ignore[assignment]
     SetReplicationFactor: _aio.UnaryUnaryMultiCallable[_master_pb2.SetReplicationFactorRequest, _master_pb2.SetReplicationFactorResponse]  # type: ignore[assignment]
     SetMasterCount: _aio.UnaryUnaryMultiCallable[_master_pb2.SetMasterCountRequest, _master_pb2.SetMasterCountResponse]  # type: ignore[assignment]
     """The masters follow: a driver adds and removes them, one at a time."""
@@ -119,6 +125,27 @@ class MasterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _master_pb2.DeleteTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_master_pb2.DeleteTableResponse, _abc.Awaitable[_master_pb2.DeleteTableResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DropTable(
+        self,
+        request: _master_pb2.DropTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.DropTableResponse, _abc.Awaitable[_master_pb2.DropTableResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RecallTable(
+        self,
+        request: _master_pb2.RecallTableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.RecallTableResponse, _abc.Awaitable[_master_pb2.RecallTableResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SetKeepDropped(
+        self,
+        request: _master_pb2.SetKeepDroppedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_master_pb2.SetKeepDroppedResponse, _abc.Awaitable[_master_pb2.SetKeepDroppedResponse]]: ...
 
     @_abc_1.abstractmethod
     def SetReplicationFactor(
