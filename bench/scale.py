@@ -9,18 +9,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.processes import resident_bytes
+from bench.scale_driver import POLICY
 from bench.scale_nodes import Nodes
-from stele.driver.executor import Executor
 from stele.driver.keeping import pages_of, whole_view
-from stele.driver.policy import Policy
-from stele.model.errors import SteleError
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -33,61 +31,28 @@ from stele.rpc.proto import master_pb2
 from tests.harness import Cluster
 
 _SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("value", "double", True)], ["id"])
-_IDLE_PASSES = 8
-_POLICY = Policy(dead_after_ms=10_000, max_copies=8, balance_leaders=True, rebalance=True)
+_IDLE_PASSES, _PASSES_MAX, _TOLD_EACH = 8, 1_000, 25
+_TOLERANT_MAX_S, _WHOLE_MAX_S = 900, 2_400
 
 
-class Holds:
-    """Measures the longest time for which the event loop did not turn, in ms."""
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass of the driver, as it tells of it (scale_driver.py)."""
 
-    def __init__(self) -> None:
-        self.longest_ms = 0.0
-        self._task = asyncio.create_task(self._watch())
+    seconds: float
+    cpu: float
+    steps: int
+    first: str
+    rss: int
+    hold_ms: float
+    events: Mapping[str, int]
+    statuses: int
 
-    async def _watch(self) -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0.001)
-            self.longest_ms = max(self.longest_ms, (time.perf_counter() - before) * 1000 - 1)
-
-    def take(self) -> float:
-        """The longest time since the last call."""
-        found, self.longest_ms = self.longest_ms, 0.0
-        return found
-
-
-async def drive(masters: list[str], seconds: float) -> None:
-    """The driver process. It runs passes for `seconds`, and prints a line of JSON for each."""
-    pool = ChannelPool(Identity())
-    driver = Executor(pool, masters, holder="bench")
-    holds, until = Holds(), time.monotonic() + seconds
-    while time.monotonic() < until:
-        began, cpu = time.perf_counter(), time.process_time()
-        try:
-            report = await driver.run_once(_POLICY)
-        except SteleError as exc:
-            print(json.dumps({"error": str(exc)}), flush=True)
-            await asyncio.sleep(1)
-            continue
-        print(
-            json.dumps(
-                {
-                    "seconds": time.perf_counter() - began,
-                    "cpu": time.process_time() - cpu,
-                    "steps": len(report.outcomes),
-                    "records": len(report.progress),
-                    "first": f"{report.progress[0].step}: {report.progress[0].reason}"
-                    if report.progress
-                    else "",
-                    "rss": resident_bytes(os.getpid()),
-                    "hold_ms": holds.take(),
-                }
-            ),
-            flush=True,
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds * 1000:.0f} ms (CPU {self.cpu * 1000:.0f} ms), {self.steps} steps, "
+            f"{self.rss / 1e6:.0f} MB"
         )
-        await asyncio.sleep(0.5)
-    await driver.release()
-    await pool.close()
 
 
 class Scale:
@@ -155,13 +120,7 @@ class Scale:
     async def _measure(self, addresses: list[str]) -> None:
         print(await self._masters_now(), flush=True)
         driver = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "bench",
-            "scale",
-            "--drive",
-            ",".join(addresses),
-            stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-m", "bench.scale_driver", ",".join(addresses), stdout=asyncio.subprocess.PIPE
         )
         try:
             await self._idle(driver)
@@ -171,7 +130,7 @@ class Scale:
             await driver.wait()
         print(await self._masters_now(), flush=True)
 
-    async def _next(self, driver: asyncio.subprocess.Process) -> dict[str, object]:
+    async def _next(self, driver: asyncio.subprocess.Process) -> Pass:
         assert driver.stdout is not None
         while True:
             async with asyncio.timeout(300):
@@ -180,84 +139,87 @@ class Scale:
                 raise RuntimeError("the driver ended")
             if not line.startswith(b"{"):
                 continue  # the driver's log
-            found: dict[str, object] = json.loads(line)
+            found = json.loads(line)
             if "error" not in found:
-                return found
+                return Pass(**found)
             print("driver:", found["error"], flush=True)
 
     async def _idle(self, driver: asyncio.subprocess.Process) -> None:
         first = await self._next(driver)
-        print(f"the first pass, which reads the whole view: {_pass(first)}", flush=True)
-        idle: list[dict[str, object]] = []
+        print(f"the first pass, the whole view: {first}", flush=True)
+        idle: list[Pass] = []
         batches, orders = await self._batches(), self._nodes.orders.total()
-        for _ in range(200):
+        working = 0
+        for _ in range(_PASSES_MAX):
             found = await self._next(driver)
-            if found["steps"]:
+            if found.steps:
                 idle.clear()
-                print(f"still at work: {_pass(found)} {found['first']}", flush=True)
+                working += 1
+                if working % _TOLD_EACH == 1:
+                    print(f"still at work: {found} {found.first}", flush=True)
                 batches, orders = await self._batches(), self._nodes.orders.total()
             else:
                 idle.append(found)
             if len(idle) == _IDLE_PASSES:
                 break
         print(
-            f"{len(idle)} passes that find nothing to do: the median one {_pass(_median(idle))}; longest "
-            f"hold of the loop "
-            f"{max(float(str(p['hold_ms'])) for p in idle):.0f} ms; orders "
-            f"{self._nodes.orders.total() - orders}, "
-            f"catalog batches {await self._batches() - batches:.0f} (the claim is renewed, nodes' log "
-            f"positions noted)",
+            f"{len(idle)} passes that find nothing to do: the median one {_median(idle)}; longest hold of the driver's "
+            f"loop {max(p.hold_ms for p in idle):.0f} ms; orders {self._nodes.orders.total() - orders}, catalog batches "
+            f"{await self._batches() - batches:.0f} (the claim is renewed, nodes' log positions noted); "
+            f"{await self._masters_now()}",
             flush=True,
         )
 
     async def _lost(self, driver: asyncio.subprocess.Process) -> None:
         nodes = self._nodes
         victim = max(nodes.nodes, key=lambda n: len(n.replicas))
-        held, batches, orders = len(victim.replicas), await self._batches(), nodes.orders.copy()
+        held, batches, orders = set(victim.replicas), await self._batches(), nodes.orders.copy()
         await nodes.lose(victim)
-        began, passes = time.monotonic(), []
-        fragile = nodes.fragile()
+        began = time.monotonic()
+        passes: list[Pass] = []
         print(
-            f"a node with {held:,} replicas is lost: {fragile:,} tablets tolerate no further loss", flush=True
+            f"a node with {len(held):,} replicas is lost: {nodes.fragile():,} tablets tolerate no further loss",
+            flush=True,
         )
-        while nodes.fragile() and time.monotonic() - began < 900:
+        while nodes.fragile() and time.monotonic() - began < _TOLERANT_MAX_S:
             passes.append(await self._next(driver))
-        after_s = time.monotonic() - began
-        made = nodes.orders - orders
+            if len(passes) % _TOLD_EACH == 0:
+                print(f"{nodes.fragile():,} left: {passes[-1]} {passes[-1].first}", flush=True)
+        tolerant_s = time.monotonic() - began
         print(
-            f"every tablet can lose a voter again after {after_s:.0f} s ({_POLICY.dead_after_ms // 1000} s "
-            f"of them the time-out): "
-            f"{len(passes)} passes, the largest "
-            f"{_pass(max(passes, key=lambda p: float(str(p['seconds']))))}; left {nodes.fragile()}; "
-            f"catalog batches {await self._batches() - batches:.0f}; orders {dict(made)}",
+            f"every tablet can lose a voter again after {tolerant_s:.0f} s ({POLICY.dead_after_ms // 1000} s of them the "
+            f"time-out), {nodes.fragile()} left",
+            flush=True,
+        )
+        while nodes.without_rows() and time.monotonic() - began < _WHOLE_MAX_S:
+            passes.append(await self._next(driver))
+            if len(passes) % _TOLD_EACH == 0:
+                print(f"{nodes.without_rows():,} without rows: {passes[-1]} {passes[-1].first}", flush=True)
+        last = await self._next(driver)
+        made = {what: count for what, count in (nodes.orders - orders).items() if count}
+        each = ", ".join(f"{what} {count / len(held):.2f}" for what, count in made.items())
+        print(
+            f"every tablet has all its replicas again after {time.monotonic() - began:.0f} s, {nodes.without_rows()} left: "
+            f"{len(passes)} passes, CPU {sum(p.cpu for p in passes):.1f} s, the largest {max(passes, key=lambda p: p.cpu)}; "
+            f"{last.rss / 1e6:.0f} MB\n"
+            f"for each replica lost: catalog batches {(await self._batches() - batches) / len(held):.2f}, {each}\n"
+            f"an operator would have told: events {dict(last.events)}, {last.statuses} writes of the cluster's status",
             flush=True,
         )
 
 
-def _pass(found: dict[str, object]) -> str:
-    return (
-        f"{float(str(found['seconds'])) * 1000:.0f} ms (CPU {float(str(found['cpu'])) * 1000:.0f} ms), "
-        f"{found['steps']} steps, "
-        f"{int(str(found['rss'])) / 1e6:.0f} MB"
-    )
-
-
-def _median(passes: list[dict[str, object]]) -> dict[str, object]:
-    return sorted(passes, key=lambda p: float(str(p["seconds"])))[len(passes) // 2]
+def _median(passes: list[Pass]) -> Pass:
+    return sorted(passes, key=lambda p: p.cpu)[len(passes) // 2]
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench scale", description=__doc__)
-    parser.add_argument("--tables", type=int, default=100)
-    parser.add_argument("--tablets", type=int, default=1_000)
-    parser.add_argument("--nodes", type=int, default=8, help="simulated, at most 2,000 replicas each")
+    parser.add_argument("--tables", type=int, default=1_000)
+    parser.add_argument("--tablets", type=int, default=10_000)
+    parser.add_argument("--nodes", type=int, default=20, help="simulated, at most 2,000 replicas each")
     parser.add_argument("--masters", type=int, default=1, choices=(1, 3, 5))
     parser.add_argument("--directory", help="directory for the masters' catalog, on a real disk")
-    parser.add_argument("--drive", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.drive:
-        asyncio.run(drive(given.drive.split(","), 3_600))
-        return
     with tempfile.TemporaryDirectory(prefix="stele-scale-", dir=given.directory) as directory:
         asyncio.run(Scale(Path(directory), given.tables, given.tablets, given.nodes, given.masters).run())

@@ -106,6 +106,14 @@ class Nodes:
             found += live - (len(voters) // 2 + 1) < 1
         return found
 
+    def without_rows(self) -> int:
+        """Tablets that lack a live voter with its rows."""
+        found = 0
+        for group in self.groups.values():
+            voters = [p for p in group.config.peers if p.member_type is MemberType.VOTER]
+            found += sum(p.node_id in self.live and p.replica_id in group.rows for p in voters) < 3
+        return found
+
     def change(self, tablet_id: str, request: consensus_pb2.BulkChangeConfigRequest) -> Configuration:
         """Change a configuration. Then the leader promotes the members that wait for it."""
         group, peer = self.groups[tablet_id], peer_from_pb(request.peer)
@@ -131,6 +139,17 @@ class Nodes:
                 self.changed(tablet_id)
 
 
+def _tombstone(tablet_id: str, replica_id: int) -> common_pb2.ReplicaStatusPB:
+    """What a node reports of a replica that was removed."""
+    return common_pb2.ReplicaStatusPB(
+        tablet_id=id_to_pb(tablet_id),
+        replica_id=replica_id,
+        state=common_pb2.STOPPED,
+        data_state=common_pb2.TOMBSTONED,
+        role=common_pb2.NON_PARTICIPANT,
+    )
+
+
 def _answering(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def call(self: Any, request: Any, context: Any) -> Any:
         try:
@@ -151,6 +170,8 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         self.replicas: dict[str, int] = {}
         self.copies: dict[str, common_pb2.CopyProgressPB] = {}
         self.dirty: set[str] = set()
+        self._tombstones: list[tuple[str, int]] = []
+        """Removed replicas that the leader master has not been told of."""
         self.address = ""
         self._start = random.getrandbits(60)
         self._pool = ChannelPool(Identity(ClusterId(all_nodes.cluster_id), self.node_id, 1))
@@ -198,7 +219,8 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
                         cluster_version=CLUSTER_VERSION,
                     )
                 )
-            told = set(keys)
+            told, graves = set(keys), len(self._tombstones)
+            request.tablets.extend(_tombstone(t, r) for t, r in self._tombstones)
             try:
                 answer = await self._pool.unary(
                     master, MasterServiceStub, "TSHeartbeat", request, timeout_s=10
@@ -213,6 +235,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
                 full, register = answer.needs_full_report, answer.needs_reregister
                 if answer.is_leader:
                     self.dirty -= told
+                    del self._tombstones[:graves]
             await asyncio.sleep(1.0)
 
     def status(self, tablet_id: str) -> common_pb2.ReplicaStatusPB:
@@ -251,7 +274,10 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
         return tserver_pb2.CreateTabletResponse()
 
     async def DeleteTablet(self, request: tserver_pb2.DeleteTabletRequest, context: Any) -> Any:
-        self.replicas.pop(id_from_pb(request.tablet_id), None)
+        tablet_id = id_from_pb(request.tablet_id)
+        if self.replicas.get(tablet_id) == request.replica_id:
+            del self.replicas[tablet_id]
+            self._tombstones.append((tablet_id, request.replica_id))
         self.all.orders["DeleteTablet"] += 1
         return tserver_pb2.DeleteTabletResponse()
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import structlog
 
 from stele.driver.executor import Report
+from stele.driver.known import Known
 from stele.driver.planner import plan as plan_steps
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress, with_names
@@ -54,12 +55,15 @@ class Healer:
         fresh, self._news = self._news, []
         return tuple(fresh)
 
-    def rests(self, view: ClusterView | None, policy: Policy | None) -> bool:
-        """Whether there is nothing to do, or nothing may be done. Then nothing is under way either."""
-        known = view is not None and policy is not None and view.settled
-        if known and view is not None and policy is not None and plan_steps(view, policy):
+    def rests(self, view: ClusterView | None, policy: Policy | None, known: Known | None = None) -> bool:
+        """Whether there is nothing to do, or nothing may be done. Then nothing is under way either.
+
+        `known`: what the driver's earlier plans worked out.
+        """
+        settled = view is not None and policy is not None and view.settled
+        if settled and view is not None and policy is not None and plan_steps(view, policy, known=known):
             return False
-        self._done = known
+        self._done = settled
         self.progress = ()
         return True
 

@@ -30,6 +30,7 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.observation import Catalog, Column, MasterReport, Table
+from stele_operator.plan.steady import Steady
 
 _ASK_TIMEOUT_S = 2.0
 
@@ -47,6 +48,9 @@ class MasterLink:
         self.at_work = False
         """Whether the operator may heal this cluster. If it may not, the masters do, after a time."""
         self._keeper = ViewKeeper()
+        self._steady = Steady()
+        self._tables: dict[bytes, tuple[master_pb2.TableInfoPB, Table]] = {}
+        """Each table as it was told, and as it was converted."""
         self.driver = Executor(self._pool, (), holder=holder, keeper=self._keeper)
         self._formed: dict[tuple[str, int], MasterReport] = {}
 
@@ -97,7 +101,25 @@ class MasterLink:
         """
         # With its name the operator tells the masters that it is at work, so that they leave healing to it.
         pages = pages_of(self._masters, self._holder if self.at_work else "", rounds=1)
-        return await asyncio.to_thread(_catalog, await self._keeper.renew(pages))
+        return await asyncio.to_thread(self._catalog, await self._keeper.renew(pages))
+
+    def _catalog(self, kept: Kept) -> Catalog:
+        last, versions, before = kept.last, versions_of(kept.last), self._tables
+        self._tables = {
+            pb.table_id: found if (found := before.get(pb.table_id)) and found[0] is pb else (pb, _table(pb))
+            for pb in kept.tables
+        }
+        return Catalog(
+            view=kept.view,
+            tables=tuple(table for _, table in self._tables.values()),
+            formed_nodes=frozenset(id_from_pb(n.node_id) for n in last.nodes if n.formed),
+            names={id_from_pb(n.node_id): n.name for n in last.nodes if n.name},
+            standing=standing_from_pb(last.policy) if last.HasField("policy") else None,
+            finalized=versions.finalized,
+            readable=versions.possible,
+            lagging={m.label: m.reads for m in versions.lagging},
+            steady=self._steady,
+        )
 
     async def with_sizes(self, catalog: Catalog) -> Catalog:
         """The catalog with the present sizes of all tablets, as the nodes of their leaders tell them."""
@@ -193,20 +215,6 @@ class MasterLink:
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise
-
-
-def _catalog(kept: Kept) -> Catalog:
-    last, versions = kept.last, versions_of(kept.last)
-    return Catalog(
-        view=kept.view,
-        tables=tuple(_table(t) for t in kept.tables),
-        formed_nodes=frozenset(id_from_pb(n.node_id) for n in last.nodes if n.formed),
-        names={id_from_pb(n.node_id): n.name for n in last.nodes if n.name},
-        standing=standing_from_pb(last.policy) if last.HasField("policy") else None,
-        finalized=versions.finalized,
-        readable=versions.possible,
-        lagging={m.label: m.reads for m in versions.lagging},
-    )
 
 
 def _table(pb: master_pb2.TableInfoPB) -> Table:

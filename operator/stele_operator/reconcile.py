@@ -187,7 +187,8 @@ class ClusterTask:
             o = replace(o, refused=refused)
             plan = await asyncio.to_thread(make_plan, o)
         await self._tell(raw, o, outcomes)
-        resting = await asyncio.to_thread(self._healer.rests, view, plan.policy)
+        known = self._link.driver.known if self._link is not None else None
+        resting = await asyncio.to_thread(self._healer.rests, view, plan.policy, known)
         # Write the cluster's status before healing, which takes long, so that it is true meanwhile.
         # TabletGroups may be hundreds, so they are written during healing.
         told = await self._try_report(raw, o, partial(self._report_cluster, raw, o, plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from stele.driver.planner import plan
@@ -30,7 +31,11 @@ class Broken(AssertionError):
     """A promise was broken; the message has the seed."""
 
 
-def run(seed: int) -> Counter[str]:
+Plan = Callable[..., tuple[Step, ...]]
+"""The planner, or one that is compared with it."""
+
+
+def run(seed: int, plan: Plan = plan) -> Counter[str]:
     """Disturb a cluster, then leave it alone until it is at rest. Counts of moves, and the rounds to the end."""
     rng = random.Random(seed)
     machines = rng.randint(4, 8)
@@ -42,8 +47,8 @@ def run(seed: int) -> Counter[str]:
     try:
         for _ in range(rng.randint(0, 30)):
             _happen(cluster, rng, late)
-            _round(cluster, rng, late)
-        rounds, quiet = _settle(cluster)
+            _round(cluster, rng, late, plan)
+        rounds, quiet = _settle(cluster, plan)
     except AssertionError as exc:
         story = "\n".join(cluster.history[-30:])
         raise Broken(f"seed {seed}: {exc}\n{story}") from exc
@@ -53,7 +58,7 @@ def run(seed: int) -> Counter[str]:
     )
 
 
-def _round(cluster: Cluster, rng: random.Random, late: list[Step]) -> None:
+def _round(cluster: Cluster, rng: random.Random, late: list[Step], plan: Plan) -> None:
     steps = plan(cluster.view(), BALANCED)
     tablets = [s.tablet_id for s in steps if s.tablet_id]
     assert len(set(tablets)) == len(tablets), "at most one step per tablet"
@@ -133,7 +138,7 @@ def _add_node(cluster: Cluster, zone: str) -> None:
     cluster.nodes[node_name(number)] = ModelNode(node_name(number), f"m{number}", zone)
 
 
-def _settle(cluster: Cluster) -> tuple[int, int]:
+def _settle(cluster: Cluster, plan: Plan) -> tuple[int, int]:
     """Repair what can be repaired, and run until nothing is left to do. Returns (rounds, moves for balance
     meanwhile)."""
     for node in list(cluster.nodes.values()):

@@ -79,6 +79,8 @@ class Served:
         self.failed_peers: tuple[int, ...] = ()
         self.reported_failed: tuple[int, ...] = ()
         self.lacking = False
+        self.behind: mpb.GetClusterViewResponse | None = None
+        """What the masters still say, since nodes have not reported since."""
         self.too_old: set[int] = set()
         """New replicas whose start as a witness is no longer in their leader's log."""
 
@@ -186,7 +188,7 @@ class Masters(MasterServiceServicer):
     @answering
     async def GetClusterView(self, request: Any, context: Any) -> Any:
         self._lead()
-        return self.served.view()
+        return self.served.behind or self.served.view()
 
     @answering
     async def BeginIntent(self, request: mpb.BeginIntentRequest, context: Any) -> Any:

@@ -303,6 +303,30 @@ async def test_witnesses_that_have_no_turn_to_copy_join_over_the_wire() -> None:
     assert cluster.healthy()
 
 
+async def test_a_copy_that_the_masters_do_not_know_to_run_yet_has_its_slot() -> None:
+    """Nodes report each second, and a pass comes sooner. Witnesses that wait for their turn are not asked, but this one is."""
+    cluster = Cluster(6, 1, 6, 3)
+    cluster.nodes[node_name(3)].alive = False
+    cluster.advance()
+    policy = replace(POLICY, max_copies=1)
+    async with serve(cluster) as served, driver(served) as executor:
+        for _ in range(4):  # begin, prepare, demote, add
+            await executor.run_once(policy)
+        replicas = [r for t in cluster.tablets.values() for n, r in t.replicas.items() if n > 3]
+        while [r.has_data for r in replicas].count(True) < 1:
+            cluster.advance()
+        served.behind = served.view()
+        served.calls.clear()
+        for _ in range(6):
+            await executor.run_once(policy)
+            assert [r.waiting for r in replicas].count(True) >= 1
+        assert [r.waiting for r in replicas].count(True) == 1
+        assert served.calls.count("StartTabletCopyRequest") == 1
+        served.behind = None
+        await passes(executor, cluster, 40)
+    assert cluster.healthy()
+
+
 def piled_up() -> Cluster:
     """Twelve tablets on three nodes, all led by the first."""
     cluster = Cluster(3, 1, 12, 3)

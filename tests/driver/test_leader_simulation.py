@@ -19,6 +19,7 @@ from stele.driver.trials import CopyMemory
 from stele.driver.view import ClusterView, NodeState
 from stele.model.errors import Code, SteleError, error_for
 from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
+from tests.driver.moves_world import Plan
 
 SPREAD = replace(POLICY, balance_leaders=True)
 SEEDS = int(os.environ.get("STELE_LEADER_SEEDS", "120"))
@@ -30,7 +31,8 @@ EVENTS = ("restart", "die", "gone", "drain", "new node", "lag", "by hand", "new 
 class Driver:
     """One driver with its memory. `slow`: orders arrive a round late."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+    def __init__(self, cluster: Cluster, rng: random.Random, plan: Plan = plan) -> None:
+        self.plan = plan
         self.cluster = cluster
         self.rng = rng
         self.now_ms = 0
@@ -49,7 +51,7 @@ class Driver:
             self.copies.look(view, self.now_ms),
             leaders=self.leaders.look(view, SPREAD.leader_moves_per_minute, self.now_ms),
         )
-        steps = plan(view, SPREAD, trials)
+        steps = self.plan(view, SPREAD, trials)
         spread = [s for s in steps if spreads_leaders(s) and s.cause.startswith("leaders/")]
         assert len(spread) <= SPREAD.leader_moves_at_once
         if spread:

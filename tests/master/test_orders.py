@@ -37,8 +37,9 @@ async def test_a_sweep_over_all_tablets_gives_others_their_turns_and_leaves_out_
     that were ever deleted."""
 
     class Considered(Orders):
-        def consider(self, row: TabletRecord) -> None:
+        def consider(self, row: TabletRecord) -> bool:
             seen.append(row.tablet_id)
+            return False
 
     seen: list[str] = []
     async with world(tmp_path) as w:

@@ -1,4 +1,4 @@
-"""How many tablets there may be: as many as one view carries, since operator, driver and ksck know nothing without it."""
+"""How many tablets there may be: for programs of the release before, as many as one message carries; then more."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 
 from stele.master.catalog import Catalog
-from stele.master.cluster_view import VIEW_BYTES_MAX, Scene, cluster_view, view_bytes, written_left
+from stele.master.cluster_view import (
+    ONE_MESSAGE_BYTES_MAX,
+    VIEW_BYTES_MAX,
+    Scene,
+    cluster_view,
+    view_bytes,
+    written_left,
+)
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness
+from stele.master.port import put
 from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code
@@ -121,10 +129,10 @@ def tablet(n: int) -> TabletId:
 
 
 @pytest.mark.parametrize("rf", [1, 3, 5, 7])
-def test_a_view_of_as_many_tablets_as_may_be_made_fits_into_a_message(rf: int) -> None:
+def test_a_view_of_as_many_tablets_as_the_release_before_sees_fits_into_a_message(rf: int) -> None:
     table = replace(TABLE, replication_factor=rf)
-    tablets = VIEW_BYTES_MAX // view_bytes(table, 1)
-    while view_bytes(table, tablets + 1) <= VIEW_BYTES_MAX:
+    tablets = ONE_MESSAGE_BYTES_MAX // view_bytes(table, 1)
+    while view_bytes(table, tablets + 1) <= ONE_MESSAGE_BYTES_MAX:
         tablets += 1
     view = cluster_view(scene_of(table, tablets), "c" * 32)
     assert len(view.tablets) == tablets and sum(len(t.replicas) for t in view.tablets) == tablets * rf
@@ -164,8 +172,27 @@ async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_
         first = create_request("first", buckets=fitting, table_id="d" * 32)
         await w.leader.CreateTable(first, None)
         error = await refused(w.leader.CreateTable(create_request("second", buckets=fitting), None))
-        assert error.code is Code.TOO_LARGE and "one answer of the masters" in str(error)
+        assert error.code is Code.TOO_LARGE and "more than masters and drivers can hold" in str(error)
         await w.leader.CreateTable(first, None)  # done already
         await w.leader.CreateTable(create_request("small", buckets=2), None)
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)
         await w.leader.CreateTable(create_request("second", buckets=fitting), None)
+
+
+def test_ten_thousand_tablets_of_a_thousand_tables_may_be_made() -> None:
+    assert 1_000 * view_bytes(replace(TABLE, name="t" * 60), 10) <= VIEW_BYTES_MAX
+
+
+async def test_what_the_release_before_could_not_see_waits_until_it_cannot_come_back(tmp_path: Path) -> None:
+    """Its operator and its drivers read the whole view in one message, and would know nothing any more."""
+    options = replace(OPTIONS, tablets_per_node_max=100_000, alive_ms=3_600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        cluster = w.catalog.cluster
+        await w.lead.commit([put(replace(cluster, cluster_version=1))])
+        many = ONE_MESSAGE_BYTES_MAX * 5 // 4 // (view_bytes(TABLE, 2) - view_bytes(TABLE, 1))
+        error = await refused(w.leader.CreateTable(create_request("large", buckets=many), None))
+        assert error.code is Code.UNSUPPORTED_VERSION and "stele cluster finalize" in str(error)
+        await w.leader.CreateTable(create_request("small", buckets=2), None)
+        await w.lead.commit([put(replace(cluster, cluster_version=2))])
+        await w.leader.CreateTable(create_request("large", buckets=many), None)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.nodes import duration
 from stele.cli.options import masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 from stele.cli.wanted import seconds_of
+from stele.model.amounts import duration
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient, DroppedTable

@@ -80,11 +80,12 @@ class Copying:
 
     def _too_full(self, s: Situation, copy: CopyView) -> str:
         """The target had room when it was chosen, but other copies have used it since."""
-        if s.target is None or not failed(copy):
+        target = self._view.node(s.target.node_id) if s.target is not None else None
+        if target is None or not failed(copy):
             return ""
-        if has_room(s.target, self._load.bytes_due[s.target.node_id], self._policy):
+        if has_room(target, self._load.bytes_due[target.node_id], self._policy):
             return ""
-        return f"the copy failed ({copy.error}), and node {s.target.node_id[:8]} has no room for it"
+        return f"the copy failed ({copy.error}), and node {target.node_id[:8]} has no room for it"
 
     def _never_promoted(self, s: Situation, intent: Intent) -> str:
         """A witness is never given up here: it votes, and without it the group tolerates no fault."""

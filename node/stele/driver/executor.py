@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
 
 from stele.driver.asking import ask_nodes
 from stele.driver.keeping import ViewKeeper, pages_of
+from stele.driver.known import Known
 from stele.driver.leader_trials import LeaderMemory
 from stele.driver.orders import Orders
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress, leader_records, spreads_leaders
-from stele.driver.situation import judge
+from stele.driver.situation import Situation
+from stele.driver.slots import waits_for_turn
 from stele.driver.steps import WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
-from stele.driver.view import Claim, ClusterView, NodeState, NodeView
+from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb
+from stele.model.config import MemberType
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import TabletId
 from stele.rpc.channels import ChannelPool
@@ -35,6 +38,8 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
+REPORTED_MS = 15_000
+"""By then the masters know the effect of an order: nodes report changes each second, and silent ones are not asked."""
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
 
@@ -86,6 +91,8 @@ class Executor:
             pool, masters, first_contact_s=None, timeout_s=MASTERS_TIMEOUT_S, rounds=MASTERS_ROUNDS
         )
         self.claim: Claim | None = None
+        self.known = Known()
+        """For other plans of the same cluster, too."""
         self._pool = pool
         self._keeper = keeper or ViewKeeper()
         self._holder = holder
@@ -93,6 +100,10 @@ class Executor:
         self._on_progress = on_progress
         self._now_ms = now_ms
         self._renewed_ms = 0
+        self._ordered_ms: dict[str, int] = {}
+        """When each tablet got its last order."""
+        self._asked_in = 0
+        """The epoch in which a pass was carried out."""
         self._pace = Pace()
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
@@ -141,7 +152,7 @@ class Executor:
         view = (await self._keeper.renew(pages_of(self.masters, self._holder))).view
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
-        wanted = await asyncio.to_thread(_to_ask, view, policy)
+        wanted = await asyncio.to_thread(_to_ask, view, policy, self.known, self._ordered_lately())
         return await ask_nodes(self._pool, view, wanted)
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
@@ -159,11 +170,19 @@ class Executor:
         now = self._now_ms()
         leaders = self._leaders.look(view, policy.leader_moves_per_minute, now)
         trials = replace(self._copies.look(view, now), leaders=leaders)
-        steps = tuple(self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials))
+        steps = tuple(
+            self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials, self.known)
+        )
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         gate = asyncio.Semaphore(STEPS_AT_ONCE)
-        outcomes = await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in steps))
-        records = self._records(outcomes, view)
+        ordered = [s for s in steps if not isinstance(s, WAITS)]
+        # Before as well as after: a pass that is cut off has given some of the orders.
+        self._ordered_ms.update({s.tablet_id: now for s in ordered})
+        done = iter(await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in ordered)))
+        self._ordered_ms.update({s.tablet_id: self._now_ms() for s in ordered})
+        self._asked_in = claim.epoch
+        outcomes = [Outcome(s) if isinstance(s, WAITS) else next(done) for s in steps]
+        records = await asyncio.to_thread(self._records, outcomes, view)
         self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
         for record in records:
             if self._on_progress is not None:
@@ -173,12 +192,21 @@ class Executor:
                 raise self._stopped(outcome.error)
         return Report(view, tuple(outcomes), records)
 
+    def _ordered_lately(self) -> Collection[str] | None:
+        """The tablets that got an order which their nodes may not have reported yet; None: this driver is new."""
+        if self.claim is None or self.claim.epoch != self._asked_in:
+            return None
+        before_ms = self._now_ms() - REPORTED_MS
+        self._ordered_ms = {t: ms for t, ms in self._ordered_ms.items() if ms > before_ms}
+        return self._ordered_ms
+
     def _records(self, outcomes: Sequence[Outcome], view: ClusterView) -> tuple[Progress, ...]:
         """The outcomes for users: one record for each step, but one for all leaders that move between two
         nodes."""
-        names: dict[str, str] = {t.tablet_id: t.table_name for t in view.tablets}
         now = self._now_ms()
         moves = [(o.step, o.error) for o in outcomes if spreads_leaders(o.step)]
+        tablets = {o.step.tablet_id: view.tablet(o.step.tablet_id) for o in outcomes}
+        names = {t.tablet_id: t.table_name for t in tablets.values() if t is not None}
         return (
             *(
                 self._pace.record(
@@ -187,14 +215,12 @@ class Executor:
                 for o in outcomes
                 if not spreads_leaders(o.step)
             ),
-            *leader_records(moves, {t.tablet_id: t.leader_node for t in view.tablets}),
+            *leader_records(moves, {t.tablet_id: t.leader_node for t in tablets.values() if t is not None}),
         )
 
     async def _carry_out(
         self, orders: Orders, gate: asyncio.Semaphore, step: Step, view: ClusterView
     ) -> Outcome:
-        if isinstance(step, WAITS):
-            return Outcome(step)
         async with gate:
             try:
                 await orders.give(step, view)
@@ -221,17 +247,36 @@ class Executor:
         return error if isinstance(error, StaleEpoch) else StaleEpoch(str(error.args[0]))
 
 
-def _to_ask(view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
-    """By node: the tablets that matter now and that the node knows more about than the masters."""
+def _to_ask(
+    view: ClusterView, policy: Policy, known: Known, lately: Collection[str] | None = None
+) -> dict[str, list[TabletId]]:
+    """By node: the tablets that matter now and that the node knows more about than the masters.
+
+    `lately`: the tablets of which the masters may not know the newest order yet; None: all.
+    """
     wanted: dict[str, list[TabletId]] = {}
-    nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
-    for tablet in view.tablets:
-        intent = view.intent(tablet.tablet_id)
-        situation = judge(tablet, view, policy, nodes)
-        well = situation.needed <= 0 and all(m.kept or (m.live and m.answers) for m in situation.members)
-        # A tablet with a node that was not heard yet gets no step, so fresh reports are not needed.
-        if intent is None and (well or any(m.unheard for m in situation.members)):
-            continue
-        for node_id in {tablet.leader_node, intent.target_node if intent is not None else ""} - {""}:
-            wanted.setdefault(node_id, []).append(tablet.tablet_id)
+    with known.lock:
+        known.renew(view, policy)
+        for s in known.judged.restless():
+            well = s.needed <= 0 and all(m.kept or (m.live and m.answers) for m in s.members)
+            # A tablet with a node that was not heard yet gets no step, so fresh reports are not needed.
+            if s.intent is None and (well or any(m.unheard for m in s.members)):
+                continue
+            if lately is not None and s.tablet.tablet_id not in lately and _waits_for_turn(s):
+                continue
+            for node_id in {s.tablet.leader_node, s.intent.target_node if s.intent is not None else ""} - {
+                ""
+            }:
+                wanted.setdefault(node_id, []).append(s.tablet.tablet_id)
     return wanted
+
+
+def _waits_for_turn(s: Situation) -> bool:
+    """Whether nothing is under way of a tablet but that its witness waits for a slot.
+
+    After the loss of a node there are thousands of these, in each pass.
+    """
+    m = s.joining
+    if m is None or not m.live or m.peer.member_type is not MemberType.WITNESS:
+        return False
+    return m.report is not None and waits_for_turn(m.report.copy)

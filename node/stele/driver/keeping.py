@@ -110,7 +110,12 @@ class ViewKeeper:
             _aged_from, lambda info: info, intent_from_pb
         )
         self._ageing: set[str] = set()
-        self._order: tuple[str, ...] = ()
+        self._tablets: list[TabletView] = []
+        """As they were given out last, by id."""
+        self._at: dict[str, int] = {}
+        """Where in `_tablets` each of them is."""
+        self._renewed: set[str] = set()
+        """Tablets that came in pages since then."""
         self._members_changed = True
         self._lock = asyncio.Lock()
 
@@ -140,6 +145,7 @@ class ViewKeeper:
         if page.gone_tablets or any(id_from_pb(t.tablet_id) not in told_before for t in page.tablets):
             self._members_changed = True
         touched = self._units.take(page)
+        self._renewed |= touched
         for tablet_id in touched:
             told = self._units.tablets.get(tablet_id)
             if told is not None and any(r.ages for r in told[0].replicas):
@@ -151,14 +157,17 @@ class ViewKeeper:
     def _kept(self, last: master_pb2.GetClusterViewResponse, anew: bool, touched: frozenset[str]) -> Kept:
         units = self._units
         if self._members_changed:
-            self._order, self._members_changed = tuple(sorted(units.tablets)), False
-        now_ms = last.now_ms
-        tablets = tuple(
-            older(units.tablets[t][0], now_ms - units.tablets[t][1])
-            if t in self._ageing
-            else units.tablets[t][0]
-            for t in self._order
-        )
+            order = sorted(units.tablets)
+            self._tablets = [units.tablets[t][0] for t in order]
+            self._at = {tablet_id: place for place, tablet_id in enumerate(order)}
+            self._members_changed = False
+        for tablet_id in self._renewed | self._ageing:
+            tablet, told_ms = units.tablets.get(tablet_id, (None, 0))
+            if tablet is not None:
+                by_ms = last.now_ms - told_ms if tablet_id in self._ageing else 0
+                self._tablets[self._at[tablet_id]] = older(tablet, by_ms)
+        self._renewed.clear()
+        tablets = tuple(self._tablets)
         view = view_of(last, map(node_from_pb, last.nodes), tablets, _sorted(units.intents))
         return Kept(view, last, _sorted(units.tables), anew, touched)
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 from stele.driver.joining import at
-from stele.driver.leader_moves import may_lead
+from stele.driver.leader_groups import may_lead
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, in_service
 from stele.driver.steps import WAITS, Blocked, MoveLeader, Step
 from stele.driver.trials import Trials
-from stele.driver.view import ClusterView
 from stele.model.ids import OPID_NONE
 
 UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
@@ -24,12 +23,12 @@ UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
 
 
 class LeaderLeaves:
-    """The leaders that leave in one pass."""
+    """The leaders that leave in one pass. `leads`: how many tablets each node leads."""
 
-    def __init__(self, view: ClusterView, policy: Policy, trials: Trials) -> None:
+    def __init__(self, leads: Counter[str], policy: Policy, trials: Trials) -> None:
         self._policy = policy
         self._trials = trials.leaders
-        self._leads = Counter(t.leader_node for t in view.tablets)
+        self._leads = Counter(leads)
         self._left = policy.leader_moves_at_once
 
     def instead(self, s: Situation, step: Step | None) -> Step | None:

@@ -12,40 +12,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stele.driver.causes import move_cause
+from stele.driver.judgements import Judgements
 from stele.driver.leader_moves import LASTING
 from stele.driver.policy import Policy
-from stele.driver.situation import Member, Situation
+from stele.driver.situation import Member, Situation, at_rest
 from stele.driver.slots import Slots
 from stele.driver.steps import BeginIntent, Blocked, Step
 from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, NodeView
-from stele.model.config import MemberType
 
 
-def at_rest(s: Situation) -> bool:
-    """Whether a tablet has exactly the replicas that are wanted, all healthy, and nothing is under way."""
-    if s.intent is not None or s.leader() is None or len(s.members) != s.tablet.replication_factor:
-        return False
-    return all(
-        m.peer.member_type is MemberType.VOTER and m.live and m.answers and m.active and not m.in_doubt
-        for m in s.members
-    )
-
-
-def unrest(situations: Sequence[Situation], steps: Sequence[Step], view: ClusterView, policy: Policy) -> str:
+def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy: Policy) -> str:
     """Why no move for balance may begin now; "" if it may. Something heals, is new, or does not answer."""
     if not view.settled:
         return "the leader master has not heard from all nodes yet"
-    for tablet in view.tablets:
-        if tablet.state in ("PREPARING", "CREATING"):
-            return f"tablet {tablet.tablet_id[:8]} of {tablet.table_name} is being created"
-    named = {p.node_id for t in view.tablets for p in t.config.peers}
+    tablet = view.tablet(min(judged.young)) if judged.young else None
+    if tablet is not None:
+        return f"tablet {tablet.tablet_id[:8]} of {tablet.table_name} is being created"
     for node in view.nodes:
-        if node.node_id in named and node.heartbeat_age_ms > policy.lost_after_ms:
+        if judged.replicas[node.node_id] and node.heartbeat_age_ms > policy.lost_after_ms:
             return f"node {node.node_id[:8]} is silent"
     moving = {
         s.tablet.tablet_id
-        for s in situations
+        for s in judged.restless()
         if s.intent is not None and s.intent.moves and all(m.live for m in s.voters)
     }
     for step in steps:

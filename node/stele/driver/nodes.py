@@ -6,7 +6,7 @@ wants of a node is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from stele.driver.causes import heal_cause
@@ -20,13 +20,19 @@ ADMINISTRATOR, DRIVER = "administrator", "driver"
 """Who wants the state of a node, in `NodeView.wanted_by`."""
 
 
-def node_steps(view: ClusterView, policy: Policy) -> Iterable[Step]:
+def node_steps(
+    view: ClusterView, policy: Policy, in_configurations: Collection[str] | None = None
+) -> Iterable[Step]:
     """Lost and unneeded nodes drain, as do those that the policy wants retired. Lost nodes return if they are
-    heard again. DRAINING nodes that nothing names retire, unless they are to stay."""
+    heard again. DRAINING nodes that nothing names retire, unless they are to stay.
+
+    `in_configurations`: the nodes that configurations of current tablets name, if the caller knows them.
+    """
     if not policy.retire:
         return
-    named = {p.node_id for t in view.tablets if _is_current(t.state) for p in t.config.peers}
-    named.update(i.target_node for i in view.intents)
+    if in_configurations is None:
+        in_configurations = {p.node_id for t in view.tablets if t.is_current for p in t.config.peers}
+    named = {*in_configurations, *(i.target_node for i in view.intents)}
     epoch = view.claim.epoch if view.claim is not None else 0
     for node in sorted(view.nodes, key=lambda n: n.node_id):
         step = _node_step(node, node.node_id in named, policy)
@@ -74,10 +80,6 @@ def _wish(node: NodeView, policy: Policy) -> Step | None:
     if node.wanted_by == DRIVER and node.node_id not in policy.unneeded | policy.lost:
         return EndWish(*at, "nobody asks for it to be away any more", node.node_id)
     return None
-
-
-def _is_current(state: str) -> bool:
-    return state in ("PREPARING", "CREATING", "RUNNING")
 
 
 def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:

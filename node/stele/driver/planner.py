@@ -8,19 +8,21 @@ stand in a tuple; the first that returns a step decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
+from stele.driver.judgements import Judgements
+from stele.driver.known import Known
 from stele.driver.leader_leaves import LeaderLeaves
 from stele.driver.leader_moves import leader_steps
 from stele.driver.moves import begin_by_hand, no_longer_wanted, unrest
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
 from stele.driver.replica_balance import begin_moves
-from stele.driver.situation import Member, Situation, judge_all, majority
+from stele.driver.situation import Member, Situation, majority
 from stele.driver.slots import Slots
 from stele.driver.steps import (
     AddPreFollower,
@@ -51,39 +53,57 @@ from stele.model.config import MemberType
 from stele.model.ids import TabletId
 
 
-def plan(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[Step, ...]:
+def plan(
+    view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS, known: Known | None = None
+) -> tuple[Step, ...]:
     """The steps that may be taken now, most urgent tablets first; empty if all tablets are healthy.
 
-    `trials`: how the copies under way have gone so far.
+    `trials`: how the copies under way have gone so far. `known`: what the caller's earlier plans worked out. It
+    makes no difference but to the time.
     """
     if not view.settled:
         return (
             Blocked(TabletId(""), -1, "the leader master has not heard from all nodes yet", "NotSettled"),
         )
-    planner = _Planner(view, policy, judge_all(view, policy), trials)
-    steps = planner.tablets() + list(node_steps(view, policy))
-    if policy.rebalance and not unrest(planner.situations, steps, view, policy):
-        steps += begin_moves(view, policy, planner.situations, planner.load, planner.slots, planner.epoch)
-    return tuple(steps + leader_steps(view, policy, trials.leaders, planner.situations, steps))
+    known = known or Known()
+    with known.lock:
+        known.renew(view, policy)
+        try:
+            return _plan(view, policy, trials, known)
+        except BaseException:
+            known.forget()
+            raise
+
+
+def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tuple[Step, ...]:
+    judged = known.judged
+    planner = _Planner(view, policy, judged, trials)
+    named = {n for n, count in judged.replicas.items() if count}
+    steps = planner.tablets() + list(node_steps(view, policy, named))
+    if policy.rebalance and not unrest(judged, steps, view, policy):
+        moved = (planner.load, planner.slots, planner.epoch)
+        steps += begin_moves(view, policy, judged.situations, known.places, *moved)
+    return tuple(steps + leader_steps(view, policy, trials.leaders, judged, known.groups, steps))
 
 
 class _Planner:
-    """One pass. It counts the copies and the replicas per node that it has planned itself."""
+    """One pass. It counts the copies and the replicas per node that it has planned itself.
 
-    def __init__(
-        self, view: ClusterView, policy: Policy, situations: Sequence[Situation], trials: Trials
-    ) -> None:
+    No check finds a step for a quiet tablet (`is_quiet`), so only the others are looked at.
+    """
+
+    def __init__(self, view: ClusterView, policy: Policy, judged: Judgements, trials: Trials) -> None:
         self.view = view
         self.policy = policy
-        self.situations = situations
+        self.situations = situations = judged.restless()
         self.epoch = view.claim.epoch if view.claim is not None else 0
         out_of_reach = {m.peer.node_id for s in situations for m in s.members if not m.answers}
-        self.load = Load(view, trials.avoid, frozenset(out_of_reach))
+        self.load = Load(view, trials.avoid, frozenset(out_of_reach), judged.replicas)
         self.copying = Copying(view, policy, trials, self.load)
         self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
         self.slots = Slots(situations, policy, trials)
         self.joining = Joining(self.copying, self.slots, policy, trials)
-        self.leaves = LeaderLeaves(view, policy, trials)
+        self.leaves = LeaderLeaves(judged.leads, policy, trials)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,

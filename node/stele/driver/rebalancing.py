@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from stele.driver.known import Known
 from stele.driver.moves import unrest
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.replica_balance import Move, ReplicaBalance
-from stele.driver.situation import judge_all
 from stele.driver.targets import Load
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import ClusterView
@@ -20,6 +20,8 @@ from stele.driver.view import ClusterView
 def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -> tuple[list[Move], str]:
     """The moves in order, as if nothing else happened; and why none may begin now, or ""."""
     heals = plan(view, replace(policy, rebalance=False, balance_leaders=False), trials)
-    situations = judge_all(view, policy)
-    balance = ReplicaBalance(view, policy, situations, Load(view, trials.avoid))
-    return list(balance.moves()), unrest(situations, heals, view, policy)
+    known = Known()
+    known.renew(view, policy)
+    known.places.renew(known.judged.situations)
+    balance = ReplicaBalance(view, policy, known.places, Load(view, trials.avoid))
+    return list(balance.moves()), unrest(known.judged, heals, view, policy)

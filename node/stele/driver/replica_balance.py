@@ -20,17 +20,17 @@ replicas and have room.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from stele.driver.moves import at_rest, begin_move
+from stele.driver.moves import begin_move
 from stele.driver.policy import Policy
+from stele.driver.replica_places import Place, Places
 from stele.driver.situation import Situation
 from stele.driver.slots import Slots
 from stele.driver.steps import Step
-from stele.driver.targets import Load, has_room, host_of, tablet_bytes, usable
+from stele.driver.targets import Load, has_room, host_of, usable
 from stele.driver.view import MOVE, ClusterView, NodeView
-from stele.model.ids import TabletId
 
 STEP = 1.0
 """A move must lower the measure by twice this: by as much as one replica less on the fuller node."""
@@ -55,62 +55,47 @@ class Move:
     reason: str
 
 
-@dataclass(slots=True)
-class _Tablet:
-    situation: Situation
-    nodes: list[str]
-    size: int
-    units: float = 0.0
-    """Its size in mean replicas."""
-
-
 class ReplicaBalance:
-    """Where the replicas would be if each move under way or chosen were done."""
+    """Where the replicas would be if each move under way or chosen were done. `places` must be renewed."""
 
-    def __init__(
-        self, view: ClusterView, policy: Policy, situations: Sequence[Situation], load: Load
-    ) -> None:
+    def __init__(self, view: ClusterView, policy: Policy, places: Places, load: Load) -> None:
         self._policy = policy
         self._load = load
+        self._places = places
         self._nodes: Mapping[str, NodeView] = {n.node_id: n for n in view.nodes}
         self._targets = [
             n
             for n in sorted(view.nodes, key=lambda n: n.node_id)
             if usable(n, "node", policy) and n.node_id not in load.avoid | load.out_of_reach
         ]
-        self._replicas: Counter[str] = Counter()
-        self._of_table: Counter[tuple[str, str]] = Counter()
-        self._bytes: Counter[str] = Counter()
+        self._mean = places.mean_bytes
         self._due: Counter[str] = Counter()
-        self._resting: dict[str, dict[str, _Tablet]] = {}
-        """By node: the tablets with a replica there that may be moved."""
-        self._spread: list[_Tablet] = []
-        self._mean = 0.0
-        self._place(situations)
+        self._moved: set[str] = set()
+        """A tablet changes by one replica at a time, so it is moved once."""
+        self._short_of_room = False
+        """Whether a move was refused only because its target has no room."""
+        self._scene = (
+            tuple((n.node_id, n.host, n.zone) for n in view.nodes),
+            tuple(n.node_id for n in self._targets),
+        )
+        if self._is_balanced:
+            return
+        self._replicas = Counter(places.replicas)
+        self._of_table = Counter(places.of_table)
+        self._bytes = Counter(places.bytes)
+        several = len({n.zone for n in view.nodes}) > 1
+        crowded = (places.place(t) for t in sorted(places.crowded)) if several else ()
+        self._spread = [place for place in crowded if self._zones_of(place)]
 
-    def _place(self, situations: Sequence[Situation]) -> None:
-        tablets = [
-            _Tablet(s, _nodes_of(s), tablet_bytes(s.tablet))
-            for s in situations
-            if s.tablet.node_role == "node"
-        ]
-        replicas = sum(len(t.nodes) for t in tablets)
-        total = sum(t.size * len(t.nodes) for t in tablets)
-        self._mean = total / replicas if replicas else 0.0
-        for t in tablets:
-            t.units = t.size / self._mean if self._mean else 0.0
-            rests = at_rest(t.situation) and not t.situation.tablet.by_hand
-            for node in t.nodes:
-                self._count(t, node, 1)
-                if rests:
-                    self._resting.setdefault(node, {})[t.situation.tablet.tablet_id] = t
-            if rests and self._zones_of(t):
-                self._spread.append(t)
+    @property
+    def _is_balanced(self) -> bool:
+        """Whether it is known that no move is left, between the same nodes."""
+        return self._places.balanced == self._scene
 
-    def _count(self, t: _Tablet, node: str, number: int) -> None:
+    def _count(self, place: Place, node: str, number: int) -> None:
         self._replicas[node] += number
-        self._of_table[node, t.situation.tablet.table_id] += number
-        self._bytes[node] += number * t.size
+        self._of_table[node, place.table_id] += number
+        self._bytes[node] += number * place.size
 
     def moves(self) -> Iterator[Move]:
         """The moves in their order, until no move lowers the measure enough."""
@@ -119,14 +104,19 @@ class ReplicaBalance:
 
     def next(self) -> Move | None:
         """The next move, or None. From then on it counts as done."""
-        return self._for_spread() or self._for_load()
+        if self._is_balanced:
+            return None
+        move = self._for_spread() or self._for_load()
+        if move is None and not self._moved and not self._short_of_room:
+            self._places.balanced = self._scene
+        return move
 
     # --- zones
 
-    def _zones_of(self, t: _Tablet) -> tuple[str, list[str]] | None:
+    def _zones_of(self, place: Place) -> tuple[str, list[str]] | None:
         """The zone with too many replicas of a tablet, and the zones that should have one more; None if it
         is spread as well as possible."""
-        zones = Counter(n.zone for m in t.nodes if (n := self._nodes.get(m)) is not None)
+        zones = Counter(n.zone for m in place.nodes if (n := self._nodes.get(m)) is not None)
         if not zones:
             return None
         most = min(zones, key=lambda z: (-zones[z], z))
@@ -137,23 +127,20 @@ class ReplicaBalance:
 
     def _for_spread(self) -> Move | None:
         while self._spread:
-            t = self._spread[-1]
-            found = self._zones_of(t)
+            place = self._spread.pop()
+            found = self._zones_of(place)
             if found is None:
-                self._spread.pop()
                 continue
             most, fewer = found
-            leader = t.situation.tablet.leader_node
-            sources = [m for m in t.nodes if (n := self._nodes.get(m)) is not None and n.zone == most]
+            leader = place.situation.tablet.leader_node
+            sources = [m for m in place.nodes if (n := self._nodes.get(m)) is not None and n.zone == most]
             source = min(sources, key=lambda m: (m == leader, -self._replicas[m], m))
             for zone in fewer:
-                fitting = [n for n in self._targets if n.zone == zone and self._fits(t, n)]
+                fitting = [n for n in self._targets if n.zone == zone and self._fits(place, n)]
                 if fitting:
                     target = min(fitting, key=lambda n: (self._replicas[n.node_id], n.node_id))
-                    self._spread.pop()
                     reason = f"more of its replicas than needed are in zone {most or '(none)'}, and zone {zone or '(none)'} has fewer"
-                    return self._done(t, source, target, reason)
-            self._spread.pop()
+                    return self._done(place, source, target, reason)
         return None
 
     # --- load
@@ -169,7 +156,7 @@ class ReplicaBalance:
         """Pairs of nodes between which a move may be worth it, those that differ most first."""
         of_table = self._largest_difference()
         found = []
-        for source in self._resting:
+        for source in (n for n, count in self._replicas.items() if count > 0):
             for target in self._targets:
                 replicas = self._replicas[source] - self._replicas[target.node_id]
                 heavier = self._units(source) - self._units(target.node_id)
@@ -202,84 +189,80 @@ class ReplicaBalance:
     def _units(self, node: str) -> float:
         return self._bytes[node] / self._mean if self._mean else 0.0
 
-    def _best(self, source: str, target: NodeView) -> _Tablet | None:
+    def _best(self, source: str, target: NodeView) -> Place | None:
         """The tablet whose move from `source` to `target` lowers the measure most, if by at least STEP."""
         best: tuple[float, bool, int, str] | None = None
-        found: _Tablet | None = None
-        for tablet_id, t in self._resting[source].items():
-            gain = self._gain(t, source, target.node_id)
-            if gain < STEP or (best is not None and -gain > best[0]):
+        found: Place | None = None
+        replicas = self._replicas[source] - self._replicas[target.node_id] - 1
+        heavier = self._units(source) - self._units(target.node_id)
+        by_size = (
+            heavier * heavier / (4 * _SIZE_WEIGHT) if heavier > 0 else 0.0
+        )  # the most that any size adds
+        for table, tablets in self._places.resting.items():
+            of_table = self._of_table[source, table] - self._of_table[target.node_id, table] - 1
+            plain = replicas + _TABLE_WEIGHT * of_table
+            if plain + by_size < STEP or not self._of_table[source, table]:
                 continue
-            key = (-gain, t.situation.tablet.leader_node == source, t.size, tablet_id)
-            if (
-                (best is None or key < best)
-                and self._fits(t, target)
-                and self._keeps_spread(t, source, target)
-            ):
-                best, found = key, t
+            for tablet_id, place in tablets.items():
+                units = place.size / self._mean if self._mean else 0.0
+                gain = plain + units * (heavier - _SIZE_WEIGHT * units)
+                if gain < STEP or (best is not None and -gain > best[0]):
+                    continue
+                if source not in place.nodes or tablet_id in self._moved:
+                    continue
+                key = (-gain, place.situation.tablet.leader_node == source, place.size, tablet_id)
+                if (
+                    (best is None or key < best)
+                    and self._keeps_spread(place, source, target)
+                    and self._fits(place, target)
+                ):
+                    best, found = key, place
         return found
 
-    def _gain(self, t: _Tablet, source: str, target: str) -> float:
-        table = t.situation.tablet.table_id
-        replicas = self._replicas[source] - self._replicas[target] - 1
-        of_table = self._of_table[source, table] - self._of_table[target, table] - 1
-        heavier = self._units(source) - self._units(target)
-        return replicas + _TABLE_WEIGHT * of_table + t.units * (heavier - _SIZE_WEIGHT * t.units)
-
-    def _fits(self, t: _Tablet, target: NodeView) -> bool:
+    def _fits(self, place: Place, target: NodeView) -> bool:
         """Whether the node has room, and its machine no replica of the tablet."""
-        if any(host_of(self._nodes, node) == target.host for node in t.nodes):
+        if any(host_of(self._nodes, node) == target.host for node in place.nodes):
             return False
         due = self._load.bytes_due[target.node_id] + self._due[target.node_id]
-        return has_room(target, due + t.size, self._policy)
+        room = has_room(target, due + place.size, self._policy)
+        self._short_of_room |= not room
+        return room
 
-    def _keeps_spread(self, t: _Tablet, source: str, target: NodeView) -> bool:
-        zones = Counter(n.zone for m in t.nodes if (n := self._nodes.get(m)) is not None)
+    def _keeps_spread(self, place: Place, source: str, target: NodeView) -> bool:
+        zones = Counter(n.zone for m in place.nodes if (n := self._nodes.get(m)) is not None)
         left = self._nodes[source].zone if source in self._nodes else ""
         return left == target.zone or zones[target.zone] < zones[left]
 
-    def _why(self, t: _Tablet, source: str, target: str) -> str:
-        table = t.situation.tablet.table_id
-
+    def _why(self, place: Place, source: str, target: str) -> str:
         def has(node: str) -> str:
-            own = self._of_table[node, table]
+            own = self._of_table[node, place.table_id]
             return f"{self._replicas[node]} replicas ({own} of this table, {self._bytes[node]:,} bytes)"
 
         return f"node {source[:8]} has {has(source)}, node {target[:8]} has {has(target)}"
 
-    def _done(self, t: _Tablet, source: str, target: NodeView, reason: str) -> Move:
-        s = t.situation
-        peer = s.tablet.config.peer_on(source)
-        self._count(t, source, -1)
-        self._count(t, target.node_id, 1)
-        self._due[target.node_id] += t.size
-        t.nodes = [target.node_id if node == source else node for node in t.nodes]
-        # A tablet changes by one replica at a time, so it is moved once.
-        for resting in self._resting.values():
-            resting.pop(s.tablet.tablet_id, None)
+    def _done(self, place: Place, source: str, target: NodeView, reason: str) -> Move:
+        tablet = place.situation.tablet
+        peer = tablet.config.peer_on(source)
+        self._count(place, source, -1)
+        self._count(place, target.node_id, 1)
+        self._due[target.node_id] += place.size
+        self._moved.add(tablet.tablet_id)
         return Move(
-            s.tablet.tablet_id,
-            s.tablet.table_name,
+            tablet.tablet_id,
+            tablet.table_name,
             peer.replica_id if peer is not None else 0,
             source,
             target.node_id,
-            t.size,
+            place.size,
             f"balance: {reason}",
         )
-
-
-def _nodes_of(s: Situation) -> list[str]:
-    """The nodes of a tablet once the change under way is done."""
-    nodes: list[str] = [m.peer.node_id for m in s.members if not m.leaving]
-    if s.intent is not None and s.intent.target_node not in nodes:
-        nodes.append(s.intent.target_node)
-    return nodes
 
 
 def begin_moves(
     view: ClusterView,
     policy: Policy,
-    situations: Sequence[Situation],
+    situations: Mapping[str, Situation],
+    places: Places,
     load: Load,
     slots: Slots,
     epoch: int,
@@ -288,10 +271,10 @@ def begin_moves(
     steps: list[Step] = []
     if not slots.can_move:
         return steps
-    of = {s.tablet.tablet_id: s for s in situations}
-    moves = ReplicaBalance(view, policy, situations, load).moves()
+    places.renew(situations)
+    moves = ReplicaBalance(view, policy, places, load).moves()
     while slots.can_move and (move := next(moves, None)) is not None:
-        s, target = of[TabletId(move.tablet_id)], view.node(move.target)
+        s, target = situations[move.tablet_id], view.node(move.target)
         source = s.member(move.replica_id)
         if source is not None and target is not None and slots.begin_move():
             steps.append(begin_move(s, source, target, move.reason, MOVE, epoch))

@@ -6,7 +6,7 @@ follow from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stele.driver.policy import Policy
 from stele.driver.view import (
@@ -128,6 +128,12 @@ class Member:
     active: bool
     parked: bool = False
     leaving: bool = False
+    live: bool = field(init=False)
+    """Its node sends heartbeats, it is not FAILED, and it is not out of its leader's reach for long."""
+
+    def __post_init__(self) -> None:
+        live = not (self.dead or self.failed or self.unheard or self.unreached)
+        object.__setattr__(self, "live", live)
 
     @property
     def unheard(self) -> bool:
@@ -158,11 +164,6 @@ class Member:
     def may_lead(self) -> bool:
         """Whether its node is in service, so that leaders may stay there."""
         return self.active and not self.parked
-
-    @property
-    def live(self) -> bool:
-        """Its node sends heartbeats, it is not FAILED, and it is not out of its leader's reach for long."""
-        return not (self.dead or self.failed or self.unheard or self.unreached)
 
     @property
     def rowless(self) -> bool:
@@ -208,37 +209,35 @@ class Situation:
     target: NodeView | None
     """The intent's target node."""
     target_dead: bool
+    # Computed once, because the checks of a tablet ask for them dozens of times.
+    voters: tuple[Member, ...] = field(init=False)
+    """VOTERs and WITNESSes."""
+    live_voters: tuple[Member, ...] = field(init=False)
+    """VOTERs and WITNESSes that are live."""
+    data_voters: tuple[Member, ...] = field(init=False)
+    """Live VOTERs, which hold the rows."""
+    good: tuple[Member, ...] = field(init=False)
+    """Live VOTERs on ACTIVE nodes that no move replaces. The replication factor counts these."""
+    spare: int = field(init=False)
+    """How many more voters may fail before the group stops; negative: it has stopped."""
+    needed: int = field(init=False)
+    """How many good voters are missing for the replication factor. One that is away on a parked node is waited for."""
 
-    @property
-    def voters(self) -> tuple[Member, ...]:
-        """VOTERs and WITNESSes."""
-        return tuple(m for m in self.members if m.peer.votes)
-
-    @property
-    def live_voters(self) -> tuple[Member, ...]:
-        """VOTERs and WITNESSes that are live."""
-        return tuple(m for m in self.voters if m.live)
-
-    @property
-    def data_voters(self) -> tuple[Member, ...]:
-        """Live VOTERs, which hold the rows."""
-        return tuple(m for m in self.live_voters if m.peer.member_type is MemberType.VOTER)
-
-    @property
-    def good(self) -> tuple[Member, ...]:
-        """Live VOTERs on ACTIVE nodes that no move replaces. The replication factor counts these."""
-        return tuple(m for m in self.data_voters if m.active)
-
-    @property
-    def spare(self) -> int:
-        """How many more voters may fail before the group stops; negative: it has stopped."""
-        return len(self.live_voters) - majority(len(self.voters))
-
-    @property
-    def needed(self) -> int:
-        """How many good voters are missing for the replication factor. One that is away on a parked node is
-        not missing."""
-        return self.tablet.replication_factor - len(self.good) - sum(m.kept for m in self.members)
+    def __post_init__(self) -> None:
+        voters = _chosen(self.members, [m.peer.votes for m in self.members])
+        live = _chosen(voters, [m.live for m in voters])
+        data = _chosen(live, [m.peer.member_type is MemberType.VOTER for m in live])
+        good = _chosen(data, [m.active for m in data])
+        kept = sum(m.kept for m in self.members)
+        for name, value in (
+            ("voters", voters),
+            ("live_voters", live),
+            ("data_voters", data),
+            ("good", good),
+            ("spare", len(live) - majority(len(voters))),
+            ("needed", self.tablet.replication_factor - len(good) - kept),
+        ):
+            object.__setattr__(self, name, value)
 
     @property
     def joining(self) -> Member | None:
@@ -302,6 +301,21 @@ class Situation:
         return len(self.voters) == 1 or len(self.live_voters) >= majority(len(self.voters) + 1)
 
 
+def _chosen(members: tuple[Member, ...], which: list[bool]) -> tuple[Member, ...]:
+    """Those for which `which` is true; the same tuple if it is true for all, which saves memory."""
+    return members if all(which) else tuple(m for m, chosen in zip(members, which, strict=True) if chosen)
+
+
+def at_rest(s: Situation) -> bool:
+    """Whether a tablet has exactly the replicas that are wanted, all healthy, and nothing is under way."""
+    if s.intent is not None or s.leader() is None or len(s.members) != s.tablet.replication_factor:
+        return False
+    return all(
+        m.peer.member_type is MemberType.VOTER and m.live and m.answers and m.active and not m.in_doubt
+        for m in s.members
+    )
+
+
 def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str, NodeView]) -> Situation:
     """The situation of one tablet."""
     failed, doubtful = failed_replicas(tablet), in_doubt(tablet)
@@ -333,7 +347,8 @@ def judge(tablet: TabletView, view: ClusterView, policy: Policy, nodes: dict[str
 
 
 def judge_all(view: ClusterView, policy: Policy) -> list[Situation]:
-    """The situations of the running tablets; those with the least to spare first."""
+    """The situations of the running tablets; those with the least to spare first. A driver keeps them instead
+    (judgements.py)."""
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     running = (t for t in view.tablets if t.state == "RUNNING")
     return sorted(

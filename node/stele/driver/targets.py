@@ -22,7 +22,7 @@ class Load:
 
     `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader
     does not reach; never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a
-    node.
+    node. `replicas`: what `replicas_of` gives, if the caller knows it.
     """
 
     def __init__(
@@ -30,14 +30,12 @@ class Load:
         view: ClusterView,
         avoid: frozenset[str] = frozenset(),
         out_of_reach: frozenset[str] = frozenset(),
+        replicas: Counter[str] | None = None,
     ) -> None:
         self.avoid = avoid
         self.out_of_reach = out_of_reach
         self.bytes_due: Counter[str] = Counter()
-        self._replicas: Counter[str] = Counter()
-        for tablet in view.tablets:
-            if tablet.state in ("CREATING", "RUNNING"):
-                self._replicas.update(p.node_id for p in tablet.config.peers)
+        self._replicas: Counter[str] = Counter(replicas_of(view.tablets) if replicas is None else replicas)
         for intent in view.intents:
             of = view.tablet(intent.tablet_id)
             if of is None or not of.config.names(intent.replica_id, intent.target_node):
@@ -53,6 +51,11 @@ class Load:
     def of(self, node_id: str) -> int:
         """Replicas on the node, including planned ones."""
         return self._replicas[node_id]
+
+
+def replicas_of(tablets: Iterable[TabletView]) -> Counter[str]:
+    """The replicas that configurations give to each node."""
+    return Counter(p.node_id for t in tablets if t.is_current for p in t.config.peers)
 
 
 def tablet_bytes(tablet: TabletView) -> int:

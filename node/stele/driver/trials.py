@@ -100,12 +100,11 @@ class CopyMemory:
 
     def look(self, view: ClusterView, now_ms: int) -> Trials:
         """Record the state of the copies. Returns the trials for this pass."""
-        tablets = {t.tablet_id: t for t in view.tablets}
         late = self._late(view, now_ms)
         before, self._courses = self._courses, {}
         stalled: set[Key] = set()
         for intent in view.intents:
-            tablet = tablets.get(intent.tablet_id)
+            tablet = view.tablet(intent.tablet_id)
             report = tablet.report(intent.replica_id, intent.target_node) if tablet is not None else None
             key = (intent.tablet_id, int(intent.replica_id))
             if report is not None and report.copy is not None:

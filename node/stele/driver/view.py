@@ -132,6 +132,10 @@ class CopyView:
     """The copy's limit; 0: unlimited. None: its node does not report it and cannot change it."""
 
 
+NOBODY: Mapping[ReplicaId, int] = {}
+"""No peers: one value for tens of thousands of replicas."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
     """The newest report of a replica from its own node."""
@@ -150,7 +154,7 @@ class ReplicaView:
     """Leader only: peers that reported themselves FAILED in their last answer."""
     lacking_peers: tuple[ReplicaId, ...] = ()
     """Leader only: peers that need log entries that the leader no longer has."""
-    unreached_ms: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
+    unreached_ms: Mapping[ReplicaId, int] = field(default_factory=lambda: NOBODY, hash=False)
     """Leader only: peers that do not answer it, and for how long."""
 
     @property
@@ -200,6 +204,11 @@ class TabletView:
             if replica.replica_id == replica_id and replica.node_id == node_id:
                 return replica
         return None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it holds, or is going to hold, a part of a table."""
+        return self.state in ("PREPARING", "CREATING", "RUNNING")
 
     @property
     def leader(self) -> Peer | None:

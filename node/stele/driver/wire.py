@@ -1,14 +1,16 @@
 """Converts answers of masters and nodes to the planner's values. Called by executor and operator.
 
-Opens nothing. Invariant: enum numbers that this program does not know become UNKNOWN, never a healthy state.
+Opens nothing. Names that thousands of tablets share are kept once (`intern`). Invariant: enum numbers that this program does not know become UNKNOWN, never a healthy state.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from sys import intern
 
 from stele.driver.policy import StandingPolicy
 from stele.driver.view import (
+    NOBODY,
     Claim,
     ClusterView,
     CopyView,
@@ -112,12 +114,12 @@ def tablet_from_pb(pb: master_pb2.TabletViewPB) -> TabletView:
     """A tablet with its replicas."""
     return TabletView(
         tablet_id=TabletId(id_from_pb(pb.tablet_id)),
-        table_id=TableId(id_from_pb(pb.table_id)),
-        table_name=pb.table_name,
-        state=pb.state,
+        table_id=TableId(intern(id_from_pb(pb.table_id))),
+        table_name=intern(pb.table_name),
+        state=intern(pb.state),
         config=config_from_pb(pb.committed_config),
         term=pb.term,
-        leader_node=id_from_pb(pb.leader_node),
+        leader_node=intern(id_from_pb(pb.leader_node)),
         replication_factor=pb.replication_factor,
         replicas=tuple(replica_from_pb(id_from_pb(r.node_id), r.status, r.age_ms) for r in pb.replicas),
         leader_kept_until_us=pb.leader_kept_until_us,
@@ -140,7 +142,7 @@ def by_hand_from_pb(pb: master_pb2.ByHandPB) -> ByHand:
 def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 0) -> ReplicaView:
     """A replica as its own node reports it."""
     return ReplicaView(
-        node_id=NodeId(node_id),
+        node_id=NodeId(intern(node_id)),
         replica_id=ReplicaId(pb.replica_id),
         state=_REPLICA_STATES.get(pb.state, ReplicaState.UNKNOWN),
         data_state=_DATA_STATES.get(pb.data_state, DataState.UNKNOWN),
@@ -152,7 +154,8 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         age_ms=age_ms,
         failed_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.failed),
         lacking_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.needs_copy),
-        unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached},
+        unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached}
+        or NOBODY,
     )
 
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 import structlog
 
 from stele.master.catalog import CURRENT_TABLETS
-from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes
+from stele.master.cluster_view import all_view_bytes
 from stele.master.leadership import Leadership
 from stele.master.liveness import Report
 from stele.master.port import swap
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
-from stele.master.tables import KINDS, check_there, is_name
+from stele.master.tables import KINDS, check_there, check_view_bytes, is_name
 from stele.master.versions import require_version
 from stele.model.alter import Step, altered
 from stele.model.errors import Code, Rejected, Retryable
@@ -145,11 +145,10 @@ def _check_room(
     always passes."""
     row_bytes = sum(len(o.value) + len(o.key) for o in batch)
     larger = len(changed.schema) + len(changed.partitioning) > len(table.schema) + len(table.partitioning)
-    if (
-        row_bytes > lead.options.create_bytes_max
-        or not lead.has_room(batch, _QUARTERS)
-        or (larger and all_view_bytes(lead.catalog, changed) > VIEW_BYTES_MAX)
-    ):
+    if larger:
+        what = f"alter table {table.name!r}: its new definition would make views larger"
+        check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)
+    if row_bytes > lead.options.create_bytes_max or not lead.has_room(batch, _QUARTERS):
         raise Rejected(
             f"alter table {table.name!r}: its new definition has {len(changed.schema)} bytes, more than the "
             f"catalog has "

@@ -1,8 +1,10 @@
 """The leader's background task: updates the catalog from reports, and orders nodes to match the catalog.
 
-Level-triggered: each pass compares a tablet's row with the newest reports and does what is due. Between
-passes it remembers only when each order was last sent. Invariant: a row changes only under its lock, based on
-its value then.
+Each pass compares the rows of some tablets with the newest reports, and does what is due. A tablet is looked at
+when its row or a report changed; in each sweep, as long as anything is due or it is not RUNNING; and now and then
+without a cause, as a safeguard. Between passes it remembers only such tablets, and when each order was last sent.
+
+Invariant: a row changes only under its lock, based on its value then.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
 """Most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
+ROUND_SWEEPS = 64
+"""In so many sweeps each tablet is looked at without a cause; a small cluster has them all in each. Each look takes
+some 0.1 ms, and ten thousand of them in every sweep would take all the time of a master."""
 REPLACED_QUARTERS = 3
 """Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced
 again and again.
@@ -56,6 +61,10 @@ class Background:
         self._forgetting = Forgetting(lead, orders)
         self._alterations = Alterations(lead)
         self._swept_ms = 0
+        self._open: dict[str, None] = {}
+        """Tablets to look at in the next sweep: something was due, or they are not RUNNING."""
+        self._round: list[str] | None = None
+        """Tablets that are still to be looked at in this round without a cause; None: a new leader looks at all."""
         self._refused = 0
         """Passes in a row that ended with CAS_FAILED."""
         self._full = False
@@ -104,8 +113,7 @@ class Background:
         if sweep:
             self._swept_ms = now
             self._orders.forget_old()
-            # A deleted tablet needs attention only while a node still reports a replica of it.
-            lead.dirty.update((t, None) for t in (*lead.catalog.current, *lead.liveness.reported()))
+            lead.dirty.update((t, None) for t in self._to_sweep())
             for state in TABLET_STATES:
                 metrics.master_tablets.labels(state).set(lead.catalog.states[state])
         due = list(lead.dirty)
@@ -125,6 +133,19 @@ class Background:
             await self._forgetting.step()
             await keep_dropped_time(lead)
             self._log_full()
+
+    def _to_sweep(self) -> list[str]:
+        """The tablets to look at in a sweep."""
+        catalog = self._lead.catalog
+        share = max(TABLETS_AT_ONCE, -(-len(catalog.current) // ROUND_SWEEPS))
+        if self._round is None:
+            share = len(catalog.current)
+        left = self._round or list(catalog.current)
+        chosen, self._round = left[:share], left[share:]
+        altering = [t for table_id in catalog.altering for t in catalog.tablets_of.get(table_id, ())]
+        # A deleted tablet needs attention only while a node still reports a replica of it.
+        gone = [t for t in self._lead.liveness.reported() if t in catalog.gone]
+        return [CATALOG_TABLET_ID, *self._open, *altering, *gone, *chosen]
 
     def _log_full(self) -> None:
         """Log that the catalog is full; again only after a pass that had room for everything."""
@@ -153,8 +174,13 @@ class Background:
         for tablet_id in known:
             if self._too_late(lead.catalog.tablets[tablet_id]):
                 await lead.do(self._replace(tablet_id))
-        for tablet_id in known:
-            self._orders.consider(lead.catalog.tablets[tablet_id])
+        for tablet_id in tablet_ids:
+            row = lead.catalog.tablets.get(tablet_id)
+            ordered = row is not None and self._orders.consider(row)
+            if row is not None and (ordered or tablet_id in due or row.state in ("PREPARING", "CREATING")):
+                self._open[tablet_id] = None
+            else:
+                self._open.pop(tablet_id, None)
 
     # --- rows follow reports ---
 

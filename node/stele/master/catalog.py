@@ -79,6 +79,8 @@ class Catalog:
         `current`."""
         self.states: Counter[str] = Counter()
         """The number of tablets in each state."""
+        self.replicas: Counter[str] = Counter()
+        """By node: the replicas that the configurations of `current` give to it."""
         self.nodes: dict[str, NodeRecord] = {}
         self.intents: dict[str, IntentRecord] = {}
         self.recoveries: dict[str, RecoveryRecord] = {}
@@ -131,16 +133,22 @@ class Catalog:
             self.states[before.state] -= 1
             into = self.current if before.state in CURRENT_TABLETS else self.gone
             del into[tablet_id]
+            self._place(before, -1)
         if record is not None:
             self.states[record.state] += 1
             self.tablets_of.setdefault(record.table_id, {})[record.tablet_id] = None
             into = self.current if record.state in CURRENT_TABLETS else self.gone
             into[tablet_id] = None
+            self._place(record, 1)
         elif before is not None:
             of_table = self.tablets_of[before.table_id]
             del of_table[tablet_id]
             if not of_table:
                 del self.tablets_of[before.table_id]
+
+    def _place(self, row: TabletRecord, number: int) -> None:
+        for peer in row.config.peers if row.state in CURRENT_TABLETS else ():
+            self.replicas[peer.node_id] += number
 
     def _table(self, key: bytes, new: bytes | None) -> None:
         before = self.tables.get(key[len(TABLE_PREFIX) :].decode())

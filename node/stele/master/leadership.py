@@ -200,12 +200,9 @@ class Leadership:
         A node that is not `formed` is left out: if its volume were lost, it would be formatted again under
         the same id, without its votes.
         """
-        counts: dict[str, int] = {}
-        for tablet_id in self.catalog.current:
-            for peer in self.catalog.tablets[tablet_id].config.peers:
-                counts[peer.node_id] = counts.get(peer.node_id, 0) + 1
+        counts = self.catalog.replicas
         return [
-            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts.get(n.node_id, 0), self._is_full(n))
+            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts[n.node_id], self._is_full(n))
             for n in self.catalog.nodes.values()
             if n.role == "node" and n.takes_replicas and n.formed and self.is_alive(n)
         ]

@@ -254,19 +254,21 @@ class Liveness:
             )
             return []
         touched: dict[str, None] = {}
+        told = {
+            (id_from_pb(s.tablet_id), s.replica_id): Report(life.node_id, s, now_ms) for s in request.tablets
+        }
         if not request.incremental:
             touched.update((tablet_id, None) for tablet_id, _ in life.reports)
-            self._forget_reports(life)
+            for key in [key for key in life.reports if key not in told]:
+                self._forget(life, key)
             life.full, life.full_since_ms = True, now_ms
         elif not life.full:
             return []
         life.sequence = request.sequence
-        for status in request.tablets:
-            report = Report(life.node_id, status, now_ms)
-            key = (id_from_pb(status.tablet_id), status.replica_id)
-            life.reports[key] = report
-            self._by_tablet.setdefault(key[0], {})[(life.node_id, key[1])] = report
-            touched[key[0]] = None
+        life.reports.update(told)
+        for (tablet_id, replica_id), report in told.items():
+            self._by_tablet.setdefault(tablet_id, {})[life.node_id, replica_id] = report
+            touched[tablet_id] = None
         for raw in request.removed_tablets:
             # One replica of it is gone, but the node may hold another. The full report that is asked for now
             # shows it.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import structlog
 
@@ -23,6 +24,7 @@ from stele.master.liveness import Liveness
 from stele.master.orders import Orders
 from stele.master.port import CatalogLog, insert
 from stele.master.records import (
+    INTENT_PREFIX,
     TABLET_PREFIX,
     ClusterRecord,
     NodeRecord,
@@ -152,13 +154,16 @@ class Master:
         catalog.on_change(look)
         orders = Orders(lead, self._pool)
         tasks: list[asyncio.Task[None]] = []
+        following = ExitStack()
         try:
             lead.check()
             if catalog.cluster is None:
                 await lead.commit(first_rows(self.cluster_id, self.log.committed_config, self.wall_us()))
+            changes = ViewChanges(self.scene)
+            following.callback(changes.end)
+            await changes.load()
             lead.check()
-            self.lead = lead
-            self.view_changes = changes = ViewChanges(self.scene)
+            self.lead, self.view_changes = lead, changes
             metrics.master_leads.set(1)
             log.info("leading", term=term, tables=len(catalog.tables), nodes=len(catalog.nodes))
             stand_in = StandIn(lead, self._pool, self.scene, changes, self.node_id)
@@ -173,10 +178,8 @@ class Master:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            self.lead = None
-            if self.view_changes is not None:
-                self.view_changes.end()
-                self.view_changes = None
+            self.lead = self.view_changes = None
+            following.close()
             lead.end()
             catalog.no_more_changes(look)
             metrics.master_leads.set(0)
@@ -275,8 +278,10 @@ class Master:
 
 
 def _look(lead: Leadership, key: bytes) -> None:
-    if key.startswith(TABLET_PREFIX) and not lead.ended:
-        lead.look_at(key[len(TABLET_PREFIX) :].decode())
+    """Have the background look at a tablet whose row or intent changed."""
+    for prefix in (TABLET_PREFIX, INTENT_PREFIX):
+        if key.startswith(prefix) and not lead.ended:
+            lead.look_at(key[len(prefix) :].decode())
 
 
 def first_rows(cluster_id: str, config: Configuration, now_us: int) -> list[KeyOperation]:

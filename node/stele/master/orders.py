@@ -135,10 +135,12 @@ class Orders:
         for key in [key for key, sent_ms in self._sent_ms.items() if sent_ms <= before]:
             del self._sent_ms[key]
 
-    def consider(self, row: TabletRecord) -> None:
-        """Send the orders that are due for one tablet."""
-        for order in self._due(row):
+    def consider(self, row: TabletRecord) -> bool:
+        """Send the orders that are due for one tablet. Returns whether there are any, also if they were sent lately."""
+        due = list(self._due(row))
+        for order in due:
             self._send(row, order)
+        return bool(due)
 
     def _due(self, row: TabletRecord) -> Iterator[Order]:
         if row.state in ("CREATING", "RUNNING") and row.config.opid_index == -1:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes
+from stele.master.cluster_view import all_view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import swap
 from stele.master.records import TableRecord
-from stele.master.tables import check_there
+from stele.master.tables import check_there, check_view_bytes
 from stele.master.versions import require_version
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Rejected
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2
 
@@ -82,13 +82,5 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
             f"have a node with "
             "room on its disk, and each replica needs its own; enlarge volumes or add nodes"
         )
-    bytes_then = all_view_bytes(lead.catalog, changed)
-    if bytes_then > VIEW_BYTES_MAX:
-        raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make "
-            f"more than one answer "
-            f"of the masters can hold ({bytes_then >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); delete "
-            f"tables, or use fewer "
-            "replicas",
-            code=Code.TOO_LARGE,
-        )
+    what = f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make views larger"
+    check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)

@@ -93,7 +93,7 @@ class MasterService(MasterServiceServicer):
         caller = caller_from_metadata(context.invocation_metadata())
         _ensure_own(caller, id_from_pb(request.node_id), request.incarnation)
         answer = pb.TSHeartbeatResponse(term=master.log.term, node_id=id_to_pb(master.node_id))
-        beyond = bound_heartbeat(request)
+        beyond = await bound_heartbeat(request)
         if beyond:
             event, who = "some replica statuses are too large and were dropped", caller.from_node
             self._once.tell(log.warning, event, who, "status", node=who, replicas=beyond)
@@ -120,7 +120,7 @@ class MasterService(MasterServiceServicer):
             answer.node_state = pb.NodeStatePB.Value(node.state)
         if lead is None or not self._leads():
             return answer
-        answer.is_leader = True
+        answer.is_leader, answer.term = True, lead.term  # as of now: other tasks ran since the call came
         answer.fenced = node is not None and node.asked == "FENCED"
         for tablet_id in master.liveness.merge(request, master.now_ms()):
             lead.look_at(tablet_id)

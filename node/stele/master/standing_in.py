@@ -18,6 +18,7 @@ import structlog
 from stele import metrics
 from stele.driver.executor import Executor
 from stele.driver.keeping import ViewKeeper
+from stele.driver.known import Known
 from stele.driver.planner import plan
 from stele.driver.policy import Policy, StandingPolicy
 from stele.driver.steps import Blocked
@@ -124,7 +125,7 @@ class StandIn:
         scene, policy = self._scene(), self._policy().policy()
         # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.
         view = (await self._keeper.renew(self._page)).view
-        if not await asyncio.to_thread(_is_work, view, policy):
+        if not await asyncio.to_thread(_is_work, view, policy, self._executor.known):
             await self._executor.release()
             return _LOOK_S
         if not self._drives:
@@ -137,6 +138,6 @@ class StandIn:
         return _PAUSE_S
 
 
-def _is_work(view: ClusterView, policy: Policy) -> bool:
+def _is_work(view: ClusterView, policy: Policy, known: Known) -> bool:
     """Whether there is a step that can be taken, or waited for. A Blocked step needs no claim."""
-    return any(not isinstance(step, Blocked) for step in plan(view, policy))
+    return any(not isinstance(step, Blocked) for step in plan(view, policy, known=known))

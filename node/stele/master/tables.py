@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stele.master.catalog import GONE_TABLES
-from stele.master.cluster_view import VIEW_BYTES_MAX, all_view_bytes, view_bytes
+from stele.master.cluster_view import ONE_MESSAGE_BYTES_MAX, VIEW_BYTES_MAX, all_view_bytes, view_bytes
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
@@ -220,17 +220,28 @@ def check_places(lead: Leadership, table: TableRecord, tablets: int, what: str) 
 
 
 def check_view(lead: Leadership, table: TableRecord, tablets: int, what: str) -> None:
-    """Refuse new tablets with which a view would exceed one message: operator, driver and ksck could see
-    nothing at all."""
+    """Refuse new tablets with which a view would be too large. `what`: "create" or "alter"."""
     catalog = lead.catalog
     total = all_view_bytes(catalog) + view_bytes(table, tablets)
+    why = f"{what} table {table.name!r}: {tablets} new tablets would make {tablets + len(catalog.current)}"
+    check_view_bytes(lead, total, why)
+
+
+def check_view_bytes(lead: Leadership, total: int, what: str) -> None:
+    """Refuse a change after which the view of all tables has so many bytes. `what`: the change, in words.
+
+    Raises:
+        Rejected: TOO_LARGE; UNSUPPORTED_VERSION, programs of the release before could not see the cluster any more.
+    """
     if total > VIEW_BYTES_MAX:
         raise Rejected(
-            f"{what} table {table.name!r}: {tablets} new tablets would make {tablets + len(catalog.current)}, more than "
-            f"one answer of the masters can hold ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
+            f"{what}, more than masters and drivers can hold ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
             "partitions or replicas, or delete tables",
             code=Code.TOO_LARGE,
         )
+    if total > ONE_MESSAGE_BYTES_MAX:
+        size = f"{total >> 10} KiB, of which the release before reads {ONE_MESSAGE_BYTES_MAX >> 10}"
+        require_version(lead, 2, f"{what} ({size})")
 
 
 def check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation], what: str) -> None:

@@ -37,6 +37,8 @@ PAGE_BYTES_MAX = 512 << 10
 """A page ends with the unit that passes this size. Nodes, at most a few hundred bytes each, come on top."""
 STEP_UNITS = 16
 """Units that are built in one step of the event loop: some 1 ms."""
+LOAD_UNITS = 256
+"""Units that are numbered in one step of the event loop: some 2 ms."""
 GONE_KEPT = 10_000
 """How many deleted units are remembered. A caller that has missed more gets the whole view again."""
 
@@ -63,13 +65,18 @@ class ViewChanges:
         self._peers: dict[str, tuple[str, ...]] = {}
         self._on_node: dict[str, dict[str, None]] = {}
         """Tablets by the nodes in their configurations, without the catalog's own."""
-        for tablet_id in self._catalog.current:
+        self._catalog.on_change(self._row)
+        self._liveness.on_report = self._reported
+
+    async def load(self) -> None:
+        """Number all units there are. Until this returns, no page may be asked for."""
+        for number, tablet_id in enumerate(list(self._catalog.current)):
+            if number % LOAD_UNITS == LOAD_UNITS - 1:
+                await asyncio.sleep(0)
             self._place(tablet_id)
             self._touch(_TABLET + tablet_id)
         for table in self._catalog.live_tables:
             self._touch(_TABLE + table.table_id)
-        self._catalog.on_change(self._row)
-        self._liveness.on_report = self._reported
 
     def end(self) -> None:
         """Stop following changes."""

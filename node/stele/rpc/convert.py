@@ -7,10 +7,12 @@ invalid value from a peer is a `Rejected`, never another exception.
 
 from __future__ import annotations
 
+from sys import intern
+
 from stele.model.config import Configuration, Peer, member_type_of
 from stele.model.entry import Entry, entry_kind_of
 from stele.model.errors import Rejected
-from stele.model.ids import NodeId, OpId, ReplicaId
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
 from stele.rpc.proto import common_pb2, consensus_pb2
 
 
@@ -49,7 +51,7 @@ def opid_to_pb(opid: OpId) -> common_pb2.OpIdPB:
 
 def opid_from_pb(pb: common_pb2.OpIdPB) -> OpId:
     """(term, index) of a message. If unset: OPID_NONE."""
-    return OpId(pb.term, pb.index)
+    return OpId(pb.term, pb.index) if pb.term or pb.index else OPID_NONE
 
 
 def peer_to_pb(peer: Peer) -> common_pb2.PeerPB:
@@ -70,10 +72,11 @@ def peer_from_pb(pb: common_pb2.PeerPB) -> Peer:
     Raises:
         Rejected: this program does not know the member type, or an identifier is invalid.
     """
+    # Thousands of configurations name the same nodes, so each name is kept once.
     return Peer(
-        NodeId(id_from_pb(pb.node_id)),
+        NodeId(intern(id_from_pb(pb.node_id))),
         ReplicaId(pb.replica_id),
-        pb.address,
+        intern(pb.address),
         member_type_of(pb.member_type, f"peer {pb.replica_id}"),
         pb.promote,
         opid_from_pb(pb.witness_start),

@@ -19,7 +19,8 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import Healing, TabletClusterSpec
 from stele_operator.api.scalars import seconds
 from stele_operator.plan.fates import SILENT_S, Member, State
-from stele_operator.plan.observation import Observation, Role
+from stele_operator.plan.observation import Catalog, Observation, Role
+from stele_operator.plan.steady import unwell
 
 _SERVED = ("PREPARING", "CREATING", "RUNNING")
 
@@ -124,7 +125,8 @@ def may_be_away(
 
 
 def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
-    return tuple(t for t in o.catalog.view.tablets if t.node_role == role) if o.catalog else ()
+    """The tablets of a role, without those that are plainly well."""
+    return tuple(t for t in unwell(o.catalog, SILENT_S * 1000) if t.node_role == role) if o.catalog else ()
 
 
 def _can_lose(o: Observation, tablet: TabletView, voters: int) -> bool:
@@ -167,19 +169,33 @@ class Health:
 
 def tablet_health(o: Observation) -> Health:
     """The health of every tablet of every table, for users."""
+    if o.catalog is None:
+        return Health()
+    with o.catalog.steady.lock:
+        return _tablet_health(o, o.catalog)
+
+
+def _tablet_health(o: Observation, catalog: Catalog) -> Health:
     patience, settled = patience_s(o), True
-    of_table: dict[str, list[TabletHealth]] = {}
-    for tablet in o.catalog.view.tablets if o.catalog is not None else ():
+    looked_at: dict[str, list[TabletHealth]] = {}
+    well = Counter[str]()
+    for tablet in unwell(catalog, SILENT_S * 1000):
+        if tablet.tablet_id not in catalog.steady.others:
+            well[tablet.table_id] -= 1
         if tablet.tablet_id != CATALOG_TABLET_ID and tablet.state in _SERVED:
             reason = _ailment(o, tablet, 0.0)
             if reason:  # otherwise patience makes no difference
                 settled, reason = False, _ailment(o, tablet, patience)
-            of_table.setdefault(tablet.table_id, []).append(TabletHealth(tablet.tablet_id, reason))
-    tables = {
-        table_id: TableHealth(_counted(tablets), tuple(t for t in tablets if t.reason))
-        for table_id, tablets in of_table.items()
-    }
-    return Health(_counted(t for tablets in of_table.values() for t in tablets), tables, settled)
+            looked_at.setdefault(tablet.table_id, []).append(TabletHealth(tablet.tablet_id, reason))
+    well.update(catalog.steady.by_table)
+    tables = {}
+    for table_id in well.keys() | looked_at.keys():
+        tablets = looked_at.get(table_id, [])
+        counts = _counted(tablets, well[table_id])
+        if counts.total:
+            tables[table_id] = TableHealth(counts, tuple(t for t in tablets if t.reason))
+    everything = (t for tablets in looked_at.values() for t in tablets)
+    return Health(_counted(everything, well.total()), tables, settled)
 
 
 def _ailment(o: Observation, tablet: TabletView, patience: float) -> str:
@@ -213,8 +229,10 @@ def _led(o: Observation, tablet: TabletView, patience: float) -> bool:
     return any(report.age_ms < patience * 1000 for report in tablet.replicas)
 
 
-def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:
+def _counted(tablets: Iterable[TabletHealth], well: int) -> TabletCounts:
+    """The numbers of these tablets, and of so many more that are well."""
     reasons = Counter(t.reason for t in tablets)
+    reasons[""] += well
     return TabletCounts(
         total=reasons.total(),
         healthy=reasons[""],
@@ -227,8 +245,7 @@ def _counted(tablets: Iterable[TabletHealth]) -> TabletCounts:
 
 def catalog_tablet(o: Observation) -> TabletView | None:
     """The catalog's own tablet, or None before the masters answered."""
-    tablets = o.catalog.view.tablets if o.catalog else ()
-    return next((t for t in tablets if t.tablet_id == CATALOG_TABLET_ID), None)
+    return o.catalog.view.tablet(CATALOG_TABLET_ID) if o.catalog else None
 
 
 def going(everyone: Sequence[Member]) -> tuple[Member, ...]:
@@ -254,5 +271,8 @@ def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
 def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:
     """Lost nodes that a configuration still names. A node whose tablets have all moved away is no longer a
     risk."""
-    named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers} if o.catalog else set()
-    return tuple(m for m in everyone if m.role == "node" and m.lost and m.node_id in named)
+    lost = tuple(m for m in everyone if m.role == "node" and m.lost)
+    if not lost or o.catalog is None:
+        return ()
+    named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers}
+    return tuple(m for m in lost if m.node_id in named)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from stele.driver.situation import failed_replicas
 from stele.driver.view import NodeState, TabletView
 from stele.model.ids import CATALOG_TABLET_ID
-from stele_operator.plan.fates import Member
+from stele_operator.plan.fates import SILENT_S, Member
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.observation import Observation
+from stele_operator.plan.steady import unwell
 
 MAJORITY_LOST = "MajorityLost"
 _NAMED_MAX = 5
@@ -54,6 +55,6 @@ def lost_majorities(o: Observation, everyone: tuple[Member, ...]) -> tuple[Table
 
     return tuple(
         t
-        for t in view.tablets
+        for t in unwell(o.catalog, SILENT_S * 1000, given_up)
         if t.tablet_id != CATALOG_TABLET_ID and t.state == "RUNNING" and may_answer(t) < t.config.majority
     )

@@ -1,7 +1,7 @@
 """What one pass observed, as immutable values. Made by observe from authoritative lists; read by everything
 in plan.
 
-Invariant: nothing comes from an earlier pass, except refused growth. Times are seconds since 1970 by the API
+Invariant: nothing comes from an earlier pass, except refused growth, and what saves work (`Catalog.steady`). Times are seconds since 1970 by the API
 server's clock (`Kube.now_s`), which also stamps objects.
 """
 
@@ -15,6 +15,7 @@ from stele.driver.policy import StandingPolicy
 from stele.driver.view import ClusterView
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.steady import Steady
 
 Role = Literal["master", "node"]
 ROLES: tuple[Role, ...] = ("master", "node")
@@ -280,6 +281,8 @@ class Catalog:
     """The newest cluster version that all members read."""
     lagging: dict[str, int] = field(default_factory=dict)
     """What members read that do not read the newest version, by their labels."""
+    steady: Steady = field(default_factory=Steady, repr=False, compare=False)
+    """Of the view, or of an earlier one from which `unwell` goes on."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 

@@ -18,11 +18,13 @@ def unneeded(o: Observation, wanted: int, everyone: tuple[Member, ...]) -> froze
     if o.catalog is None:
         return frozenset()
     view = o.catalog.view
-    named = {p.node_id for t in view.tablets for p in t.config.peers} | {i.target_node for i in view.intents}
     found: list[str] = []
     staying = staying_masters(everyone)
     well = sum(m.state is State.READY for m in staying)
     more = max(0, len(staying) - wanted)
+    if not more:
+        return frozenset()
+    named = {p.node_id for t in view.tablets for p in t.config.peers} | {i.target_node for i in view.intents}
     empty = [(leaves(m), m.claim.serial, m) for m in staying if m.claim and m.node and m.node_id not in named]
     for *_, member in sorted(empty, key=lambda e: e[:2], reverse=True)[:more]:
         well -= member.state is State.READY

@@ -1,0 +1,152 @@
+"""The situations of all tablets, kept from pass to pass and renewed for what changed. Used by planner and executor.
+
+A tablet is judged again when its view or its intent changed, or when something changed of one of its nodes that a
+situation depends on. Everything else stands as it was judged. Most tablets are at rest, and a plan has nothing to
+ask of them (`is_quiet`); it walks the others (`restless`).
+
+Invariant: after `renew`, everything equals what a new object says of the same view, except for numbers
+of nodes that change all the time (`_standing`): ages, disk space, clocks. Take these from the view.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stele.driver.leader_groups import serves
+from stele.driver.policy import Policy
+from stele.driver.situation import Situation, at_rest, is_back, is_dead, judge
+from stele.driver.view import ClusterView, Intent, NodeView, TabletView
+
+
+def is_quiet(s: Situation) -> bool:
+    """Whether no check of the planner can find a step for the tablet, and nothing about it holds others up."""
+    return (
+        at_rest(s)
+        and not s.tablet.by_hand
+        and all(not m.parked and m.report is not None and not m.report.waits for m in s.members)
+    )
+
+
+class Judgements:
+    """The situations of the running tablets under one policy, and counts of all. Starts empty.
+
+    `replicas`: by node, those that configurations of current tablets give it. `leads`: tablets by leading node.
+    `young`: tablets that are not created yet.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.replicas: Counter[str] = Counter()
+        self.leads: Counter[str] = Counter()
+        self.young: set[str] = set()
+        self.situations: dict[str, Situation] = {}
+        """By tablet. Readers must not change it."""
+        self._policy = policy
+        self._restless: set[str] = set()
+        self._ageing: set[str] = set()
+        """Tablets that are judged in each pass, since time alone may change their situation."""
+        self._nodes: dict[str, NodeView] = {}
+        """As they were when tablets were last judged by them."""
+        self._standings: dict[str, tuple[object, ...]] = {}
+        self._tablets: dict[str, TabletView] = {}
+        self._intents: Mapping[str, Intent] = {}
+
+    def restless(self) -> list[Situation]:
+        """The situations of all tablets that are not quiet; those with the least to spare first."""
+        found = (self.situations[t] for t in self._restless)
+        return sorted(found, key=lambda s: (s.spare, s.tablet.tablet_id))
+
+    def renew(self, view: ClusterView) -> set[str]:
+        """Judge again what changed. Returns the tablets that were judged, or are gone."""
+        moved = self._renew_nodes(view)
+        due = self._renew_tablets(view)
+        intents: dict[str, Intent] = {i.tablet_id: i for i in view.intents}
+        for tablet_id in intents.keys() | self._intents.keys():
+            now, before = intents.get(tablet_id), self._intents.get(tablet_id)
+            if now is not before and now != before:
+                due.add(tablet_id)
+        self._intents = intents
+        due |= self._ageing
+        if moved:
+            due.update(t for t, s in self.situations.items() if not moved.isdisjoint(_nodes_of(s)))
+        for tablet_id in due:
+            self._judge(tablet_id, view)
+        return due
+
+    def _renew_nodes(self, view: ClusterView) -> set[str]:
+        """The nodes of which something changed that situations depend on."""
+        standings: dict[str, tuple[object, ...]] = {n.node_id: _standing(n, self._policy) for n in view.nodes}
+        moved = {
+            n for n in standings.keys() | self._standings.keys() if standings.get(n) != self._standings.get(n)
+        }
+        for node_id in moved:
+            node = view.node(node_id)
+            if node is not None:
+                self._nodes[node_id] = node
+            else:
+                del self._nodes[node_id]
+        self._standings = standings
+        return moved
+
+    def _renew_tablets(self, view: ClusterView) -> set[str]:
+        """The tablets whose view changed, or that are gone."""
+        known = self._tablets
+        due: set[str] = set()
+        for tablet in view.tablets:
+            before = known.get(tablet.tablet_id)
+            if before is tablet or before == tablet:
+                continue
+            if before is not None:
+                self._count(before, -1)
+            self._count(tablet, 1)
+            known[tablet.tablet_id] = tablet
+            due.add(tablet.tablet_id)
+        if len(known) != len(view.tablets):
+            for tablet_id in known.keys() - {t.tablet_id for t in view.tablets}:
+                self._count(known.pop(tablet_id), -1)
+                due.add(tablet_id)
+        return due
+
+    def _count(self, tablet: TabletView, number: int) -> None:
+        self.leads[tablet.leader_node] += number
+        if tablet.is_current:
+            for peer in tablet.config.peers:
+                self.replicas[peer.node_id] += number
+        if tablet.state in ("PREPARING", "CREATING"):
+            (self.young.add if number > 0 else self.young.discard)(tablet.tablet_id)
+
+    def _judge(self, tablet_id: str, view: ClusterView) -> None:
+        self._restless.discard(tablet_id)
+        self._ageing.discard(tablet_id)
+        tablet = self._tablets.get(tablet_id)
+        if tablet is None or tablet.state != "RUNNING":
+            self.situations.pop(tablet_id, None)
+            return
+        situation = self.situations[tablet_id] = judge(tablet, view, self._policy, self._nodes)
+        if not is_quiet(situation):
+            self._restless.add(tablet_id)
+        if any(r.unreached_ms for r in tablet.replicas):
+            self._ageing.add(tablet_id)
+
+
+def _standing(node: NodeView, policy: Policy) -> tuple[object, ...]:
+    """What a situation, and the questions about its members, depend on of a node."""
+    plain = replace(
+        node,
+        heartbeat_age_ms=0,
+        replicas=0,
+        disk_free_bytes=0,
+        disk_used_bytes=0,
+        clock_ahead_us=0,
+        wanted_left_ms=0,
+    )
+    return plain, is_dead(node, policy), is_back(node, policy), serves(node, policy)
+
+
+def _nodes_of(s: Situation) -> set[str]:
+    """The nodes that the tablet's situation depends on."""
+    found: set[str] = {m.peer.node_id for m in s.members}
+    if s.intent is not None:
+        found.add(s.intent.target_node)
+    return found

@@ -1,0 +1,37 @@
+"""What a driver worked out in earlier passes, so that a pass costs what changed since. Pure; used by planner.
+
+One for each driver. It owns nothing that is not worked out again from a view; the planner without it gives the
+same steps. Invariant: what it says is of the view and the policy of the last `renew`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from stele.driver.judgements import Judgements
+from stele.driver.leader_groups import Groups
+from stele.driver.policy import Policy
+from stele.driver.replica_places import Places
+from stele.driver.view import ClusterView
+
+
+class Known:
+    """Hold `lock` from `renew` until the last question, since passes run in threads."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._policy: Policy | None = None
+
+    def forget(self) -> None:
+        """Work out everything anew in the next pass: an error may have left something half renewed."""
+        self._policy = None
+
+    def renew(self, view: ClusterView, policy: Policy) -> None:
+        """Take over what changed; everything, under another policy."""
+        if policy != self._policy:
+            self.judged, self.groups, self.places = Judgements(policy), Groups(policy), Places()
+        self._policy = None  # an error in between leaves it half renewed: the next call begins anew
+        judged = self.judged.renew(view)
+        self.groups.changed(judged)
+        self.places.changed(judged)
+        self._policy = policy

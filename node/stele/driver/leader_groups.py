@@ -1,0 +1,121 @@
+"""Which leaders may move to spread them, and to which nodes. Used by `leader_moves.py` and `leader_leaves.py`; pure.
+
+Keeps the groups from pass to pass, and remembers that they are spread, so that a pass over a cluster at rest
+computes no assignment.
+
+Invariants: no leader moves to a node that is silent, lost, low on disk, off by its clock or not in service. None
+moves that an administrator moved lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from stele.driver.leader_balance import Group, Move, choose_moves
+from stele.driver.leader_trials import NO_LEADER_TRIALS, LeaderTrials
+from stele.driver.policy import Policy
+from stele.driver.situation import Member, Situation
+from stele.driver.view import ClusterView, DataState, NodeView, ReplicaState
+from stele.model.clock import CLOCK_OFF_MAX_US
+from stele.model.config import MemberType
+
+HEARD_MS = 3_000
+"""A node whose last heartbeat is older than this gets no leaders. Nodes send one each second."""
+_LATER_US = 1 << 62
+"""A time after all at which a leader is kept."""
+
+
+class Groups:
+    """The groups of all running tablets, without what a driver remembers of leaders. Renewed for what changed.
+
+    `spread`: `choose_moves` found nothing to move in these groups.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._stale: set[str] = set()
+        self._groups: dict[str, Group] = {}
+        self._kept: set[str] = set()
+        """Tablets whose leader an administrator moved at some time."""
+        self._spread: tuple[Group, ...] | None = None
+        """The groups that differed from `_groups` when nothing was left to move; None: something may be."""
+
+    def changed(self, tablets: Collection[str]) -> None:
+        """These tablets were judged again, or are gone."""
+        self._stale.update(tablets)
+
+    def moves(
+        self, situations: Mapping[str, Situation], view: ClusterView, trials: LeaderTrials, most: int
+    ) -> tuple[Move, ...]:
+        """The moves to begin with, at most this many."""
+        self._renew(situations)
+        special = {*trials.moved, *(tablet_id for tablet_id, _ in trials.refused), *self._kept}
+        others: dict[str, Group] = {}
+        for tablet_id in sorted(special):
+            s = situations.get(tablet_id)
+            group = _group(s, view.now_us, self._policy, trials) if s is not None else None
+            if group is not None and group != self._groups.get(tablet_id):
+                others[tablet_id] = group
+        if self._spread == tuple(others.values()):
+            return ()
+        groups = {**self._groups, **others}
+        moves = choose_moves([groups[t] for t in sorted(groups)], most)
+        self._spread = None if moves else tuple(others.values())
+        return moves
+
+    def _renew(self, situations: Mapping[str, Situation]) -> None:
+        for tablet_id in self._stale:
+            s, before = situations.get(tablet_id), self._groups.pop(tablet_id, None)
+            group = _group(s, _LATER_US, self._policy, NO_LEADER_TRIALS) if s is not None else None
+            if group is not None:
+                self._groups[tablet_id] = group
+            if group != before:
+                self._spread = None
+            kept = s is not None and s.tablet.leader_kept_until_us
+            (self._kept.add if kept else self._kept.discard)(tablet_id)
+        self._stale.clear()
+
+
+def _group(s: Situation, now_us: int, policy: Policy, trials: LeaderTrials) -> Group | None:
+    """The tablet with the nodes that may lead it; None if nobody leads it, or masters do.
+
+    A leader that this driver moved just now counts where it went, since the view may be older.
+    """
+    leader = s.leader()
+    if leader is None or s.tablet.node_role != "node":
+        return None
+    tablet_id = s.tablet.tablet_id
+    node = trials.moved.get(tablet_id, leader.peer.node_id)
+    places = {node}
+    stays = s.spare < 0 or tablet_id in trials.moved or s.tablet.leader_kept_until_us > now_us
+    if not stays and may_lead(leader, policy):
+        places |= {
+            m.peer.node_id
+            for m in s.members
+            if may_lead(m, policy) and (tablet_id, m.peer.node_id) not in trials.refused
+        }
+    return Group(tablet_id, s.tablet.table_id, node, tuple(sorted(places)))
+
+
+def may_lead(m: Member, policy: Policy) -> bool:
+    """Whether a leader may move to this member."""
+    report = m.report
+    return (
+        m.peer.member_type is MemberType.VOTER
+        and (m.live and m.answers and m.may_lead)
+        and (m.node is not None and serves(m.node, policy))
+        and (report is not None and report.state is ReplicaState.RUNNING)
+        and (report.data_state is DataState.READY and report.has_data)
+    )
+
+
+def serves(node: NodeView, policy: Policy) -> bool:
+    """Whether the node may get leaders."""
+    leaving = (policy.lost, policy.unneeded, policy.retiring or (), policy.parked)
+    return (
+        node.takes_replicas
+        and (node.ever_heard and node.heartbeat_age_ms <= HEARD_MS)
+        and not any(node.node_id in nodes for nodes in leaving)
+        and not node.disk_low
+        and abs(node.clock_ahead_us) <= CLOCK_OFF_MAX_US
+    )
