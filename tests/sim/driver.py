@@ -38,6 +38,8 @@ class Driver:
         self._world = world
         self._fetching: dict[int, bool] = {}
         """Witnesses that wait for their rows."""
+        self._named: dict[int, SimNode] = {}
+        """The nodes that they are to get them from, by the last order."""
 
     def leader(self) -> SimNode | None:
         """A node that believes it leads."""
@@ -197,8 +199,10 @@ class Driver:
         self.fetch_rows(node)
         return node
 
-    def fetch_rows(self, node: SimNode) -> None:
-        """Let the rows of a witness arrive, sooner or later."""
+    def fetch_rows(self, node: SimNode, source: SimNode | None = None) -> None:
+        """Let the rows of a witness arrive, sooner or later: from this node, or from any."""
+        if source is not None:
+            self._named[node.replica_id] = source
         if not self._fetching.get(node.replica_id):
             self._fetching[node.replica_id] = True
             self._later(node)
@@ -210,7 +214,9 @@ class Driver:
         """Rows for a witness: a checkpoint between its log's start and its end."""
         if node.has_data or node.retired:
             return
-        source, core = self._source(), node.core
+        named, core = self._named.get(node.replica_id), node.core
+        held = named.rows.held_checkpoint() if named is not None and named.up else None
+        source = held or self._source()
         if (
             source is None
             or core is None

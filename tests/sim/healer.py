@@ -184,7 +184,7 @@ class Healer:
             return
         if node.formed:
             if step.witness and not step.log_only:
-                self._driver.fetch_rows(node)
+                self._driver.fetch_rows(node, source)
             return
         if step.witness:
             start = node.superblock.witness_start

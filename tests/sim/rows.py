@@ -90,8 +90,7 @@ class Rows:
         """As `checkpoint`, if it holds nearly everything and the log after it stays for a while. Otherwise a
         flush begins."""
         node, found, replica = self._node, self.checkpoint(), self._node.replica
-        assert replica is not None
-        if found is None or found.opid.index + _BEHIND_MAX < replica.applied_index:
+        if replica is None or found is None or found.opid.index + _BEHIND_MAX < replica.applied_index:
             self.flush()
             return None
         stream = node.stream(node.superblock.key)
