@@ -245,6 +245,22 @@ async def test_renaming_a_table(tmp_path: Path) -> None:
         await w.leader.CreateTable(create_request("t"), None)
 
 
+async def test_a_request_that_is_repeated_after_another_one_changes_nothing(tmp_path: Path) -> None:
+    """Its answer was lost, and somebody else took back meanwhile what it did."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w)
+        first = alter_request(new_name="v")
+        first.table_id = id_to_pb(table_id)
+        await w.leader.AlterTable(first, None)
+        for name in ("w", "x", "y"):
+            back = alter_request(new_name=name)
+            back.table_id = id_to_pb(table_id)
+            await w.leader.AlterTable(back, None)
+            await w.leader.AlterTable(first, None)
+            assert (await info(w, name)).state == "RUNNING"
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [

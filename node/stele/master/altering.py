@@ -35,6 +35,8 @@ log = structlog.get_logger("stele.master")
 
 _QUARTERS = 3
 """Quarters of the catalog that altered tables may fill, as replacement tablets may (background.py)."""
+_REMEMBERED_MAX = 4
+"""Requests that a table's row remembers. A client repeats its own until it is answered."""
 _AT_ONCE = 64
 """Tablets that one turn of the event loop examines."""
 
@@ -56,7 +58,7 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
     async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names), tablets=held):
         table = lead.catalog.table(wanted.table_id)
         check_there(table)
-        if alter_id and alter_id == table.altered_by:
+        if alter_id in table.altered_by.split():
             lead.removals.begin_again(lead.catalog, table.table_id)
             return table
         if table.name != wanted.name:
@@ -78,6 +80,11 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
     for tablet_id in looked_at:
         lead.look_at(tablet_id)
     return changed
+
+
+def _remembered(ids: str, newest: str) -> str:
+    """The ids of the last requests, the newest among them."""
+    return " ".join(f"{ids} {newest}".split()[-_REMEMBERED_MAX:])
 
 
 def _changed(
@@ -111,9 +118,8 @@ def _changed(
         raise Rejected(where + "; ".join(faults))
     if new_name != table.name and new_name in lead.catalog.table_by_name:
         raise Rejected(f"{where}{new_name!r} exists already", code=Code.ALREADY_PRESENT)
-    changed = replace(
-        table, name=new_name, altered_by=id_from_pb(request.alter_id), partitioning=tablets.partitioning
-    )
+    altered_by = _remembered(table.altered_by, id_from_pb(request.alter_id))
+    changed = replace(table, name=new_name, altered_by=altered_by, partitioning=tablets.partitioning)
     if schema is None and not tablets.changes:
         return changed, tablets
     _check_may_alter(lead, table, where, columns=schema is not None)

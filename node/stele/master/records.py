@@ -85,7 +85,8 @@ class TableRecord(Row):
 
     `replication_factor_before`: the one before its last change; 0 if it was never changed.
     `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while it is altered; else
-    "". `altered_by`: the id of the last request that altered it, so that a repeated one is known.
+    "". `altered_by`: the ids of the last requests that altered it, with spaces between, so that a repeated one is
+    known.
     """
 
     table_id: TableId
