@@ -85,6 +85,16 @@ def test_an_image_restarts_masters_first_and_the_real_roll_takes_the_same_order(
     assert ask(world, {"nodes": {"replicas": 5}, "image": "stele/node:next"}).events == ()
 
 
+def test_with_a_higher_budget_it_says_how_many_nodes_go_at_once() -> None:
+    spec = {"nodes": {"replicas": 5}, "image": "stele/node:next", "budget": {"maxUnavailable": 2}}
+    told = ask(made(), spec)
+    (line,) = told.order()
+    assert "masters one at a time, nodes 2 at a time where tablets allow it: flights-master-" in line
+    assert any(
+        "no other pod of these tablets is restarted before it is back" in line for line in told.lines()
+    )
+
+
 def test_scale_out_makes_nodes_and_fills_them() -> None:
     world = made()
     world.machines.append(Machine("n6", True, "z3"))

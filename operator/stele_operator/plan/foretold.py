@@ -83,7 +83,7 @@ class Foretold:
     `weaker`: tables that could lose fewer replicas at the end than now. `sleeps`: nothing can be used until the
     cluster is woken. `copying_s`, `restarting_s`: the least time of all copies, and about the time of
     all restarts; None: unknown. `anyway`: what happens without the change too. `complete`: whether the rehearsal
-    came to its end.
+    came to its end. `nodes_at_once`: the most nodes whose pods are made again at once.
     """
 
     cluster: str
@@ -97,6 +97,7 @@ class Foretold:
     restarting_s: float | None = None
     anyway: tuple[str, ...] = ()
     complete: bool = True
+    nodes_at_once: int = 1
 
     @property
     def fine(self) -> bool:
@@ -153,9 +154,10 @@ class Foretold:
         if stopped:
             yield f"these cannot be used while their pod restarts: {named(list(stopped))}"
         if most := max((e.no_spare for e in restarts), default=0):
+            others = "no other pod" if self.nodes_at_once == 1 else "no other pod of these tablets"
             yield (
-                f"while a pod restarts, {plural(most, 'tablet')} at most could lose no more voter; no other pod is "
-                "restarted before it is back"
+                f"while a pod restarts, {plural(most, 'tablet')} at most could lose no more voter; {others} is restarted "
+                "before it is back"
             )
 
 
@@ -174,7 +176,13 @@ def _line(kind: str, events: Sequence[Event], told: Foretold) -> str:
         restarts = [e for e in events if isinstance(e, Restart)]
         all_of_them = len(restarts) == sum(isinstance(e, Restart) for e in told.events)
         about = f", about {duration(told.restarting_s)}" if told.restarting_s and all_of_them else ""
-        one = ", one at a time" if len(restarts) > 1 else ""
+        most = told.nodes_at_once
+        each = (
+            "one at a time"
+            if most == 1
+            else f"masters one at a time, nodes {most} at a time where tablets allow it"
+        )
+        one = f", {each}" if len(restarts) > 1 else ""
         leaders = sum(e.leaders for e in restarts)
         hands = f"; they hand over {plural(leaders, 'leader')} before" if leaders else ""
         pods = named([e.pod for e in restarts])

@@ -89,6 +89,7 @@ def foretell(
         restarting_s=_restarting_s(before, run.events),
         anyway=tuple(without),
         complete=run.complete,
+        nodes_at_once=after.cluster.spec.budget.maxUnavailable if after.cluster.spec is not None else 1,
     )
 
 
