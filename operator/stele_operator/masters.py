@@ -20,16 +20,19 @@ from stele.driver.wire import standing_from_pb, standing_to_pb
 from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId, TabletId, new_id
+from stele.model.partition import PartitionSchema
+from stele.model.ranges import RangeStep
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.convert_schema import steps_to_pb
+from stele.rpc.convert_schema import partitioning_from_pb, partitioning_to_pb, steps_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele_operator.api.group import TabletGroupSpec
-from stele_operator.plan.observation import Catalog, Column, MasterReport, Table
+from stele_operator.plan.observation import Catalog, Column, MasterReport, Table, TableRanges
+from stele_operator.plan.ranges import ranges_of
 from stele_operator.plan.steady import Steady
 
 _ASK_TIMEOUT_S = 2.0
@@ -180,6 +183,8 @@ class MasterLink:
                 for level in spec.partitioning.hash
             ]
         )
+        if ranges := ranges_of(spec, ids):
+            partitioning.range.CopyFrom(partitioning_to_pb(PartitionSchema((), ranges)).range)
         request = master_pb2.CreateTableRequest(
             name=name,
             schema=schema,
@@ -196,8 +201,8 @@ class MasterLink:
         )
         await self._masters.call("SetReplicationFactor", request)
 
-    async def alter_table(self, table_id: str, steps: Sequence[Step]) -> None:
-        """Change a table's columns. The same change, sent twice in a row, is made once."""
+    async def alter_table(self, table_id: str, steps: Sequence[Step | RangeStep]) -> None:
+        """Change a table's columns and ranges. The same change, sent twice in a row, is made once."""
         made = master_pb2.AlterTableRequest(table_id=id_to_pb(table_id), steps=steps_to_pb(steps))
         made.alter_id = hashlib.blake2b(made.SerializeToString(deterministic=True), digest_size=16).digest()
         await self._masters.call("AlterTable", made)
@@ -219,7 +224,11 @@ class MasterLink:
 
 def _table(pb: master_pb2.TableInfoPB) -> Table:
     names = {c.id: c.name for c in pb.schema.columns}
-    ranged = pb.partitioning.HasField("range") and len(pb.partitioning.range.column_ids) > 0
+    ranged = partitioning_from_pb(pb.partitioning).range
+    ranges = None
+    if ranged is not None and ranged.column_ids:
+        columns = tuple(names.get(i, f"#{i}") for i in ranged.column_ids)
+        ranges = TableRanges(columns, tuple((start, end) for start, end, _ in ranged.covered))
     return Table(
         table_id=id_from_pb(pb.table_id),
         name=pb.name,
@@ -230,7 +239,7 @@ def _table(pb: master_pb2.TableInfoPB) -> Table:
             (tuple(names.get(i, f"#{i}") for i in level.column_ids), level.buckets)
             for level in pb.partitioning.hash
         ),
-        ranged=ranged,
+        range=ranges,
         replication_factor=pb.replication_factor,
         tablets=pb.tablets,
         replication_factor_before=pb.replication_factor_before,

@@ -375,6 +375,9 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("flights", "spec.primaryKey", ["year", "year"], "primaryKey names a column twice"),
     ("flights", "spec.partitioning.hash.0.columns", ["dest"], "names a column that is not in primaryKey"),
     ("flights", "spec.partitioning.hash.0.buckets", 1, "spec.partitioning.hash[0].buckets"),
+    ("flights", "spec.partitioning.range", {"columns": ["dest"], "ranges": [{}]}, "not in primaryKey"),
+    ("flights", "spec.partitioning.range", {"columns": ["flight"], "ranges": []}, "range.ranges"),
+    ("flights", "spec.partitioning.range", {"columns": ["flight"]}, "range.ranges"),
 ]
 
 
@@ -398,6 +401,12 @@ FIXED: list[tuple[str, str, Any, str]] = [
     ("flights", "spec.columns.0.type", "int32", "the type of a column cannot change"),
     ("flights", "spec.columns.0.nullable", True, "cannot"),
     ("flights", "spec.partitioning.hash.0.buckets", 16, "partitioning cannot change"),
+    (
+        "flights",
+        "spec.partitioning.range",
+        {"columns": ["flight"], "ranges": [{"from": [1]}]},
+        "partitioning cannot change",
+    ),
 ]
 
 
@@ -444,6 +453,28 @@ async def test_what_may_change_changes(kube: Kube) -> None:
     }  # a growth that was refused, taken back
     await kube.patch("TabletCluster", "default", "flights", patch)
     await kube.delete("TabletCluster", "default", "flights", made["metadata"]["uid"], "")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ranges_may_change_and_their_columns_may_not(kube: Kube) -> None:
+    body = example("flights")
+    body["spec"]["partitioning"]["range"] = {
+        "columns": ["flight"],
+        "ranges": [{"to": [100]}, {"from": ["100"]}],
+    }
+    made = await kube.create("TabletGroup", "default", body)
+    more = [{"to": [100]}, {"from": [100], "to": [200]}]
+    changed_ranges = {"spec": {"partitioning": {"range": {"ranges": more}}}}
+    there = await kube.patch("TabletGroup", "default", "flights", changed_ranges)
+    assert there["spec"]["partitioning"]["range"] == {"columns": ["flight"], "ranges": more}
+    for fixed, words in (
+        ({"range": {"columns": ["carrier"]}}, "partitioning.range.columns cannot change"),
+        ({"range": None}, "partitioning cannot change"),
+    ):
+        with pytest.raises(KubeError) as caught:
+            await kube.patch("TabletGroup", "default", "flights", {"spec": {"partitioning": fixed}})
+        assert caught.value.status == 422 and words in str(caught.value)
+    await kube.delete("TabletGroup", "default", "flights", made["metadata"]["uid"], "")
 
 
 OLDER: list[tuple[str, Any, Any]] = [

@@ -32,6 +32,7 @@ from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Want
 from stele.model.alter import AddColumn, DropColumn, RenameColumn
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
+from stele.model.ranges import AddRange, DropRange
 from stele_local.scheduler import selected
 from stele_operator import observe
 from stele_operator.act import Outcome, refusals
@@ -55,8 +56,9 @@ from stele_operator.plan.actions import (
     SetMasterCount,
     SetReplicationFactor,
 )
-from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
+from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table, TableRanges
 from stele_operator.plan.order import Held
+from stele_operator.plan.ranges import ranges_of
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
@@ -295,15 +297,21 @@ class World:
     def _alter_table(self, action: AlterTable) -> None:
         (table,) = [t for t in self.tables if t.table_id == action.table_id]
         columns = list(table.columns)
+        covered = list(table.range.covered) if table.range is not None else []
         for step in action.steps:
             match step:
+                case DropRange():
+                    covered.remove((step.start, step.end))
+                case AddRange():
+                    covered.append((step.start, step.end))
                 case AddColumn():
                     columns.append(Column(step.name, step.type, step.nullable))
                 case DropColumn():
                     columns = [c for c in columns if c.name != step.name]
                 case RenameColumn():
                     columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
-        altered = replace(table, columns=tuple(columns))
+        ranges = replace(table.range, covered=tuple(sorted(covered))) if table.range is not None else None
+        altered = replace(table, columns=tuple(columns), range=ranges)
         self.tables = [altered if t is table else t for t in self.tables]
 
     def _set_master_count(self, action: SetMasterCount) -> None:
@@ -331,11 +339,17 @@ class World:
         count = 1
         for _, buckets in hashes:
             count *= buckets
+        made = ranges_of(spec, {c.name: i for i, c in enumerate(spec.columns)})
+        ranges = None
+        if made is not None and spec.partitioning.range is not None:
+            named = tuple(spec.partitioning.range.columns)
+            ranges = TableRanges(named, tuple((start, end) for start, end, _ in made.covered))
+            count *= made.ranges
         columns = tuple(Column(c.name, c.type, c.nullable) for c in spec.columns)
         key = tuple(spec.primaryKey)
         factor = spec.replicationFactor
         self.tables.append(
-            Table(action.table_id, action.name, "RUNNING", columns, key, hashes, False, factor, count)
+            Table(action.table_id, action.name, "RUNNING", columns, key, hashes, ranges, factor, count)
         )
         able = [n for n in self.nodes.values() if n.role == "node" and n.state is NodeState.ACTIVE]
         for i in range(count):

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from stele_operator.api.base import Model, rule, with_rules
 from stele_operator.api.cluster import DeletionPolicy
-from stele_operator.api.scalars import CLUSTER_NAME, ColumnName
+from stele_operator.api.scalars import CLUSTER_NAME, ColumnName, KeyText
 
 COLUMN_TYPE = (
     r"^(bool|int8|int16|int32|int64|float|double|string|binary|date|timestamp"
@@ -56,13 +56,67 @@ class HashSpec(Model):
     buckets: int = Field(ge=2, le=1024, description="Number of buckets.")
 
 
+KeyValues = Annotated[list[KeyText], Field(min_length=1, max_length=16)]
+
+
+class RangeBounds(Model):
+    """A range of keys: a value for each range column at both ends."""
+
+    from_: KeyValues | None = Field(
+        default=None,
+        alias="from",
+        description="The first key of the range. Absent: no lower bound.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+    to: KeyValues | None = Field(
+        default=None,
+        description="The first key after the range. Absent: no upper bound.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
+class RangeSpec(Model):
+    """Range partitioning: each range of keys has tablets of its own."""
+
+    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
+        description="Columns of the primary key. Cannot change.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "atomic",
+            **with_rules(rule("self == oldSelf", "partitioning.range.columns cannot change")),
+        },
+    )
+    ranges: Annotated[list[RangeBounds], Field(min_length=1, max_length=1_000)] = Field(
+        description="The ranges, which may not overlap; gaps are allowed. New ones are added to the table. See "
+        "allowRangeDrop for others.",
+        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+    )
+
+
 class Partitioning(Model):
     """How rows are spread over tablets."""
 
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "has(self.range) == has(oldSelf.range)",
+                "partitioning cannot change, except for partitioning.range.ranges",
+            )
+        )
+    )
+
     hash: Annotated[list[HashSpec], Field(max_length=4)] = Field(
         default_factory=list,
-        description="One tablet per combination of buckets. Empty: one tablet.",
-        json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        description="One tablet per combination of buckets, in each range. Empty: one tablet. Cannot change.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "atomic",
+            **with_rules(
+                rule("self == oldSelf", "partitioning cannot change, except for partitioning.range.ranges")
+            ),
+        },
+    )
+    range: RangeSpec | None = Field(
+        default=None,
+        description="Ranges of keys. Absent: one range with all keys. A table is made with ranges or without.",
     )
 
 
@@ -87,6 +141,11 @@ class TabletGroupSpec(Model):
                 "!has(self.partitioning) || !has(self.partitioning.hash) || "
                 "self.partitioning.hash.all(h, h.columns.all(k, k in self.primaryKey))",
                 "partitioning.hash names a column that is not in primaryKey",
+            ),
+            rule(
+                "!has(self.partitioning) || !has(self.partitioning.range) || "
+                "self.partitioning.range.columns.all(k, k in self.primaryKey)",
+                "partitioning.range names a column that is not in primaryKey",
             ),
             rule(
                 "has(self.tableName) == has(oldSelf.tableName)",
@@ -133,8 +192,11 @@ class TabletGroupSpec(Model):
     )
     partitioning: Partitioning = Field(
         default_factory=Partitioning,
-        description="How rows are spread over tablets. Cannot change.",
-        json_schema_extra=with_rules(rule("self == oldSelf", "partitioning cannot change")),
+        description="How rows are spread over tablets. Only partitioning.range.ranges can change.",
+    )
+    allowRangeDrop: bool = Field(
+        default=False,
+        description="Whether ranges of the table that are not in partitioning.range.ranges are dropped, with all their rows.",
     )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,

@@ -100,6 +100,20 @@ Quantity = Annotated[
 ]
 """Text such as `10Gi`; `byte_count()` reads it."""
 
+KeyText = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    Field(max_length=1_024),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "maxLength": 1_024,
+        }
+    ),
+]
+"""A value of a key column: a number, or text such as 2024-02-01."""
+
 _DNS = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 OBJECT_NAME = f"^{_DNS}([.]{_DNS})*$"
 LABEL_KEY = f"^({_DNS}([.]{_DNS})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"

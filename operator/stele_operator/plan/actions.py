@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from stele.driver.policy import StandingPolicy
 from stele.model.alter import Step
+from stele.model.ranges import RangeStep
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
 from stele_operator.plan.observation import Identity, Role
@@ -189,13 +190,13 @@ class SetReplicationFactor(Base):
 
 @dataclass(frozen=True, slots=True)
 class AlterTable(Base):
-    """Give the table of a TabletGroup the columns that it asks for."""
+    """Give the table of a TabletGroup the columns and ranges that it asks for."""
 
     event = "TableAltered"
     group: str
     table_id: str
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[Step | RangeStep, ...]
 
 
 @dataclass(frozen=True, slots=True)

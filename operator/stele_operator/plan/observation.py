@@ -248,9 +248,17 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class TableRanges:
+    """The ranges of a table: [start, end) of each, as encoded keys of `columns`; b"" means unbounded."""
+
+    columns: tuple[str, ...]
+    covered: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
-    """A table in the catalog. `hash`: columns and buckets of each level. `replication_factor_before`: the
-    one before its last change; 0 if it was never changed."""
+    """A table in the catalog. `hash`: columns and buckets of each level. `range`: None if it has no ranges.
+    `replication_factor_before`: the one before its last change; 0 if it was never changed."""
 
     table_id: str
     name: str
@@ -258,7 +266,7 @@ class Table:
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...]
     hash: tuple[tuple[tuple[str, ...], int], ...]
-    ranged: bool
+    range: TableRanges | None
     replication_factor: int
     tablets: int
     replication_factor_before: int = 0

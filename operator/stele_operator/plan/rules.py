@@ -7,9 +7,11 @@ all faults are found, not only the first.
 from __future__ import annotations
 
 from stele.model.alter import AddColumn, DropColumn, RenameColumn, Step
+from stele.model.ranges import RangeStep
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.observation import Observation, Table
+from stele_operator.plan.ranges import range_columns, range_faults, range_steps
 
 
 def cluster_faults(o: Observation) -> tuple[str, ...]:
@@ -68,6 +70,11 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
         for name in level.columns:
             if name not in spec.primaryKey:
                 faults.append(f"partitioning.hash names a column that is not in primaryKey: {name}")
+    for name in range_columns(spec):
+        if name not in spec.primaryKey:
+            faults.append(f"partitioning.range names a column that is not in primaryKey: {name}")
+    if not faults:
+        faults += range_faults(spec)
     if spec.replicationFactor not in (1, 3, 5, 7):
         faults.append(f"replicationFactor is {spec.replicationFactor}; it must be 1, 3, 5 or 7")
     return tuple(faults)
@@ -87,11 +94,14 @@ def table_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
             differences.append(
                 f"column {name} is {_typed(there[name])} in the table, but {_typed(wanted[name])} in the TabletGroup"
             )
-    return (*differences, *other_differences(spec, table))
+    others = other_differences(spec, table)
+    if not others and range_steps(spec, table) != ((), ()):
+        others = ("the table has other ranges",)
+    return (*differences, *others)
 
 
-def table_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[Step, ...], tuple[str, ...]]:
-    """The changes that give a table the columns of its TabletGroup, and why others cannot be made."""
+def table_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[Step | RangeStep, ...], tuple[str, ...]]:
+    """The changes that give a table the columns and ranges of its TabletGroup, and why others cannot be made."""
     wanted = {c.name: c for c in spec.columns}
     there = {c.name: c for c in table.columns}
     steps: list[Step] = []
@@ -124,7 +134,10 @@ def table_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[Step, ...], 
             "or renamedFrom where it has another name now"
             for name in left
         ]
-    return tuple(steps), tuple(faults)
+    if other_differences(spec, table):
+        return tuple(steps), tuple(faults)
+    ranges, more = range_steps(spec, table)
+    return (*steps, *ranges), (*faults, *more)
 
 
 def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
@@ -132,7 +145,8 @@ def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
     differences = []
     if tuple(spec.primaryKey) != table.primary_key:
         differences.append(f"the primary key of the table is ({', '.join(table.primary_key)})")
-    if tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash) != table.hash or table.ranged:
+    hashes = tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash)
+    if (hashes, range_columns(spec)) != (table.hash, table.range.columns if table.range is not None else ()):
         differences.append("the table is partitioned in another way")
     return tuple(differences)
 

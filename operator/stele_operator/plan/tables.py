@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stele.model.alter import Step
+from stele.model.ranges import RangeStep
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.actions import (
@@ -250,13 +251,13 @@ def _staying(
     table = table_of(o, group)
     if table is not None:
         differences = _differences(o, group, spec, table)
-        steps: tuple[Step, ...] = ()
+        steps: tuple[Step | RangeStep, ...] = ()
         if table.table_id == group.own_table_id:
             steps, faults = table_steps(spec, table)
             differences = (*faults, *other_differences(spec, table))
         actions: list[Action] = []
         if table.state == "ALTERING":
-            found(Kind.RECONCILING, "Altering", f"table {table.name}: its tablets take over new columns")
+            found(Kind.RECONCILING, "Altering", f"table {table.name}: its tablets take over a change")
         elif differences:
             found(
                 Kind.STALLED,
@@ -354,10 +355,10 @@ def _alter(
     o: Observation,
     group: GroupObject,
     table: Table,
-    steps: tuple[Step, ...],
+    steps: tuple[Step | RangeStep, ...],
     found: Callable[[Kind, str, str], list[Action]],
 ) -> list[Action]:
-    """Give the table the columns that its TabletGroup asks for; all of them, or nothing."""
+    """Give the table the columns and ranges that its TabletGroup asks for; all of them, or nothing."""
     if group.unknown:
         message = (
             f"the table is not altered yet, because fields may matter for it: {overlooked(group.unknown)}"
@@ -365,10 +366,14 @@ def _alter(
         return found(Kind.NOT_READY, OPERATOR_OLDER, message)
     refused = o.refused.get(("TabletGroup", group.name))
     if refused is not None:
-        found(Kind.STALLED, "Refused", f"{refused}; the table is left unchanged: correct the columns")
+        found(
+            Kind.STALLED, "Refused", f"{refused}; the table is left unchanged: correct the columns or ranges"
+        )
     else:
-        found(Kind.RECONCILING, "Altering", f"table {table.name} gets the columns of the TabletGroup")
-    reason = f"TabletGroup {group.name} asks for other columns"
+        found(
+            Kind.RECONCILING, "Altering", f"table {table.name} gets the columns and ranges of the TabletGroup"
+        )
+    reason = f"TabletGroup {group.name} asks for other columns or ranges"
     return [AlterTable(reason, group.name, table.table_id, table.name, steps)]
 
 

@@ -1,0 +1,125 @@
+"""Range partitions of TabletGroups: what their bounds mean, and the steps that give a table those that are asked
+for. Called by rules and masters; pure.
+
+Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stele.model.column import Column
+from stele.model.errors import Rejected
+from stele.model.ids import ColumnId
+from stele.model.ranges import AddRange, Bounds, DropRange, RangePartition, RangeStep, of_ranges, overlap
+from stele.model.split_json import split_key, split_values
+from stele_operator.api.group import RangeBounds, TabletGroupSpec
+from stele_operator.plan.observation import Table
+
+_TEXTS = ("string", "binary", "date", "timestamp")
+
+
+def range_columns(spec: TabletGroupSpec) -> tuple[str, ...]:
+    """Names of the range columns; empty for a table without ranges."""
+    return tuple(spec.partitioning.range.columns) if spec.partitioning.range is not None else ()
+
+
+def range_faults(spec: TabletGroupSpec) -> list[str]:
+    """What is wrong with the ranges of a TabletGroup whose columns are right."""
+    if spec.partitioning.range is None:
+        return []
+    columns, faults = _columns(spec), []
+    found: list[tuple[Bounds, str]] = []
+    for given in spec.partitioning.range.ranges:
+        try:
+            start, end = bounds = _bounds(given, columns)
+        except Rejected as exc:
+            faults.append(f"partitioning.range: range {_said(given)}: {exc.args[0]}")
+            continue
+        if end and start >= end:
+            faults.append(f"partitioning.range: range {_said(given)} is empty: it ends before it begins")
+        else:
+            found.append((bounds, _said(given)))
+    faults += [
+        f"partitioning.range: ranges {a[1]} and {b[1]} overlap"
+        for a, b in itertools.pairwise(sorted(found))
+        if overlap(a[0], b[0])
+    ]
+    return faults
+
+
+def ranges_of(spec: TabletGroupSpec, ids: Mapping[str, int]) -> RangePartition | None:
+    """The ranges of a new table, with the ids of its columns; None if it has none.
+
+    Raises:
+        Rejected: as `range_faults` says.
+    """
+    if spec.partitioning.range is None:
+        return None
+    columns = _columns(spec)
+    bounds = [_bounds(given, columns) for given in spec.partitioning.range.ranges]
+    return of_ranges([ids[name] for name in range_columns(spec)], bounds)
+
+
+def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, ...], tuple[str, ...]]:
+    """The changes that give a table the ranges of its TabletGroup, and why others cannot be made.
+
+    Both have the same range columns.
+    """
+    if spec.partitioning.range is None or table.range is None:
+        return (), ()
+    columns = _columns(spec)
+    wanted = [_bounds(given, columns) for given in spec.partitioning.range.ranges]
+    added = [bounds for bounds in wanted if bounds not in table.range.covered]
+    left = [bounds for bounds in table.range.covered if bounds not in wanted]
+    if left and not spec.allowRangeDrop:
+        return (), tuple(
+            f"the table has a range {_shown(bounds, columns)} that the TabletGroup lacks; set allowRangeDrop to drop it "
+            "with all rows, or put it back"
+            for bounds in left
+        )
+    return (*(DropRange(*bounds) for bounds in left), *(AddRange(*bounds) for bounds in added)), ()
+
+
+def _columns(spec: TabletGroupSpec) -> list[Column]:
+    types = {c.name: c.type.replace(" ", "") for c in spec.columns}
+    return [Column(ColumnId(0), name, types[name]) for name in range_columns(spec)]
+
+
+def _bounds(given: RangeBounds, columns: Sequence[Column]) -> Bounds:
+    return _key(given.from_, columns), _key(given.to, columns)
+
+
+def _key(texts: Sequence[str] | None, columns: Sequence[Column]) -> bytes:
+    if texts is None:
+        return b""
+    if len(texts) != len(columns):
+        return split_key(list(texts), columns)  # says which values it expects
+    return split_key([_value(text, column) for text, column in zip(texts, columns, strict=True)], columns)
+
+
+def _value(text: str, column: Column) -> Any:
+    """A number or a truth value for columns that have such values; a decimal stays text."""
+    value: Any = text
+    if column.type not in _TEXTS:
+        with contextlib.suppress(ValueError):
+            value = json.loads(text)
+    return text if isinstance(value, float) or column.type.startswith("decimal") else value
+
+
+def _said(given: RangeBounds) -> str:
+    return "..".join(",".join(end) if end is not None else "" for end in (given.from_, given.to))
+
+
+def _shown(bounds: Bounds, columns: Sequence[Column]) -> str:
+    """The range of a table, as `stele table describe` shows it."""
+    return "..".join(_shown_key(key, columns) if key else "" for key in bounds)
+
+
+def _shown_key(key: bytes, columns: Sequence[Column]) -> str:
+    values = split_values(key, columns)
+    return ",".join(map(str, values)) if isinstance(values, list) else f"0x{key.hex()}"
