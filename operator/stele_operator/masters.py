@@ -224,9 +224,11 @@ class MasterLink:
 
 def _table(pb: master_pb2.TableInfoPB) -> Table:
     names = {c.id: c.name for c in pb.schema.columns}
-    ranged = partitioning_from_pb(pb.partitioning).range
     ranges = None
-    if ranged is not None and ranged.column_ids:
+    if (
+        pb.partitioning.range.column_ids
+        and (ranged := partitioning_from_pb(pb.partitioning).range) is not None
+    ):
         columns = tuple(names.get(i, f"#{i}") for i in ranged.column_ids)
         ranges = TableRanges(columns, tuple((start, end) for start, end, _ in ranged.covered))
     return Table(

@@ -85,7 +85,7 @@ def changed(body: Json, path: str, value: Any) -> Json:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ["cluster", "dedicated", "flights", "delays"])
+@pytest.mark.parametrize("name", ["cluster", "dedicated", "flights", "delays", "months"])
 async def test_examples_are_taken(kube: Kube, name: str) -> None:
     body = example(name)
     made = await kube.create(body["kind"], "default", body)

@@ -266,6 +266,9 @@ def test_a_table_without_ranges_gets_none_and_one_with_others_is_foreign() -> No
         ([span(10, 10)], "range 10..10 is empty: it ends before it begins"),
         ([span("x", None)], "range x..: "),
         ([{"from": [1, 2]}], "expected a value for each of id"),
+        ([span("[" * 1000, None)], f"partitioning.range: range {'[' * 40}...: "),
+        ([span("1_0", None)], "range 1_0..: "),
+        ([span("9" * 30, None)], "range 999"),
     ],
 )
 def test_ranges_that_cannot_be(ranges: list[dict[str, Any]], why: str) -> None:

@@ -21,7 +21,7 @@ _HEAD = """# TabletCluster and TabletGroup, field by field
 
 Written by `python -m stele_operator.api.generate`; do not edit. On a real Kubernetes `kubectl explain tc.spec.nodes` prints the same.
 Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/dedicated.yaml](../examples/dedicated.yaml),
-[examples/flights.yaml](../examples/flights.yaml). `[]`: each item of a list; bold: required. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
+[examples/flights.yaml](../examples/flights.yaml), [examples/months.yaml](../examples/months.yaml). `[]`: each item of a list; bold: required. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
 """
 
@@ -65,7 +65,7 @@ def _type(field: Json) -> str:
     if field.get("type") == "array":
         return f"list of {_type(field['items'])}"
     if field.get("x-kubernetes-int-or-string"):
-        return "quantity"
+        return "quantity" if "pattern" in field else "integer or string"
     return str(field.get("type", "any"))
 
 

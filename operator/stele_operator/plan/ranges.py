@@ -1,14 +1,15 @@
 """Range partitions of TabletGroups: what their bounds mean, and the steps that give a table those that are asked
 for. Called by rules and masters; pure.
 
-Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are.
+Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are. Whatever text a
+bound has, a fault of it is Rejected: one TabletGroup must not end the pass of its cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,11 @@ from stele.model.split_json import split_key, split_values
 from stele_operator.api.group import RangeBounds, TabletGroupSpec
 from stele_operator.plan.observation import Table
 
-_TEXTS = ("string", "binary", "date", "timestamp")
+_INTEGER = re.compile(r"-?[0-9]{1,20}\Z")
+_TRUTH = {"true": True, "false": False}
+_SAID_MAX = 40
+_KEPT = 8_192
+"""Bounds whose keys are kept, as each pass needs them again: a thousand ranges take 0.2 s to encode."""
 
 
 def range_columns(spec: TabletGroupSpec) -> tuple[str, ...]:
@@ -85,34 +90,40 @@ def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, .
     return (*(DropRange(*bounds) for bounds in left), *(AddRange(*bounds) for bounds in added)), ()
 
 
-def _columns(spec: TabletGroupSpec) -> list[Column]:
+def _columns(spec: TabletGroupSpec) -> tuple[Column, ...]:
     types = {c.name: c.type.replace(" ", "") for c in spec.columns}
-    return [Column(ColumnId(0), name, types[name]) for name in range_columns(spec)]
+    return tuple(Column(ColumnId(0), name, types[name]) for name in range_columns(spec))
 
 
-def _bounds(given: RangeBounds, columns: Sequence[Column]) -> Bounds:
+def _bounds(given: RangeBounds, columns: tuple[Column, ...]) -> Bounds:
     return _key(given.from_, columns), _key(given.to, columns)
 
 
-def _key(texts: Sequence[str] | None, columns: Sequence[Column]) -> bytes:
-    if texts is None:
-        return b""
+def _key(texts: Sequence[str] | None, columns: tuple[Column, ...]) -> bytes:
+    return _encoded(tuple(texts), columns) if texts is not None else b""
+
+
+@functools.lru_cache(_KEPT)
+def _encoded(texts: tuple[str, ...], columns: tuple[Column, ...]) -> bytes:
     if len(texts) != len(columns):
         return split_key(list(texts), columns)  # says which values it expects
     return split_key([_value(text, column) for text, column in zip(texts, columns, strict=True)], columns)
 
 
 def _value(text: str, column: Column) -> Any:
-    """A number or a truth value for columns that have such values; a decimal stays text."""
-    value: Any = text
-    if column.type not in _TEXTS:
-        with contextlib.suppress(ValueError):
-            value = json.loads(text)
-    return text if isinstance(value, float) or column.type.startswith("decimal") else value
+    """A number or a truth value for columns that have such values. Dates, decimals and others stay text."""
+    if column.type == "bool":
+        return _TRUTH.get(text, text)
+    return int(text) if column.type.startswith("int") and _INTEGER.match(text) else text
 
 
 def _said(given: RangeBounds) -> str:
-    return "..".join(",".join(end) if end is not None else "" for end in (given.from_, given.to))
+    ends = ([_cut(text) for text in end or ()] for end in (given.from_, given.to))
+    return "..".join(",".join(end) for end in ends)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SAID_MAX else f"{text[:_SAID_MAX]}..."
 
 
 def _shown(bounds: Bounds, columns: Sequence[Column]) -> str:

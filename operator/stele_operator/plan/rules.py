@@ -70,9 +70,12 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
         for name in level.columns:
             if name not in spec.primaryKey:
                 faults.append(f"partitioning.hash names a column that is not in primaryKey: {name}")
-    for name in range_columns(spec):
+    ranged = range_columns(spec)
+    for name in ranged:
         if name not in spec.primaryKey:
             faults.append(f"partitioning.range names a column that is not in primaryKey: {name}")
+    for name in sorted({n for n in ranged if ranged.count(n) > 1}):
+        faults.append(f"partitioning.range names {name} twice")
     if not faults:
         faults += range_faults(spec)
     if spec.replicationFactor not in (1, 3, 5, 7):

@@ -274,9 +274,7 @@ def _staying(
             message = f"{counts.unavailable} of {counts.total} tablets have no leader"
             if reason == "Creating":
                 served = counts.total - counts.unavailable
-                message = (
-                    f"table {table.name} is new: {served} of {counts.total or 'its'} tablets serve so far"
-                )
+                message = f"table {table.name}: {served} of {counts.total or 'its'} tablets serve so far; the others are new"
             found(Kind.NOT_READY, reason, message)
         if counts.under_replicated:
             message = f"{counts.under_replicated} of {counts.total} tablets have lost a voter"
