@@ -17,6 +17,7 @@ from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import AlterTable
 from stele_operator.plan.ranges import range_faults, ranges_of
+from tests.operator.test_foretold import ask
 from tests.operator.test_tables import MORE, conditions
 from tests.operator.world import COLUMNS, World
 from tests.operator.worlds import made
@@ -70,6 +71,21 @@ def test_ranges_are_made_added_and_dropped() -> None:
     assert bounds(world) == [(0, 1000), (1000, 2000)] and not make_plan(world.observe()).actions
 
 
+def test_it_is_foretold_that_a_range_is_dropped_with_its_rows() -> None:
+    world = ranged(span(0, 1000), span(1000, 2000))
+    spec = world.objects["TabletGroup", "events"]["spec"]
+    parts = {"range": {"columns": ["id"], "ranges": [span(1000, 2000), span(2000, 3000)]}}
+    for allowed in (False, True):
+        told = ask(
+            world,
+            {"nodes": {"replicas": 5}},
+            {"events": {**spec, "partitioning": parts, "allowRangeDrop": allowed}},
+        )
+        assert told.complete and told.fine == allowed, told.lines()
+        assert any("1 range dropped with all rows" in line for line in told.order()) == allowed
+        assert [u.reason for u in told.unmet] == ([] if allowed else ["TableDiffers"])
+
+
 def test_columns_and_ranges_change_together_or_not_at_all() -> None:
     world = ranged(span(0, 1000))
     spec = world.objects["TabletGroup", "events"]["spec"]
@@ -110,7 +126,7 @@ def test_a_table_without_ranges_gets_none_and_one_with_others_is_foreign() -> No
         ([span(10, 10)], "range 10..10 is empty: it ends before it begins"),
         ([span("x", None)], "range x..: "),
         ([{"from": [1, 2]}], "expected a value for each of id"),
-        ([span("[" * 1000, None)], f"partitioning.range: range {'[' * 40}...: "),
+        ([span("[" * 1000, None)], f"partitioning.range: range {'[' * 40}.....: column id"),
         ([span("1_0", None)], "range 1_0..: "),
         ([span("9" * 30, None)], "range 999"),
     ],

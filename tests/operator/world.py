@@ -56,9 +56,9 @@ from stele_operator.plan.actions import (
     SetMasterCount,
     SetReplicationFactor,
 )
-from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table, TableRanges
+from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
 from stele_operator.plan.order import Held
-from stele_operator.plan.ranges import ranges_of
+from stele_operator.plan.ranges import table_ranges, tablets_of
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
@@ -336,15 +336,8 @@ class World:
             return
         spec = action.spec
         hashes = tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash)
-        count = 1
-        for _, buckets in hashes:
-            count *= buckets
-        made = ranges_of(spec, {c.name: i for i, c in enumerate(spec.columns)})
-        ranges = None
-        if made is not None and spec.partitioning.range is not None:
-            named = tuple(spec.partitioning.range.columns)
-            ranges = TableRanges(named, tuple((start, end) for start, end, _ in made.covered))
-            count *= made.ranges
+        count = tablets_of(spec)
+        ranges = table_ranges(spec)
         columns = tuple(Column(c.name, c.type, c.nullable) for c in spec.columns)
         key = tuple(spec.primaryKey)
         factor = spec.replicationFactor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from stele.model.ids import ColumnId
 from stele.model.ranges import AddRange, Bounds, DropRange, RangePartition, RangeStep, of_ranges, overlap
 from stele.model.split_json import split_key, split_values
 from stele_operator.api.group import RangeBounds, TabletGroupSpec
-from stele_operator.plan.observation import Table
+from stele_operator.plan.observation import Table, TableRanges
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}\Z")
 _TRUTH = {"true": True, "false": False}
@@ -68,6 +69,21 @@ def ranges_of(spec: TabletGroupSpec, ids: Mapping[str, int]) -> RangePartition |
     columns = _columns(spec)
     bounds = [_bounds(given, columns) for given in spec.partitioning.range.ranges]
     return of_ranges([ids[name] for name in range_columns(spec)], bounds)
+
+
+def table_ranges(spec: TabletGroupSpec) -> TableRanges | None:
+    """The ranges of a table as its TabletGroup asks for them; None if it has none."""
+    if spec.partitioning.range is None:
+        return None
+    columns = _columns(spec)
+    covered = sorted(_bounds(given, columns) for given in spec.partitioning.range.ranges)
+    return TableRanges(range_columns(spec), tuple(covered))
+
+
+def tablets_of(spec: TabletGroupSpec) -> int:
+    """How many tablets a new table has: one for each combination of buckets, in each range."""
+    given = spec.partitioning.range
+    return math.prod((h.buckets for h in spec.partitioning.hash), start=len(given.ranges) if given else 1)
 
 
 def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, ...], tuple[str, ...]]:

@@ -49,6 +49,7 @@ from stele_operator.plan.cluster_plan import Plan, asked_again, make_plan
 from stele_operator.plan.findings import RESTING, SLEEP, Finding, Kind
 from stele_operator.plan.foretold import Event, Foretold, NewMember, NewReplica, Restart, Said, Unmet, named
 from stele_operator.plan.observation import Catalog, Observation
+from stele_operator.plan.ranges import tablets_of
 from stele_operator.plan.stage import Stage
 from stele_operator.plan.status import restart_pending
 
@@ -175,10 +176,7 @@ class _Rehearsal:
                 self._say("owner", action.name, f"its volume {goes} from now on (deletionPolicy)")
             case CreateTable(spec=spec):
                 self._new_tables.add(action.group)
-                tablets = 1
-                for level in spec.partitioning.hash:
-                    tablets *= level.buckets
-                text = f"table {action.name} is created: {plural(tablets, 'tablet')} with {plural(spec.replicationFactor, 'replica')} each"
+                text = f"table {action.name} is created: {plural(tablets_of(spec), 'tablet')} with {plural(spec.replicationFactor, 'replica')} each"
                 self._say("table", "", text)
             case SetReplicationFactor() | AlterTable():
                 self._say("table", "", action.reason)

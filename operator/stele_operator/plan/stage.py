@@ -15,6 +15,7 @@ from stele.driver.steps import Step
 from stele.driver.view import ClusterView, NodeView
 from stele.model.alter import AddColumn, DropColumn, RenameColumn
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
+from stele.model.ranges import AddRange, DropRange
 from stele_operator.api.scalars import byte_count
 from stele_operator.plan import naming
 from stele_operator.plan.actions import (
@@ -51,6 +52,7 @@ from stele_operator.plan.observation import (
     Table,
 )
 from stele_operator.plan.placement import admits, never_share
+from stele_operator.plan.ranges import table_ranges, tablets_of
 
 
 class Stage:
@@ -361,9 +363,7 @@ def _patched(claim: Claim, patch: Json) -> Claim:
 
 
 def _table(action: CreateTable) -> Table:
-    spec, tablets = action.spec, 1
-    for level in spec.partitioning.hash:
-        tablets *= level.buckets
+    spec = action.spec
     return Table(
         action.table_id,
         action.name,
@@ -371,20 +371,26 @@ def _table(action: CreateTable) -> Table:
         tuple(Column(c.name, c.type, c.nullable) for c in spec.columns),
         tuple(spec.primaryKey),
         tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash),
-        False,
+        table_ranges(spec),
         spec.replicationFactor,
-        tablets,
+        tablets_of(spec),
     )
 
 
 def _altered(table: Table, action: AlterTable) -> Table:
     columns = list(table.columns)
+    covered = list(table.range.covered) if table.range is not None else []
     for step in action.steps:
         match step:
+            case AddRange():
+                covered.append((step.start, step.end))
+            case DropRange():
+                covered.remove((step.start, step.end))
             case AddColumn():
                 columns.append(Column(step.name, step.type, step.nullable))
             case DropColumn():
                 columns = [c for c in columns if c.name != step.name]
             case RenameColumn():
                 columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
-    return replace(table, columns=tuple(columns))
+    ranges = replace(table.range, covered=tuple(sorted(covered))) if table.range is not None else None
+    return replace(table, columns=tuple(columns), range=ranges)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stele.model.alter import Step
-from stele.model.ranges import RangeStep
+from stele.model.amounts import plural
+from stele.model.ranges import DropRange, RangeStep
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.actions import (
@@ -371,7 +372,9 @@ def _alter(
         found(
             Kind.RECONCILING, "Altering", f"table {table.name} gets the columns and ranges of the TabletGroup"
         )
-    reason = f"TabletGroup {group.name} asks for other columns or ranges"
+    dropped = sum(isinstance(s, DropRange) for s in steps)
+    drops = f"; {plural(dropped, 'range')} dropped with all rows" if dropped else ""
+    reason = f"TabletGroup {group.name} asks for other columns or ranges{drops}"
     return [AlterTable(reason, group.name, table.table_id, table.name, steps)]
 
 
