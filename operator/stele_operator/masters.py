@@ -7,7 +7,6 @@ or to another copy of this one, the call is refused.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -202,9 +201,12 @@ class MasterLink:
         await self._masters.call("SetReplicationFactor", request)
 
     async def alter_table(self, table_id: str, steps: Sequence[Step | RangeStep]) -> None:
-        """Change a table's columns and ranges. The same change, sent twice in a row, is made once."""
-        made = master_pb2.AlterTableRequest(table_id=id_to_pb(table_id), steps=steps_to_pb(steps))
-        made.alter_id = hashlib.blake2b(made.SerializeToString(deterministic=True), digest_size=16).digest()
+        """Change a table's columns and ranges. Repeats of this request are one change; a later call is another, although
+        it may ask for the same again after somebody took it back."""
+        alter_id = id_to_pb(new_id())
+        made = master_pb2.AlterTableRequest(
+            table_id=id_to_pb(table_id), steps=steps_to_pb(steps), alter_id=alter_id
+        )
         await self._masters.call("AlterTable", made)
 
     async def delete_table(self, table_id: str, *, kept: bool) -> None:

@@ -91,3 +91,7 @@ async def test_ranges_are_made_added_kept_and_dropped(tmp_path: Path) -> None:
         await put(made, 1)
         assert await count(made) == HALF + 2
         assert (await made.condition("TabletGroup", "flights", "Stalled"))[0] == "False"
+
+        await ask(made, SECOND, THIRD, allowRangeDrop=True)
+        await made.until("the same change is made once more", lambda: has(4), 240)
+        assert await count(made) == HALF + 1
