@@ -178,6 +178,21 @@ def test_what_happens_anyway_is_told_apart() -> None:
     assert {u.reason for u in told.unmet if u.already} >= {"RollWaits"} and not pods(told, Restart.kind)
 
 
+def test_what_has_another_cause_now_is_not_as_now() -> None:
+    world = made()
+    world.cluster["spec"]["nodes"]["replicas"] = 6  # there are five machines
+    for _ in range(3):
+        world.step()
+    told = ask(world, {"nodes": {"replicas": 6}, "image": "x"})
+    assert [u.reason for u in told.unmet if u.already] == ["NodePending"]
+    told = ask(world, {"nodes": {"replicas": 7}})
+    assert [u.already for u in told.unmet if u.reason == "NodePending"] == [True, False] and not told.fine
+    world = made()
+    world.cluster["spec"]["image"] = "x"
+    told = ask(world, {"nodes": {"replicas": 5}, "image": "x"})
+    assert told.lines()[-2] == "without this change too: all of it"
+
+
 @pytest.mark.parametrize(
     ("spec", "kind", "words"),
     [

@@ -67,12 +67,19 @@ Event = Restart | NewMember | NewReplica | Said
 
 @dataclass(frozen=True, slots=True)
 class Unmet:
-    """Something that the spec asks for and that is not reached. `already`: it is so now, whatever changes."""
+    """Something that the spec asks for and that is not reached. `group`, `member`: what it is about, or "".
+    `already`: it is so now, whatever changes."""
 
     reason: str
     message: str
-    group: str
-    already: bool
+    group: str = ""
+    member: str = ""
+    already: bool = False
+
+    def is_as(self, other: Unmet) -> bool:
+        """Whether it is the same. About a member the words may differ, since a simulated scheduler has its own."""
+        same = (self.reason, self.group, self.member) == (other.reason, other.group, other.member)
+        return same and (bool(self.member) or self.message == other.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,8 @@ class Foretold:
         lines += [f"NOTE: {note}" for note in self.notes]
         if not self.complete:
             lines.append("NOT KNOWN: what follows; the rehearsal has not come to an end")
-        lines += [f"without this change too: {line}" for line in self.anyway]
+        same = bool(order) and list(self.anyway) == order
+        lines += [f"without this change too: {line}" for line in (["all of it"] if same else self.anyway)]
         if not (order or self.unmet or self.notes):
             lines.append("nothing: the cluster is as this spec asks")
         if self.fine:

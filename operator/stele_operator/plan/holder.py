@@ -19,7 +19,8 @@ NAMED_MAX = 10
 MASTERS_CHANGING, MASTERS_WAIT = "MastersChanging", "MastersWait"
 """Reasons of findings: the number of masters changes, or waits to."""
 _ROLLING = "Rolling"
-_ROLL = {_ROLLING, "RollWaits", "RollStopped"}
+ROLL = {_ROLLING, "RollWaits", "RollStopped"}
+"""Reasons of a cluster whose pods are being made again, or wait for that."""
 
 
 def holders(
@@ -31,7 +32,7 @@ def holders(
     waiting = [f"park/{f.member}" for f in findings if f.reason in (PARK_WAITS, PARK_REFUSED) and f.member]
     if MASTERS_CHANGING in reasons:
         holding.append("masters")
-    if reasons & _ROLL:
+    if reasons & ROLL:
         # Between two pods it still has its turn, if nobody else has.
         (holding if _ROLLING in reasons or not holding else waiting).append("upgrade")
     if MASTERS_WAIT in reasons:

@@ -27,7 +27,7 @@ from stele.driver.steps import (
     ReturnNode,
     Step,
 )
-from stele.driver.view import ClusterView
+from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView
 from stele.model.amounts import plural
 from stele_operator.plan.actions import (
     Action,
@@ -48,6 +48,7 @@ from stele_operator.plan.budgets import tablet_name
 from stele_operator.plan.cluster_plan import Plan, asked_again, make_plan
 from stele_operator.plan.findings import RESTING, SLEEP, Finding, Kind
 from stele_operator.plan.foretold import Event, Foretold, NewMember, NewReplica, Restart, Said, Unmet, named
+from stele_operator.plan.holder import ROLL
 from stele_operator.plan.observation import Catalog, Observation
 from stele_operator.plan.ranges import tablets_of
 from stele_operator.plan.stage import Stage
@@ -77,12 +78,11 @@ def foretell(
     catalog = replace(catalog, view=settled(catalog.view))
     run = _Rehearsal(after, catalog).run(stop)
     usual = _Rehearsal(before, catalog).run(stop)
-    known = {(u.reason, u.group) for u in usual.unmet}
     without = Foretold("", events=tuple(usual.events)).order()
     return Foretold(
         cluster=f"TabletCluster {after.cluster.namespace}/{after.cluster.name}",
         events=tuple(run.events),
-        unmet=tuple(replace(u, already=(u.reason, u.group) in known) for u in run.unmet),
+        unmet=tuple(replace(u, already=any(map(u.is_as, usual.unmet))) for u in run.unmet),
         notes=tuple(n for n in run.notes if n not in usual.notes),
         sleeps=run.sleeps and not usual.sleeps,
         weaker=tuple(_weaker(catalog.view, run.stage.view, run.policy)),
@@ -147,7 +147,7 @@ class _Rehearsal:
                 self.complete = not done
                 self.unmet = [*self._unmet(plan), *_blocked(blocked)]
                 self.notes = [f.message for f in plan.findings if f.kind is Kind.REMARK or _is_note(f)]
-                self.notes += _later(o)
+                self.notes += _by_hand(o, plan)
                 self.sleeps = any(f.reason in SLEEP for f in plan.findings)
                 break
             last = done
@@ -216,7 +216,7 @@ class _Rehearsal:
                 case _:
                     pass
         for made in new_replicas(view, steps):
-            (self.moves if made.kind == "move" else self.heals).append(made.size_bytes)
+            (self.moves if made.kind in (MOVE, MOVE_BY_HAND) else self.heals).append(made.size_bytes)
             source = self._name(made.from_node) if made.from_node else ""
             self.events.append(
                 NewReplica(
@@ -272,7 +272,7 @@ class _Rehearsal:
 
     def _unmet(self, plan: Plan) -> list[Unmet]:
         return [
-            Unmet(f.reason, f.message, f.group, False)
+            Unmet(f.reason, f.message, f.group, f.member)
             for f in plan.findings
             if f.kind in _UNMET
             and f.reason not in (*RESTING, *SLEEP, _VERSION_WAITS)
@@ -284,10 +284,10 @@ class _Rehearsal:
         return finding.group in self._new_tables and finding.kind is Kind.NOT_READY
 
 
-def _later(o: Observation) -> list[str]:
-    """What waits for somebody else: pods that are deleted by hand."""
-    spec = o.cluster.spec
-    stale = restart_pending(o) if spec is not None and not spec.paused else ()
+def _by_hand(o: Observation, plan: Plan) -> list[str]:
+    """Pods that nobody makes again from the new spec, since they are not rolled."""
+    waits = plan.policy is None or any(f.reason in ROLL for f in plan.findings)
+    stale = () if waits else restart_pending(o)
     return [f"these pods keep an older spec until somebody deletes them: {named(stale)}"] if stale else []
 
 
@@ -309,7 +309,7 @@ def _blocked(steps: Sequence[Blocked]) -> list[Unmet]:
     for step in steps:
         by_code.setdefault(step.code, []).append(step)
     return [
-        Unmet(code, f"{plural(len(found), 'tablet')}: {found[0].reason}", "", False)
+        Unmet(code, f"{plural(len(found), 'tablet')}: {found[0].reason}")
         for code, found in sorted(by_code.items())
     ]
 
