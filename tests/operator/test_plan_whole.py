@@ -56,11 +56,11 @@ async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> 
         code, out, err = await asked(made, "stele_operator", "-f", str(path))
         assert code == 1 and "the memory limit must be at least 512Mi" in out, "as the API server says"
         write(replicas=5)
-        code, out, _ = await asked(made, "stele", "-f", str(path))
+        code, out, _ = await asked(made, "stele.cli", "-f", str(path))
         assert code == 1 and "flights-node-4 (no machine for it)" in out and "NodePending" in out
         write(replicas=4)
         where = ",".join(await masters(made))
-        code, out, err = await asked(made, "stele", "-f", str(path), "--json", "--masters", where)
+        code, out, err = await asked(made, "stele.cli", "-f", str(path), "--json", "--masters", where)
         told = json.loads(out)
         assert code == 0 and told["fine"] and told["bytes_copied"] > 0, told
         made_of = [e["pod"] for e in told["events"] if e["kind"] == "new"]
