@@ -19,8 +19,8 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A pod that is made again on its volume. While it is away, `no_spare` tablets could lose no more voter, and
-    the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
+    """A pod that is made again on its volume, while `beside` others are away. Meanwhile `no_spare` tablets could
+    lose no more voter, and the `stopped` ones cannot be used. `leaders`: tablets whose leader it hands over before."""
 
     kind: ClassVar[str] = "restart"
     pod: str
@@ -28,6 +28,7 @@ class Restart:
     leaders: int
     no_spare: int
     stopped: tuple[str, ...]
+    beside: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Foretold:
     `weaker`: tables that could lose fewer replicas at the end than now. `sleeps`: nothing can be used until the
     cluster is woken. `copying_s`, `restarting_s`: the least time of all copies, and about the time of
     all restarts; None: unknown. `anyway`: what happens without the change too. `complete`: whether the rehearsal
-    came to its end. `nodes_at_once`: the most nodes whose pods are made again at once.
+    came to its end.
     """
 
     cluster: str
@@ -104,7 +105,6 @@ class Foretold:
     restarting_s: float | None = None
     anyway: tuple[str, ...] = ()
     complete: bool = True
-    nodes_at_once: int = 1
 
     @property
     def fine(self) -> bool:
@@ -162,11 +162,7 @@ class Foretold:
         if stopped:
             yield f"these cannot be used while their pod restarts: {named(list(stopped))}"
         if most := max((e.no_spare for e in restarts), default=0):
-            others = "no other pod" if self.nodes_at_once == 1 else "no other pod of these tablets"
-            yield (
-                f"while a pod restarts, {plural(most, 'tablet')} at most could lose no more voter; {others} is restarted "
-                "before it is back"
-            )
+            yield f"while pods restart ({_at_once(restarts)}), {plural(most, 'tablet')} at most could lose no more voter"
 
 
 def named(texts: Sequence[str]) -> str:
@@ -184,13 +180,7 @@ def _line(kind: str, events: Sequence[Event], told: Foretold) -> str:
         restarts = [e for e in events if isinstance(e, Restart)]
         all_of_them = len(restarts) == sum(isinstance(e, Restart) for e in told.events)
         about = f", about {duration(told.restarting_s)}" if told.restarting_s and all_of_them else ""
-        most = told.nodes_at_once
-        each = (
-            "one at a time"
-            if most == 1
-            else f"masters one at a time, nodes {most} at a time where tablets allow it"
-        )
-        one = f", {each}" if len(restarts) > 1 else ""
+        one = f", {_at_once(restarts)}" if len(restarts) > 1 else ""
         leaders = sum(e.leaders for e in restarts)
         hands = f"; they hand over {plural(leaders, 'leader')} before" if leaders else ""
         pods = named([e.pod for e in restarts])
@@ -208,6 +198,11 @@ def _line(kind: str, events: Sequence[Event], told: Foretold) -> str:
         f"{named(pods)}: {text}" if all(pods) else (text if len(pods) == 1 else f"{text} ({len(pods)} times)")
         for text, pods in texts.items()
     )
+
+
+def _at_once(restarts: Sequence[Restart]) -> str:
+    most = 1 + max(e.beside for e in restarts)
+    return "one at a time" if most == 1 else f"at most {most} at once"
 
 
 def _member(member: NewMember) -> str:

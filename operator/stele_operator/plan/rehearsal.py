@@ -90,7 +90,6 @@ def foretell(
         restarting_s=_restarting_s(before, run.events),
         anyway=tuple(without),
         complete=run.complete,
-        nodes_at_once=after.cluster.spec.budget.maxUnavailable if after.cluster.spec is not None else 1,
     )
 
 
@@ -245,18 +244,22 @@ class _Rehearsal:
     def _restart(self, o: Observation, name: str) -> Restart:
         pod = o.pod(name)
         node_id = pod.node_id if pod is not None else ""
+        ready = {p.name for p in o.pods if p.ready}
+        away = {c.node_id for c in o.claims if c.name in self._rolled - ready - {name}}
         no_spare, stopped = 0, []
         view = self.stage.view
         if self._judged is None or self._judged[0].tablets is not view.tablets:
             self._judged = (view, judge_all(view, self.policy))
         for s in self._judged[1]:
             if any(m.peer.node_id == node_id and m.live for m in s.voters):
-                left, needed = len(s.live_voters) - 1, majority(len(s.voters))
+                left = sum(m.peer.node_id not in {node_id, *away} for m in s.live_voters)
+                needed = majority(len(s.voters))
                 no_spare += left == needed
                 if left < needed:
                     stopped.append(tablet_name(s.tablet))
         leaders = sum(t.leader_node == node_id for t in view.tablets if t.node_role == "node")
-        return Restart(name, pod.machine if pod is not None else "", leaders, no_spare, tuple(stopped))
+        machine = pod.machine if pod is not None else ""
+        return Restart(name, machine, leaders, no_spare, tuple(stopped), len(away))
 
     # -- the end
 
@@ -342,5 +345,5 @@ def _restarting_s(o: Observation, events: Sequence[Event]) -> float | None:
     took = [
         p.unready_since_s - p.created_s for p in o.pods if p.ready and not p.restarts and p.unready_since_s
     ]
-    restarts = sum(isinstance(e, Restart) for e in events)
+    restarts = sum(1 / (1 + e.beside) for e in events if isinstance(e, Restart))
     return restarts * median(took) if restarts and took and median(took) > 0 else None

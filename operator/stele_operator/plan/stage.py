@@ -7,7 +7,7 @@ driver, and the placing of new pods change it. It heals nothing that is broken n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stele.driver.rehearsal import carried_out
@@ -34,6 +34,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
+    RollPod,
     SetDriverPolicy,
     SetFinalizers,
     SetMasterCount,
@@ -114,10 +115,15 @@ class Stage:
         """Carry out steps of the driver."""
         self._view = carried_out(self._view, steps)
 
-    def actions(self, actions: Iterable[Action]) -> None:
-        """Carry out actions of the plan; then new pods get machines and start."""
+    def actions(self, actions: Sequence[Action]) -> None:
+        """Carry out actions of the plan; then new pods get machines and start.
+
+        They wait while more pods are deleted for a roll: so as many are away together as ever may be.
+        """
         for action in actions:
             self._apply(action)
+        if any(isinstance(action, RollPod) for action in actions):
+            return
         for pod in [p for p in self._pods.values() if p.name in self._made and not p.ready]:
             self._start(pod)
 
