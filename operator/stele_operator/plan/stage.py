@@ -235,22 +235,19 @@ class Stage:
             pod, machine=machine, phase="Running", ready=True, running=True, unschedulable=""
         )
         self._claims[pod.name] = replace(claim, phase="Bound", selected_machine=machine)
-        found = self._o.machine(machine)
-        zone = claim.zone or (found.zone if found is not None else "")
         nodes = tuple(
-            self._running(n, machine, zone, claim) if n.node_id == pod.node_id else n
-            for n in self._view.nodes
+            self._running(n, machine, claim) if n.node_id == pod.node_id else n for n in self._view.nodes
         )
         self._view = replace(self._view, nodes=nodes)
         self._formed.add(pod.node_id)
 
-    def _running(self, node: NodeView, machine: str, zone: str, claim: Claim) -> NodeView:
+    def _running(self, node: NodeView, machine: str, claim: Claim) -> NodeView:
         if node.node_id in self._formed:  # its volume keeps what it had
             return replace(node, machine=machine, heartbeat_age_ms=0, ever_heard=True)
         return replace(
             node,
             machine=machine,
-            zone=zone,
+            zone=claim.zone,  # what its pod is told, whatever zone its machine is in
             heartbeat_age_ms=0,
             ever_heard=True,
             formed=True,
