@@ -14,6 +14,7 @@ import yaml
 
 from tests.operator.cluster import Bench
 from tests.operator.test_nodes_whole import running, whole
+from tests.operator.test_roll_whole import PATIENT
 from tests.operator.test_whole import masters, status
 
 Json = dict[str, Any]
@@ -41,6 +42,7 @@ async def asked(made: Bench, program: str, *arguments: str) -> tuple[int, str, s
 @pytest.mark.chaos
 async def test_what_is_foretold_of_a_running_cluster_happens(tmp_path: Path) -> None:
     async with running(tmp_path, machines=4, nodes=3) as made:
+        await made.kube.patch("TabletCluster", "default", "flights", {"spec": {"healing": PATIENT}})
         raw = await made.kube.get("TabletCluster", "default", "flights")
         assert raw is not None
         await made.until("it is whole", lambda: whole(made, 3))
