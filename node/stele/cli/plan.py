@@ -110,8 +110,10 @@ def _asked_of_operator(file: str, masters: str, as_json: bool) -> int:
     command += [f"--masters={masters}"] if masters else []
     command += ["--json"] if as_json else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    click.echo(done.stdout, nl=False)
-    click.echo(done.stderr, nl=False, err=True)
+    for line in done.stdout.splitlines():
+        say(line)
+    for line in done.stderr.splitlines():
+        say(line, err=True)
     return done.returncode
 
 
