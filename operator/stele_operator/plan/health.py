@@ -113,10 +113,15 @@ def may_be_away(
     Each tablet keeps a majority. `absent`: nodes that are away already, and return with their voters. None: the
     role has no tablets yet.
     """
+    ill = {t.tablet_id for t in _of_role(o, role)}  # all others have each of their voters
     bounds = [
-        (len(live_nodes(o, t) | (row_nodes(t) & set(absent))) - t.config.majority, t)
-        for t in _of_role(o, role)
-        if t.state == "RUNNING"
+        (
+            (len(live_nodes(o, t) | (row_nodes(t) & set(absent))) if t.tablet_id in ill else len(row_nodes(t)))
+            - t.config.majority,
+            t,
+        )
+        for t in (o.catalog.view.tablets if o.catalog is not None else ())
+        if t.node_role == role and t.state == "RUNNING"
     ]
     if not bounds:
         return None
