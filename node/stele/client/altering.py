@@ -115,10 +115,10 @@ async def _ask(
             told: master_pb2.AlterTableResponse = await locations.masters.call(
                 "AlterTable", request, timeout_s=rest_s
             )
-        except Rejected:
+        except (Rejected, Retryable):
             if answer is None:
                 raise
-            break  # another change came in between
+            break  # other changes came in between, or the time is over
         answer = told
         if not drops:
             return answer  # what is left to delete is of another change

@@ -116,7 +116,11 @@ def may_be_away(
     ill = {t.tablet_id for t in _of_role(o, role)}  # all others have each of their voters
     bounds = [
         (
-            (len(live_nodes(o, t) | (row_nodes(t) & set(absent))) if t.tablet_id in ill else len(row_nodes(t)))
+            (
+                len(live_nodes(o, t) | (row_nodes(t) & set(absent)))
+                if t.tablet_id in ill
+                else len(row_nodes(t))
+            )
             - t.config.majority,
             t,
         )
