@@ -46,6 +46,62 @@ def uids(world: World) -> dict[str, str]:
     return {p["metadata"]["name"]: p["metadata"]["uid"] for p in world.of("Pod") if "nodeName" in p["spec"]}
 
 
+@pytest.mark.parametrize("volumes_move", [False, True], ids=["volumes stay", "volumes move"])
+@ROLES
+def test_a_pod_that_is_deleted_comes_back_though_another_waits_for_a_machine(
+    role: str, volumes_move: bool
+) -> None:
+    """The scheduler looks at the one that waits before the operator has made the deleted one again."""
+    world = one_too_few(volumes_move)
+    before = states(world)
+    for where in ("n1", "n2"):
+        name = node_of(world, where, role)
+        del world.objects["Pod", name]
+        world.settle()
+        assert machine(world, NEW[role]) == ""
+        world.run()
+        assert machine(world, name) == where
+        assert machine(world, NEW[role]) == ""
+    world.now_s += 3600
+    world.settle()
+    world.run()
+    assert states(world) == before
+    check(world)
+
+
+@ROLES
+def test_the_machine_comes_back_and_who_waits_takes_it(role: str) -> None:
+    world = one_too_few()
+    world.machines = [replace(m, ready=True) for m in world.machines]
+    world.run()
+    assert machine(world, NEW[role]) == "n3"
+    check(world)
+
+
+@ROLES
+def test_a_machine_that_is_free_is_taken_once_it_is_up_and_no_reason_to_make_a_pod_again_before(
+    role: str,
+) -> None:
+    """The pod was made before the one that ran there was retired."""
+    world = one_too_few()
+    pod = world.objects["Pod", NEW[role]]
+    pod["metadata"]["annotations"]["stele.dev/keeps-off"] = "n1,n2,n3"
+    (term,) = pod["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    term["matchFields"].append({"key": "metadata.name", "operator": "NotIn", "values": ["n3"]})
+    assert not world.step().actions
+    world.machines = [replace(m, ready=True) for m in world.machines]
+    world.run()
+    assert machine(world, NEW[role]) == "n3"
+
+
+@ROLES
+def test_a_machine_is_added_and_who_waits_takes_it_at_once(role: str) -> None:
+    world = one_too_few()
+    world.machines.append(replace(world.machines[0], name="n4"))
+    world.settle()
+    assert machine(world, NEW[role]) == "n4"
+
+
 def test_a_node_is_retired_and_who_waits_takes_its_machine() -> None:
     """Its machine is well, its process is not. A second master of three would take the majority with it."""
     world = one_too_few()
