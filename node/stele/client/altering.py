@@ -104,8 +104,8 @@ async def _ask(
 ) -> master_pb2.AlterTableResponse:
     """Have the masters make the change. If it `drops` ranges, ask again until nodes have deleted them.
 
-    The later questions have no steps: if somebody else changed the table meanwhile, the masters know this change no more, and
-    would make it a second time. It might drop a range that was made anew since.
+    The later questions have no steps. The masters know a table's last few changes. One that they know no more would be
+    made a second time, and might drop a range that was made anew since.
     """
     answer: master_pb2.AlterTableResponse | None = None
     while answer is None or answer.unreached:

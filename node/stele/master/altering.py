@@ -1,8 +1,10 @@
 """Alters tables: one replicated batch, then orders to the leaders of its tablets, until all replicas follow.
 
 Called by service.py on the leader, by orders.py, and by background.py. A change of columns is an entry in each
-tablet's log (stele.tablet); a change of ranges adds and deletes tablets (reranging.py). Invariant: a table is ALTERING from the batch with its new schema until every tablet
-has applied it, whichever master leads. Until then it keeps the schema that all tablets have.
+tablet's log (stele.tablet); a change of ranges adds and deletes tablets (reranging.py).
+
+Invariant: a table is ALTERING from the batch with its new schema until every tablet has applied it, whichever
+master leads. Until then it keeps the schema that all tablets have.
 """
 
 from __future__ import annotations

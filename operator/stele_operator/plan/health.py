@@ -96,13 +96,13 @@ def _live(o: Observation, tablet: TabletView, patience: float) -> list[Peer]:
 
 def without_spare(o: Observation, role: Role) -> tuple[TabletView, ...]:
     """Tablets of a role that could not lose any one voter and still have a majority with the rows."""
-    return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, 1))
+    return tuple(t for t in _ailing(o, role) if not _can_lose(o, t, 1))
 
 
 def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
     """Tablets that should be able to lose a voter and are not, and tablets of one replica without a
     leader."""
-    return tuple(t for t in _of_role(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
+    return tuple(t for t in _ailing(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
 def may_be_away(
@@ -113,27 +113,18 @@ def may_be_away(
     Each tablet keeps a majority. `absent`: nodes that are away already, and return with their voters. None: the
     role has no tablets yet.
     """
-    ill = {t.tablet_id for t in _of_role(o, role)}  # all others have each of their voters
-    bounds = [
-        (
-            (
-                len(live_nodes(o, t) | (row_nodes(t) & set(absent)))
-                if t.tablet_id in ill
-                else len(row_nodes(t))
-            )
-            - t.config.majority,
-            t,
-        )
-        for t in (o.catalog.view.tablets if o.catalog is not None else ())
-        if t.node_role == role and t.state == "RUNNING"
-    ]
+    tablets = o.catalog.view.tablets if o.catalog is not None else ()
+    running = [t for t in tablets if t.node_role == role and t.state == "RUNNING"]
+    there = {t.tablet_id: live_nodes(o, t) | (row_nodes(t) & set(absent)) for t in _ailing(o, role)}
+    # Those that do not ail have each of their voters.
+    bounds = [(len(there.get(t.tablet_id, row_nodes(t))) - t.config.majority, t) for t in running]
     if not bounds:
         return None
     least = min(most for most, _ in bounds)
     return max(0, least), tuple(t for most, t in bounds if most == least)
 
 
-def _of_role(o: Observation, role: Role) -> tuple[TabletView, ...]:
+def _ailing(o: Observation, role: Role) -> tuple[TabletView, ...]:
     """The tablets of a role, without those that are plainly well."""
     return tuple(t for t in unwell(o.catalog, SILENT_S * 1000) if t.node_role == role) if o.catalog else ()
 
