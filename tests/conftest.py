@@ -1,6 +1,6 @@
 """What holds for all tests: examples of hypothesis take as long as they take, on machines of any speed, and a run that
 is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does. What takes
-long begins first, so that no worker is left alone with it at the end."""
+long begins first, so that no worker is left alone with it at the end. A worker that dies fails its test and no more."""
 
 import gc
 import os
@@ -10,6 +10,10 @@ from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.harness.whole_files import pytest_xdist_make_scheduler
+
+__all__ = ["pytest_xdist_make_scheduler"]
 
 settings.register_profile("stele", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("stele")

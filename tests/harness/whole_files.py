@@ -1,0 +1,48 @@
+"""How pytest-xdist deals test files out to its workers here: as `--dist loadfile` does, and to the end also when a worker dies.
+
+xdist 3.8 puts all files of a dead worker back into its queue, also those whose tests have all run. A worker that gets such a
+file has nothing to report, so it is asked for nothing more, and the run never ends. It also runs the test that killed the
+worker again.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+
+class WholeFiles(LoadFileScheduling):
+    """Files to workers, one after the other."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Let others run what a worker left. Returns the test that it died in, which has failed and is not run again."""
+        left = {
+            file: tests for file, tests in self.assigned_work.pop(node).items() if not all(tests.values())
+        }
+        if not left:
+            return None
+        tests = next(iter(left.values()))
+        died_in = next(test for test, ended in tests.items() if not ended)
+        tests[died_in] = True
+        self.workqueue.update((file, tests) for file, tests in left.items() if not all(tests.values()))
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return str(died_in)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Keep a worker busy: it begins a test only when it has the next one too, or knows that there is none."""
+        if node not in self.registered_collections:
+            return  # it begins, and is asked when it knows the tests
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) <= 2:
+            if not self.workqueue:
+                node.shutdown()
+                return
+            self._assign_work_unit(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles | None:
+    """A hook of xdist: for `--dist loadfile` only."""
+    return WholeFiles(config, log) if config.getvalue("dist") == "loadfile" else None
