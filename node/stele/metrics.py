@@ -161,8 +161,8 @@ keyspace_bytes = Gauge(
 )
 flight_throttled = Counter(
     "stele_flight_throttled_total",
-    "Scans and pieces of copies answered THROTTLED: no free place (place), or scans here hold as many bytes "
-    "of rows as they may (memory); each try counts.",
+    "Scans and pieces of copies answered THROTTLED, by what was short: a free place (place), or memory for rows that "
+    "scans hold (memory). Each try counts.",
     ["want"],
     registry=REGISTRY,
 )

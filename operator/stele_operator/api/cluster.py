@@ -321,7 +321,7 @@ class TabletClusterSpec(Model):
 
     version: Literal["0.1", "0.2"] | None = Field(
         default=None,
-        description="Release to finalize: once all masters and nodes run it or a later one, its formats and features are allowed, "
+        description="Release to finalize. Once all masters and nodes run it or a later one, its formats and features are allowed, "
         "and the release before cannot come back. A lower one changes nothing. Absent: nothing is finalized.",
     )
     image: Annotated[str, Field(min_length=1, max_length=512)] | None = Field(
@@ -369,7 +369,7 @@ class TabletClusterSpec(Model):
     )
     hibernate: bool = Field(
         default=False,
-        description="While true there are no pods: nodes stop first, then masters, and all claims are kept. false wakes the "
+        description="While true there are no pods. Nodes stop first, then masters, and all claims are kept. false wakes the "
         "cluster: masters start first, then nodes, each on its own volume. Other changes to the spec take effect after that. "
         "Nothing happens while paused is true.",
     )
