@@ -95,8 +95,13 @@ def said(known: Known) -> Any:
         {t: place.counts_as for t, place in places._places.items()},
         {n: c for n, c in places.replicas.items() if c},
         {n: c for n, c in places.bytes.items() if c},
-        dict(places.of_table),
-        {table: set(of) for table, of in places.resting.items()},
+        {n: dict(of) for n, of in places.of_table.items() if of},
+        {
+            (n, zones, table): set(of)
+            for n, by_zones in places.resting.items()
+            for zones, tables in by_zones.items()
+            for table, of in tables.items()
+        },
         places.crowded,
     )
 

@@ -140,7 +140,7 @@ def _spread_tables(spread: _Spread, share: Counter[str]) -> bool:
 
 def _path_of_table(spread: _Spread, share: Counter[str], table: str, source: str) -> list[str]:
     fewer, room = _below(spread.of_table[table], spread.of_table[table][source] - STEP), _room(spread, share)
-    path, _ = spread.path(source, lambda n: fewer(n) and room(n), lambda t, a, b: t == table)
+    path, _ = spread.path(source, lambda n: fewer(n) and room(n), table=table)
     return path
 
 
@@ -205,17 +205,17 @@ class _Spread:
         return sorted(self.nodes, key=lambda n: (-self.load[n], n))
 
     def path(
-        self, source: str, ends: Callable[[str], bool], may: Edge | None = None
+        self, source: str, ends: Callable[[str], bool], may: Edge | None = None, table: str | None = None
     ) -> tuple[list[str], set[str]]:
         """The nodes of a shortest path to a node for which `ends` is true (of several ends, the least loaded
-        one), and all nodes reached. Without a path: an empty list."""
+        one), and all nodes reached. Without a path: an empty list. `table`: only its leaders may move."""
         before: dict[str, str] = {source: ""}
         rim = [source]
         while rim:
             further = []
             for node in rim:
                 for place in sorted(self._led.get(node, {})):
-                    if place not in before and self._edge(node, place, may):
+                    if place not in before and self._edge(node, place, may, table):
                         before[place] = node
                         further.append(place)
             if found := [n for n in further if ends(n)]:
@@ -235,8 +235,11 @@ class _Spread:
             rim = sorted(further)
         return found
 
-    def _edge(self, node: str, place: str, may: Edge | None) -> bool:
-        return any(may is None or may(table, node, place) for table in self._led[node].get(place, {}))
+    def _edge(self, node: str, place: str, may: Edge | None, table: str | None) -> bool:
+        tables = self._led[node].get(place, {})
+        if table is not None:
+            return table in tables
+        return any(may is None or may(t, node, place) for t in tables)
 
     def walk(self, path: Sequence[str], table: str | None = None) -> None:
         """Move a leader along each edge, the last edge first.

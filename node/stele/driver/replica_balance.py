@@ -37,6 +37,7 @@ STEP = 1.0
 _TABLE_WEIGHT = 2
 """Lets nodes with equally many replicas exchange replicas of a table that only some of them have."""
 _SIZE_WEIGHT = 1.5
+_NO_TABLES: Counter[str] = Counter()
 _PAIRS_MAX = 256
 """The most pairs of nodes that are examined for one move, those that differ most first."""
 
@@ -81,7 +82,7 @@ class ReplicaBalance:
         if self._is_balanced:
             return
         self._replicas = Counter(places.replicas)
-        self._of_table = Counter(places.of_table)
+        self._of_table = {node: Counter(tables) for node, tables in places.of_table.items()}
         self._bytes = Counter(places.bytes)
         several = len({n.zone for n in view.nodes}) > 1
         crowded = (places.place(t) for t in sorted(places.crowded)) if several else ()
@@ -94,7 +95,7 @@ class ReplicaBalance:
 
     def _count(self, place: Place, node: str, number: int) -> None:
         self._replicas[node] += number
-        self._of_table[node, place.table_id] += number
+        self._of_table.setdefault(node, Counter())[place.table_id] += number
         self._bytes[node] += number * place.size
 
     def moves(self) -> Iterator[Move]:
@@ -174,13 +175,14 @@ class ReplicaBalance:
         most: Counter[str] = Counter()
         least: dict[str, int] = {}
         on_targets: Counter[str] = Counter()
-        for (node, table), count in self._of_table.items():
-            if count <= 0:
-                continue
-            most[table] = max(most[table], count)
-            if node in targets:
-                on_targets[table] += 1
-                least[table] = min(least.get(table, count), count)
+        for node, tables in self._of_table.items():
+            for table, count in tables.items():
+                if count <= 0:
+                    continue
+                most[table] = max(most[table], count)
+                if node in targets:
+                    on_targets[table] += 1
+                    least[table] = min(least.get(table, count), count)
         return max(
             (n - (least.get(t, 0) if on_targets[t] == len(targets) else 0) for t, n in most.items()),
             default=0,
@@ -198,25 +200,24 @@ class ReplicaBalance:
         by_size = (
             heavier * heavier / (4 * _SIZE_WEIGHT) if heavier > 0 else 0.0
         )  # the most that any size adds
-        for table, tablets in self._places.resting.items():
-            of_table = self._of_table[source, table] - self._of_table[target.node_id, table] - 1
-            plain = replicas + _TABLE_WEIGHT * of_table
-            if plain + by_size < STEP or not self._of_table[source, table]:
+        here, there = self._of_table[source], self._of_table.get(target.node_id, _NO_TABLES)
+        # Most tablets differ in nothing that decides, so whole groups of them are passed over.
+        for zones, tables in self._places.resting.get(source, {}).items():
+            if not self._keeps_spread(zones, source, target):
                 continue
-            for tablet_id, place in tablets.items():
-                units = place.size / self._mean if self._mean else 0.0
-                gain = plain + units * (heavier - _SIZE_WEIGHT * units)
-                if gain < STEP or (best is not None and -gain > best[0]):
+            for table, tablets in tables.items():
+                plain = replicas + _TABLE_WEIGHT * (here[table] - there[table] - 1)
+                if plain + by_size < STEP:
                     continue
-                if source not in place.nodes or tablet_id in self._moved:
-                    continue
-                key = (-gain, place.situation.tablet.leader_node == source, place.size, tablet_id)
-                if (
-                    (best is None or key < best)
-                    and self._keeps_spread(place, source, target)
-                    and self._fits(place, target)
-                ):
-                    best, found = key, place
+                for tablet_id, place in tablets.items():
+                    units = place.size / self._mean if self._mean else 0.0
+                    gain = plain + units * (heavier - _SIZE_WEIGHT * units)
+                    if gain < STEP or (best is not None and -gain > best[0]) or tablet_id in self._moved:
+                        continue
+                    leads = place.situation.tablet.leader_node == source
+                    key = (-gain, leads, place.size, tablet_id)
+                    if (best is None or key < best) and self._fits(place, target):
+                        best, found = key, place
         return found
 
     def _fits(self, place: Place, target: NodeView) -> bool:
@@ -228,14 +229,14 @@ class ReplicaBalance:
         self._short_of_room |= not room
         return room
 
-    def _keeps_spread(self, place: Place, source: str, target: NodeView) -> bool:
-        zones = Counter(n.zone for m in place.nodes if (n := self._nodes.get(m)) is not None)
-        left = self._nodes[source].zone if source in self._nodes else ""
-        return left == target.zone or zones[target.zone] < zones[left]
+    def _keeps_spread(self, zones: tuple[str, ...], source: str, target: NodeView) -> bool:
+        """Whether a tablet in these zones may move between these nodes."""
+        left = self._nodes[source].zone
+        return left == target.zone or zones.count(target.zone) < zones.count(left)
 
     def _why(self, place: Place, source: str, target: str) -> str:
         def has(node: str) -> str:
-            own = self._of_table[node, place.table_id]
+            own = self._of_table.get(node, _NO_TABLES)[place.table_id]
             return f"{self._replicas[node]} replicas ({own} of this table, {self._bytes[node]:,} bytes)"
 
         return f"node {source[:8]} has {has(source)}, node {target[:8]} has {has(target)}"

@@ -19,13 +19,13 @@ from stele.driver.targets import tablet_bytes
 @dataclass(frozen=True, slots=True)
 class Place:
     """A tablet, on the nodes where it is once the change under way is done. `size`: bytes of a replica. `rests`:
-    it may be moved. `crowded`: two of the nodes are in one zone."""
+    it may be moved. `zones`: of its members, sorted."""
 
     situation: Situation
     nodes: tuple[str, ...]
     size: int
     rests: bool
-    crowded: bool
+    zones: tuple[str, ...]
 
     @property
     def table_id(self) -> str:
@@ -33,23 +33,29 @@ class Place:
         return self.situation.tablet.table_id
 
     @property
+    def crowded(self) -> bool:
+        """Whether two of its members are in one zone."""
+        return len(set(self.zones)) < len(self.zones)
+
+    @property
     def counts_as(self) -> tuple[object, ...]:
         """What balance depends on."""
-        return self.nodes, self.size, self.rests, self.crowded, self.table_id
+        return self.nodes, self.size, self.rests, self.zones, self.table_id
 
 
 class Places:
     """The tablets of nodes, with counts.
 
-    `replicas` and `bytes`: by node. `of_table`: by node and table. `resting`: tablets that may be moved, by table.
-    `crowded`: those of them that are crowded. `balanced`: for which nodes it was found that no move is left.
+    `replicas` and `bytes`: by node. `of_table`: by node and table. `resting`: tablets that may be moved, by each of
+    their nodes, their zones and their table: balance asks for a whole group of these at once. `crowded`: those of them
+    that are crowded. `balanced`: for which nodes it was found that no move is left.
     """
 
     def __init__(self) -> None:
         self.replicas: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        self.of_table: Counter[tuple[str, str]] = Counter()
-        self.resting: dict[str, dict[str, Place]] = {}
+        self.of_table: dict[str, Counter[str]] = {}
+        self.resting: dict[str, dict[tuple[str, ...], dict[str, dict[str, Place]]]] = {}
         self.crowded: set[str] = set()
         self.balanced: object = None
         self._places: dict[str, Place] = {}
@@ -85,19 +91,25 @@ class Places:
         for node in place.nodes:
             self.replicas[node] += number
             self.bytes[node] += number * place.size
-            self.of_table[node, place.table_id] += number
-            if not self.of_table[node, place.table_id]:
-                del self.of_table[node, place.table_id]
+            of_table = self.of_table.setdefault(node, Counter())
+            of_table[place.table_id] += number
+            if not of_table[place.table_id]:
+                del of_table[place.table_id]
 
     def _put(self, tablet_id: str, before: Place | None, place: Place | None) -> None:
         self.crowded.discard(tablet_id)
         if before is not None and before.rests:
-            of_table = self.resting[before.table_id]
-            del of_table[tablet_id]
-            if not of_table:
-                del self.resting[before.table_id]
+            for node in before.nodes:
+                by_table = self.resting[node][before.zones]
+                del by_table[before.table_id][tablet_id]
+                if not by_table[before.table_id]:
+                    del by_table[before.table_id]
+                if not by_table:
+                    del self.resting[node][before.zones]
         if place is not None and place.rests:
-            self.resting.setdefault(place.table_id, {})[tablet_id] = place
+            for node in place.nodes:
+                by_zones = self.resting.setdefault(node, {})
+                by_zones.setdefault(place.zones, {}).setdefault(place.table_id, {})[tablet_id] = place
             if place.crowded:
                 self.crowded.add(tablet_id)
 
@@ -110,6 +122,6 @@ def _place_of(s: Situation) -> Place:
     nodes: list[str] = [m.peer.node_id for m in s.members if not m.leaving]
     if s.intent is not None and s.intent.target_node not in nodes:
         nodes.append(s.intent.target_node)
-    zones = [m.node.zone for m in s.members if m.node is not None]
+    zones = sorted(m.node.zone for m in s.members if m.node is not None)
     rests = at_rest(s) and not s.tablet.by_hand
-    return Place(s, tuple(nodes), tablet_bytes(s.tablet), rests, len(set(zones)) < len(zones))
+    return Place(s, tuple(nodes), tablet_bytes(s.tablet), rests, tuple(zones))
