@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stele.client.versions import versions_of
 from stele.driver.asking import ask_nodes
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
+from stele.driver.versions import versions_of
 from stele.driver.wire import standing_from_pb, standing_to_pb
 from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stele.client.versions import versions_of
+from stele.driver.versions import versions_of
 from stele.model.cluster_version import CLUSTER_VERSION, RELEASES
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb

@@ -13,7 +13,7 @@ from stele.cli.output import say, short, show_json, show_table
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
-    from stele.client.versions import ClusterVersions
+    from stele.driver.versions import ClusterVersions
 
 
 @click.command()

@@ -28,7 +28,8 @@ from stele.client.nodes import (
     unpark_node,
     what_drain_waits_for,
 )
-from stele.client.versions import ClusterVersions, cluster_versions, finalize_version
+from stele.client.versions import cluster_versions, finalize_version
+from stele.driver.versions import ClusterVersions
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
