@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -22,7 +22,7 @@ from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.heals import Heals, News, Work, works_of
+from stele_operator.heals import Heals, News, works_of
 from stele_operator.leaders import LeaderMoves
 from stele_operator.masters import MasterLink
 from stele_operator.movings import Movings
@@ -91,9 +91,8 @@ class Healer:
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
-                done = tuple(r for r in report.progress if r.leaders is None)
-                works = await asyncio.to_thread(works_of, replace(report, progress=done), policy)
-                self._take(report, works, names)
+                # A lost node has thousands of steps, and this loop serves the Lease, probes and watches.
+                await asyncio.to_thread(self._take, report, policy, names)
                 await on_round()
                 # Blocked tablets stay blocked until something else changes, so the next pass is soon enough.
                 if all(record.kind == Blocked.__name__ for record in report.progress):
@@ -104,8 +103,11 @@ class Healer:
             return str(exc)
         return ""
 
-    def _take(self, report: Report, done: Sequence[Work], names: Mapping[str, str]) -> None:
+    def _take(self, report: Report, policy: Policy, names: Mapping[str, str]) -> None:
         """Record what a round of the driver did and found."""
+        done = works_of(
+            replace(report, progress=tuple(r for r in report.progress if r.leaders is None)), policy
+        )
         for record in report.progress:
             if record.kind not in _WAITS:
                 metrics.STEPS.labels(record.step, "failed" if record.error else "done").inc()

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stele.driver.executor import Report
+from stele.driver.policy import Policy
 from stele.driver.progress import Pace
 from stele.driver.steps import Blocked, DemotePeer, WaitCopy
 from stele.driver.view import ClusterView
@@ -118,7 +119,7 @@ def test_waiting_is_no_step_and_what_is_blocked_is_counted_apart() -> None:
 
     before = counted()
     records = tuple(pace.record(step, "t", 0) for step in steps)
-    healer._take(Report(ClusterView((), ()), (), records), [], {})
+    healer._take(Report(ClusterView((), ()), (), records), Policy(), {})
     assert [now - then for now, then in zip(counted(), before, strict=True)] == [0, 0, 1]
     o = made_world().observe()
     try:

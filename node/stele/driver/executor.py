@@ -174,11 +174,10 @@ class Executor:
             self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials, self.known)
         )
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
-        gate = asyncio.Semaphore(STEPS_AT_ONCE)
         ordered = [s for s in steps if not isinstance(s, WAITS)]
         # Before as well as after: a pass that is cut off has given some of the orders.
         self._ordered_ms.update({s.tablet_id: now for s in ordered})
-        done = iter(await asyncio.gather(*(self._carry_out(orders, gate, s, view) for s in ordered)))
+        done = iter(await self._carry_all_out(orders, ordered, view))
         self._ordered_ms.update({s.tablet_id: self._now_ms() for s in ordered})
         self._asked_in = claim.epoch
         outcomes = [Outcome(s) if isinstance(s, WAITS) else next(done) for s in steps]
@@ -218,27 +217,39 @@ class Executor:
             *leader_records(moves, {t.tablet_id: t.leader_node for t in tablets.values() if t is not None}),
         )
 
-    async def _carry_out(
-        self, orders: Orders, gate: asyncio.Semaphore, step: Step, view: ClusterView
-    ) -> Outcome:
-        async with gate:
-            try:
-                await orders.give(step, view)
-            except SteleError as exc:
-                log.info(
-                    "step failed",
-                    step=type(step).__name__,
-                    tablet=step.tablet_id,
-                    cause=step.because,
-                    error=str(exc),
-                )
-                self._refusals.count(step, exc)
-                self._leaders.note(step, exc, self._now_ms())
-                return Outcome(step, exc)
-        self._refusals.count(step, None)
-        self._leaders.note(step, None, self._now_ms())
-        log.info("step done", step=type(step).__name__, tablet=step.tablet_id, cause=step.because)
-        return Outcome(step)
+    async def _carry_all_out(self, orders: Orders, steps: Sequence[Step], view: ClusterView) -> list[Outcome]:
+        """The outcomes, in the order of the steps. Some steps run at once; a task for each of thousands would hold the
+        event loop."""
+        left = iter(enumerate(steps))
+        done: dict[int, Outcome] = {}
+
+        async def work() -> None:
+            for at, step in left:
+                done[at] = await self._carry_out(orders, step, view)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(STEPS_AT_ONCE, len(steps)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return [done[at] for at in range(len(steps))]
+
+    async def _carry_out(self, orders: Orders, step: Step, view: ClusterView) -> Outcome:
+        error: SteleError | None = None
+        try:
+            await orders.give(step, view)
+        except SteleError as exc:
+            error = exc
+        told = {"step": type(step).__name__, "tablet": step.tablet_id, "cause": step.because}
+        if error is None:
+            log.info("step done", **told)
+        else:
+            log.info("step failed", **told, error=str(error))
+        self._refusals.count(step, error)
+        self._leaders.note(step, error, self._now_ms())
+        return Outcome(step, error)
 
     def _stopped(self, error: SteleError) -> SteleError:
         if error.code is not Code.STALE_EPOCH:
