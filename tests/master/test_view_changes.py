@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stele.driver.keeping import Kept, ViewKeeper, whole_view
+from stele.driver.keeping import Kept, ViewKeeper, WholeView, whole_view
 from stele.driver.view import ClusterView
 from stele.driver.wire import view_from_pb
 from stele.master import view_changes
@@ -279,6 +279,33 @@ async def test_a_report_grows_older_where_that_matters(tmp_path: Path) -> None:
         assert reader.units == 0
         opened = [r for t in kept.view.tablets for r in t.replicas if r.node_id == node.node_id]
         assert opened and all(r.leaderless and 40_000 <= r.age_ms < 60_000 for r in opened)
+
+
+async def test_a_command_that_looks_again_and_again_fetches_what_changed(tmp_path: Path) -> None:
+    """`stele tablet recover` and the commands that wait for replicas fetched everything in each look."""
+    async with world(tmp_path, SLOW) as w:
+        await ready(w)
+        await made(w, "t", buckets=50)
+        reader = Reader(w)
+
+        async def page(since: pb.ViewPlacePB) -> pb.GetClusterViewResponse:
+            return pb.GetClusterViewResponse.FromString((await reader.page(since)).SerializeToString())
+
+        whole = WholeView(page)
+        assert len((await whole.look()).tablets) == 51
+        for _ in range(50):  # until the background has looked at the new tablets
+            await asyncio.sleep(0.05)
+            reader.pages.clear()
+            view = await whole.look()
+            if not reader.units:
+                break
+        assert reader.units == 0 and len(reader.pages) == 1
+        assert still(view_from_pb(view)) == still(view_from_pb(now(w)))
+        first = next(t for t in view.tablets if t.tablet_id != id_to_pb(CATALOG_TABLET_ID))
+        assert all(r.age_ms >= 50 for r in first.replicas), "what was not told again is older now"
+        await made(w, "u", buckets=3)
+        view = await whole.look()
+        assert len(view.tablets) == 54 and still(view_from_pb(view)) == still(view_from_pb(now(w)))
 
 
 async def test_callers_without_a_place_still_get_all_at_once(tmp_path: Path) -> None:

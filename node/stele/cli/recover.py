@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FLAG = "--accept-data-loss"
 _LOOK_S = 0.3
+_VIEW_TIMEOUT_S = 10.0
 
 
 @click.command()
@@ -193,13 +194,14 @@ async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float
     Raises:
         Retryable: TIMED_OUT.
     """
-    from stele.client.admin import cluster_view
     from stele.client.health import examine
+    from stele.driver.keeping import WholeView, pages_of
     from stele.model.errors import Code, Retryable
 
     deadline = time.monotonic() + wait_s
+    whole = WholeView(pages_of(client.masters, timeout_s=_VIEW_TIMEOUT_S))
     while True:
-        health = examine(await cluster_view(client.masters))
+        health = examine(await whole.look())
         waiting = [t for t in health.tablets if t.tablet_id in tablet_ids and not t.led]
         if not waiting:
             if tablet_ids:

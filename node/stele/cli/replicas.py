@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 600.0
 _LOOK_S = 0.5
+_VIEW_TIMEOUT_S = 10.0
 
 
 def wait_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,12 +79,13 @@ async def follow(
     Raises:
         Retryable: TIMED_OUT, it is not done after `wait_s` seconds.
     """
-    from stele.client.admin import cluster_view
+    from stele.driver.keeping import WholeView, pages_of
     from stele.model.errors import Code, Retryable
 
     deadline, told, warned = time.monotonic() + wait_s, "", False
+    whole = WholeView(pages_of(client.masters, timeout_s=_VIEW_TIMEOUT_S))
     while True:
-        view = await cluster_view(client.masters)
+        view = await whole.look()
         done, text = far(view)
         if text != told:
             told = text

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,8 @@ from stele.rpc.proto import master_pb2
 
 PAGES_MAX = 10_000
 """Pages of one renewal. A cluster of the largest size has some hundred."""
+APPENDED_AT_ONCE = 256
+"""Messages that are copied in one step of the event loop: some 1 ms."""
 
 Pages = Callable[[master_pb2.ViewPlacePB], Awaitable[master_pb2.GetClusterViewResponse]]
 """Gives the next page after a place."""
@@ -74,9 +76,10 @@ class Units(Generic[T, U, V]):
         touched = {id_from_pb(raw) for raw in page.gone_tablets}
         for tablet_id in touched:
             self.tablets.pop(tablet_id, None)
+        now_ms = page.now_ms  # one number for all of them
         for told in page.tablets:
             tablet_id = id_from_pb(told.tablet_id)
-            self.tablets[tablet_id] = tablet(told, page.now_ms)
+            self.tablets[tablet_id] = tablet(told, now_ms)
             touched.add(tablet_id)
         for tablet_id in touched:
             self.intents.pop(tablet_id, None)
@@ -225,28 +228,65 @@ def _aged_from(pb: master_pb2.TabletViewPB, now_ms: int) -> tuple[TabletView, in
     return ageless(tablet_from_pb(pb)), now_ms
 
 
+class WholeView:
+    """The whole view as one message, for a caller that looks again and again: each look fetches what changed."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._units: Units[tuple[master_pb2.TabletViewPB, int], master_pb2.TableInfoPB, master_pb2.IntentPB]
+        self._units = Units(lambda told, now_ms: (told, now_ms), lambda info: info, lambda intent: intent)
+
+    async def look(self) -> master_pb2.GetClusterViewResponse:
+        """The view as of now.
+
+        Raises:
+            SteleError: a page was refused or did not come.
+        """
+        units = self._units
+        for _ in range(PAGES_MAX):
+            page = await self._pages(units.place)
+            if not page.HasField("upto"):
+                return page
+            units.take(page)
+            if not page.more:
+                return await self._put_together(page)
+        raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+
+    async def _put_together(
+        self, page: master_pb2.GetClusterViewResponse
+    ) -> master_pb2.GetClusterViewResponse:
+        """The view, with nodes and claim of the last page. Few units are copied in each step of the event loop."""
+        for field in ("tablets", "tables", "intents", "gone_tablets", "gone_tables"):
+            page.ClearField(field)
+        for told in _in_steps(self._units.tablets):
+            page.tablets.extend(tablet for tablet, _ in told)
+            for (_, told_ms), tablet in zip(told, page.tablets[-len(told) :], strict=True):
+                for replica in tablet.replicas:
+                    replica.age_ms += max(0, page.now_ms - told_ms)
+            await asyncio.sleep(0)
+        for infos in _in_steps(self._units.tables):
+            page.tables.extend(infos)
+            await asyncio.sleep(0)
+        for intents in _in_steps(self._units.intents):
+            page.intents.extend(intents)
+            await asyncio.sleep(0)
+        return page
+
+
 async def whole_view(pages: Pages) -> master_pb2.GetClusterViewResponse:
     """The whole view as one message, put together from pages.
 
     Raises:
         SteleError: a page was refused or did not come.
     """
-    units: Units[master_pb2.TabletViewPB, master_pb2.TableInfoPB, master_pb2.IntentPB] = Units(
-        lambda tablet, now_ms: tablet, lambda table: table, lambda intent: intent
-    )
-    for _ in range(PAGES_MAX):
-        page = await pages(units.place)
-        if not page.HasField("upto"):
-            return page
-        units.take(page)
-        if not page.more:
-            for field in ("tablets", "tables", "intents", "gone_tablets", "gone_tables"):
-                page.ClearField(field)
-            page.tablets.extend(_sorted(units.tablets))
-            page.tables.extend(_sorted(units.tables))
-            page.intents.extend(_sorted(units.intents))
-            return page
-    raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
+    return await WholeView(pages).look()
+
+
+def _in_steps(by_id: dict[str, T]) -> Iterator[Sequence[T]]:
+    """All values by id, some at a time."""
+    found = _sorted(by_id)
+    for start in range(0, len(found), APPENDED_AT_ONCE):
+        yield found[start : start + APPENDED_AT_ONCE]
 
 
 def _sorted(by_id: dict[str, T]) -> tuple[T, ...]:

@@ -6,6 +6,7 @@ Opens nothing. Names that thousands of tablets share are kept once (`intern`). I
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from sys import intern
 
 from stele.driver.policy import StandingPolicy
@@ -26,7 +27,7 @@ from stele.driver.view import (
 from stele.model.bounds import WORD_CHARS_MAX, cut
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration
-from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
+from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -147,7 +148,7 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         state=_REPLICA_STATES.get(pb.state, ReplicaState.UNKNOWN),
         data_state=_DATA_STATES.get(pb.data_state, DataState.UNKNOWN),
         has_data=pb.has_data,
-        last_committed=opid_from_pb(pb.last_committed),
+        last_committed=_opid(pb.last_committed.term, pb.last_committed.index),
         bytes_on_disk=pb.bytes_on_disk,
         copy=_copy_from_pb(pb.copy) if pb.HasField("copy") else None,
         error=pb.error,
@@ -157,6 +158,12 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached}
         or NOBODY,
     )
+
+
+@lru_cache(maxsize=1024)
+def _opid(term: int, index: int) -> OpId:
+    """One value for the replicas of a tablet, and for tablets alike."""
+    return OpId(term, index) if term or index else OPID_NONE
 
 
 def _copy_from_pb(pb: common_pb2.CopyProgressPB) -> CopyView:

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Callable
 from itertools import islice
 
+from stele.driver.keeping import whole_view
 from stele.master.catalog import GONE_TABLES
 from stele.master.cluster_view import (
     Scene,
@@ -133,7 +134,7 @@ class ViewChanges:
             if self._full.get(node_id) != full:
                 self._full[node_id] = full
                 for tablet_id, peer in self._members_on(node_id):
-                    if (tablet_id, peer) not in life.reports:
+                    if self._liveness.report(tablet_id, node_id, peer) is None:
                         self._reported(tablet_id)
                 await asyncio.sleep(0)
         scene = self._scene()
@@ -183,32 +184,18 @@ class ViewChanges:
         Raises:
             Rejected: TOO_LARGE, it does not fit into a message.
         """
-        scene = await self._pass_time()
-        began = self._sequence
-        tablets: dict[str, master_pb2.TabletViewPB] = {}
         size = 0
-        for number, tablet_id in enumerate(list(self._catalog.current)):
-            if number % STEP_UNITS == STEP_UNITS - 1:
-                await asyncio.sleep(0)
-            if tablet_id in self._catalog.current:
-                tablets[tablet_id] = view_tablet(scene, self._catalog.tablets[tablet_id])
-                size += tablets[tablet_id].ByteSize()
-                check_message(size)
-        scene = self._scene()
-        for key, _ in self._after(began):
-            name = key[len(_TABLET) :]
-            if key.startswith(_TABLET):
-                tablets.pop(name, None)
-                if name in self._catalog.current:
-                    tablets[name] = view_tablet(scene, self._catalog.tablets[name])
-        found = master_pb2.GetClusterViewResponse(
-            nodes=view_nodes(scene, self._counts(scene)),
-            tablets=[tablets[key] for key in sorted(tablets)],
-            intents=[intent_to_pb(i) for _, i in sorted(self._catalog.intents.items())],
-            tables=[table_info(scene, t) for t in self._catalog.live_tables],
-        )
-        view_head(found, scene, cluster_id)
-        check_message(found.ByteSize())
+
+        async def page(since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
+            nonlocal size
+            found = await self.page(since, cluster_id)
+            size += found.ByteSize()
+            check_message(size)
+            return found
+
+        found = await whole_view(page)
+        for field in ("upto", "anew", "now_ms"):
+            found.ClearField(field)
         return found
 
     def _after(self, sequence: int) -> list[tuple[str, int]]:
