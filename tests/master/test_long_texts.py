@@ -56,9 +56,11 @@ async def test_long_texts_of_a_heartbeat_are_cut_and_its_node_is_heard(tmp_path:
         request.tablets.extend([status, large])
         answer = await heartbeat(w.leader, request)
         assert answer.is_leader
-        life = w.masters[w.group.leader].liveness.nodes[node.node_id]
+        liveness = w.masters[w.group.leader].liveness
+        life = liveness.nodes[node.node_id]
         assert life.registration is not None and len(life.registration.machine) == PLACE_CHARS_MAX
-        reports = {replica: report.status for (_, replica), report in life.reports.items()}
+        told = (r for t in life.tablets for r in liveness.reports_of(t) if r.node_id == node.node_id)
+        reports = {report.replica_id: report.status for report in told}
         assert 2 not in reports
         assert len(reports[1].error) == len(reports[1].copy.error) == TEXT_CHARS_MAX
 
@@ -114,4 +116,7 @@ async def test_a_status_of_no_replica_is_left_out(tmp_path: Path) -> None:
             ]
         )
         assert (await heartbeat(w.leader, request)).is_leader
-        assert {r for _, r in w.masters[w.group.leader].liveness.nodes[node.node_id].reports} == {1}
+        liveness = w.masters[w.group.leader].liveness
+        assert [
+            r.replica_id for t in liveness.nodes[node.node_id].tablets for r in liveness.reports_of(t)
+        ] == [1]

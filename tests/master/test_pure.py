@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stele.master.liveness import Liveness
+from stele.master.liveness import REPORTS_AT_ONCE, Liveness
 from stele.master.placement import Candidate, Placement, check_replication_factor
 from stele.master.records import (
     ClaimRecord,
@@ -141,6 +142,13 @@ def test_placement_uses_every_zone_and_balances_leaders() -> None:
     assert all(sum(n.node_id in nodes for nodes in chosen) == 6 for n in candidates)
 
 
+def test_leaders_of_new_tablets_go_to_nodes_that_lead_few() -> None:
+    """Each batch of new tablets began to count anew, so that the first nodes led most, and a driver had to move them."""
+    candidates = [Candidate(NodeId(f"{i:032x}"), f"m{i}", "z", 9, leads=i) for i in (2, 0, 1)]
+    placement = Placement(candidates)
+    assert [int(placement.choose(3)[0], 16) for _ in range(6)] == [0, 0, 1, 0, 1, 2]
+
+
 @pytest.mark.parametrize("rf", [0, 2, 4, 7])
 def test_replication_factors_that_cannot_be(rf: int) -> None:
     with pytest.raises(Rejected):
@@ -174,7 +182,7 @@ def status(tablet: str, replica_id: int, term: int = 1) -> common_pb2.ReplicaSta
 
 def hear(life: Liveness, request: pb.TSHeartbeatRequest, now_ms: int) -> list[str]:
     life.heard(request, now_ms)
-    return life.merge(request, now_ms)
+    return asyncio.run(life.merge(request, now_ms))
 
 
 def proven(life: Liveness, request: pb.TSHeartbeatRequest, now_ms: int) -> None:
@@ -193,6 +201,33 @@ def test_reports_merge_only_into_a_full_one() -> None:
     assert report is not None and report.status.term == 5 and report.at_ms == 30
     late = beat(3, incremental=True, tablets=[status(T1, 1, term=4)])
     assert hear(life, late, 40) == [] and not life.nodes[N1].full
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a new start", "a new leadership", "a later report"])
+async def test_a_large_report_is_merged_in_steps_and_dropped_once_it_is_outdated(meanwhile: str) -> None:
+    """Two thousand replicas took 20 ms in one step."""
+    life, tablets = Liveness(0), [f"{n:032x}" for n in range(1, 3 * REPORTS_AT_ONCE)]
+    life.heard(beat(1), 10)
+    merging = asyncio.ensure_future(life.merge(beat(1, tablets=[status(t, 1) for t in tablets]), 10))
+    while not life.nodes[N1].tablets:
+        await asyncio.sleep(0)
+    assert len(life.nodes[N1].tablets) < len(tablets) and not life.nodes[N1].full
+    if meanwhile == "a new start":
+        life.heard(beat(1, incarnation=2), 20)
+    elif meanwhile == "a new leadership":
+        life.begin_leading(20)
+    elif meanwhile == "a later report":
+        assert await life.merge(beat(2, incremental=True, tablets=[status(T1, 1)]), 20) == []
+        await life.merge(beat(3, tablets=[status(T1, 1)]), 20)
+    touched = await merging
+    known = set(life.reported())
+    if meanwhile == "nothing":
+        assert touched == tablets and known == set(tablets) and life.nodes[N1].full
+    elif meanwhile == "a later report":
+        assert known == {T1} and life.nodes[N1].full
+    else:
+        assert not known and not life.nodes[N1].full
+    assert known == life.nodes[N1].tablets and len(touched) <= len(tablets)
 
 
 def test_a_removal_asks_for_a_full_report_and_drops_nothing_on_a_guess() -> None:

@@ -149,7 +149,7 @@ async def test_the_record_stays_and_the_survivor_alone_is_ordered_until_it_leads
             state=common_pb2.BOOTSTRAPPING,
             data_state=common_pb2.COPYING,
         )
-        copied = Report(spare, status, 0)
+        copied = Report(spare, status.replica_id, status.SerializeToString(), 0)
         assert fate_of(w.lead, w.catalog.tablets[row.tablet_id], copied) == "keep"
         assert not is_given_up(status, 1), "and the view of a driver shows how far it is"
         (shown,) = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -119,7 +120,7 @@ def scene_of(
             node_id=id_to_pb(node), incarnation=1, sequence=sequence, has_report=True, tablets=reports
         )
         liveness.heard(beat, 1)
-        liveness.merge(beat, 1)
+        asyncio.run(liveness.merge(beat, 1))
     config = Configuration(-1, ())
     return Scene(catalog, liveness, MasterOptions(), 1 << 20, LARGE, NODES[0], 1, config, True, written_left)
 

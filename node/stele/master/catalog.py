@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from sys import intern
 from typing import Any
 
 from stele.master.records import (
@@ -81,6 +82,8 @@ class Catalog:
         """The number of tablets in each state."""
         self.replicas: Counter[str] = Counter()
         """By node: the replicas that the configurations of `current` give to it."""
+        self.leads: Counter[str] = Counter()
+        """By node: the tablets of `current` that it leads, as far as their rows say."""
         self.nodes: dict[str, NodeRecord] = {}
         self.intents: dict[str, IntentRecord] = {}
         self.recoveries: dict[str, RecoveryRecord] = {}
@@ -126,7 +129,7 @@ class Catalog:
             listener(key)
 
     def _tablet(self, key: bytes, new: bytes | None) -> None:
-        tablet_id = key[len(TABLET_PREFIX) :].decode()
+        tablet_id = intern(key[len(TABLET_PREFIX) :].decode())
         before = self.tablets.get(tablet_id)
         record = self._put(self.tablets, TabletRecord, key[len(TABLET_PREFIX) :], new)
         if before is not None:
@@ -147,8 +150,10 @@ class Catalog:
                 del self.tablets_of[before.table_id]
 
     def _place(self, row: TabletRecord, number: int) -> None:
-        for peer in row.config.peers if row.state in CURRENT_TABLETS else ():
-            self.replicas[peer.node_id] += number
+        if row.state in CURRENT_TABLETS:
+            self.leads[row.leader] += number
+            for peer in row.config.peers:
+                self.replicas[peer.node_id] += number
 
     def _table(self, key: bytes, new: bytes | None) -> None:
         before = self.tables.get(key[len(TABLE_PREFIX) :].decode())
@@ -177,7 +182,7 @@ class Catalog:
 
     @staticmethod
     def _put(into: dict[str, Any], kind: type[Any], raw_key: bytes, new: bytes | None) -> Any:
-        key = raw_key.decode()
+        key = intern(raw_key.decode())
         if new is None:
             into.pop(key, None)
             return None

@@ -351,11 +351,11 @@ def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Re
     A tombstone stays for as long as its tablet exists. If views had all of them, each move of a replica would
     make later views larger.
     """
-    if report.status.data_state != common_pb2.TOMBSTONED:
+    mine = (report.replica_id, report.node_id)
+    if config.names(*mine) or report.status.data_state != common_pb2.TOMBSTONED:
         return True
     intent = scene.catalog.intents.get(row.tablet_id)
-    mine = (report.status.replica_id, report.node_id)
-    return config.names(*mine) or (intent is not None and (intent.replica_id, intent.target_node) == mine)
+    return intent is not None and (intent.replica_id, intent.target_node) == mine
 
 
 def _report(scene: Scene, report: Report) -> master_pb2.ReplicaReportPB:
@@ -379,7 +379,7 @@ def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable
         if young and peer.replica_id in row.uncreated and config.opid_index == -1:
             continue
         life = scene.liveness.nodes.get(peer.node_id)
-        if life is None or not life.full or (row.tablet_id, peer.replica_id) in life.reports:
+        if life is None or not life.full or _is_reported(scene, row, peer):
             continue
         if scene.now_ms - life.full_since_ms < scene.options.missing_after_ms:
             continue
@@ -389,6 +389,10 @@ def _missing(scene: Scene, row: TabletRecord, config: Configuration) -> Iterable
             error="its node reports no such replica",
         )
         yield master_pb2.ReplicaReportPB(node_id=id_to_pb(peer.node_id), status=status)
+
+
+def _is_reported(scene: Scene, row: TabletRecord, peer: Peer) -> bool:
+    return scene.liveness.report(row.tablet_id, peer.node_id, peer.replica_id) is not None
 
 
 def changes_by_itself_ms(scene: Scene, row: TabletRecord) -> int | None:
@@ -401,7 +405,7 @@ def changes_by_itself_ms(scene: Scene, row: TabletRecord) -> int | None:
     found: list[int] = []
     for peer in scene.config(row).peers:
         life = scene.liveness.nodes.get(peer.node_id)
-        if life is None or not life.full or (row.tablet_id, peer.replica_id) in life.reports:
+        if life is None or not life.full or _is_reported(scene, row, peer):
             continue
         found.append(life.full_since_ms + scene.options.missing_after_ms)
         if row.uncreated:

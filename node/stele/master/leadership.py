@@ -195,14 +195,18 @@ class Leadership:
         return max(0, until_ms - self.now_ms())
 
     def candidates(self) -> list[Candidate]:
-        """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them.
+        """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them,
+        and of tablets that they lead.
 
         A node that is not `formed` is left out: if its volume were lost, it would be formatted again under
         the same id, without its votes.
         """
-        counts = self.catalog.replicas
+        counts, leads = self.catalog.replicas, self.catalog.leads
         return [
-            Candidate(n.node_id, n.machine or n.node_id, n.zone, counts[n.node_id], self._is_full(n))
+            Candidate(
+                *(n.node_id, n.machine or n.node_id, n.zone, counts[n.node_id], self._is_full(n)),
+                leads[n.node_id],
+            )
             for n in self.catalog.nodes.values()
             if n.role == "node" and n.takes_replicas and n.formed and self.is_alive(n)
         ]

@@ -9,10 +9,12 @@ report stays.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
+from sys import intern
 from typing import NamedTuple
 
 from stele.master.records import NodeRecord
@@ -33,11 +35,20 @@ restart."""
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The newest status of a replica, and the time (ms) at which this master received it."""
+    """The newest status of a replica, and the time (ms) at which this master received it.
+
+    It is kept as bytes: a message would hold the memory of all others that came with it, and take twice as much.
+    """
 
     node_id: str
-    status: common_pb2.ReplicaStatusPB
+    replica_id: int
+    status_bytes: bytes
     at_ms: int
+
+    @property
+    def status(self) -> common_pb2.ReplicaStatusPB:
+        """The status as a message, parsed in each call."""
+        return common_pb2.ReplicaStatusPB.FromString(self.status_bytes)
 
 
 class LastStart(NamedTuple):
@@ -54,7 +65,7 @@ class LastStart(NamedTuple):
 @dataclass(slots=True)
 class NodeLife:
     """One node as this master hears it. `heard`: it was heard since this master took its present role.
-    `full`: a full report of this incarnation is in `reports`.
+    `full`: it has told all replicas of this incarnation. `tablets`: those with a report of it.
 
     `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
     master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
@@ -81,7 +92,7 @@ class NodeLife:
     last_start: LastStart | None = None
     registered: LastStart | None = None
     registered_ms: int = 0
-    reports: dict[tuple[str, int], Report] = field(default_factory=dict)
+    tablets: set[str] = field(default_factory=set)
 
 
 def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> None:
@@ -152,6 +163,10 @@ def is_given_up(status: common_pb2.ReplicaStatusPB, incarnation: int) -> bool:
     return status.tablet_incarnation < incarnation and status.data_state != common_pb2.COPYING
 
 
+REPORTS_AT_ONCE = 128
+"""Reports that are merged in one step of the event loop: some 2 ms."""
+
+
 class Liveness:
     """All nodes heard by this master. `began_ms`: when it took its present role, leader or follower.
     `adopted`: its volume is a copy, so the addresses in its catalog may be those of the original cluster's
@@ -166,7 +181,10 @@ class Liveness:
         self.nodes: dict[str, NodeLife] = {}
         self.on_report: Callable[[str], None] | None = None
         """Called with a tablet's id after a report of one of its replicas came or went."""
-        self._by_tablet: dict[str, dict[tuple[str, int], Report]] = {}
+        self._by_tablet: dict[str, tuple[Report, ...]] = {}
+        """Sorted by node and replica_id."""
+        self._begun = 0
+        """How often this master began to lead."""
         self._incarnation_of: Callable[[str], int] = lambda tablet_id: 0
 
     def awake(self, now_ms: int) -> None:
@@ -189,12 +207,13 @@ class Liveness:
         Silence counts from now. `incarnation_of`: of a tablet, as the catalog has it."""
         self._incarnation_of = incarnation_of
         self._begin(now_ms)
+        self._begun += 1
         self._awake_ms = now_ms
         self._by_tablet.clear()
         for life in self.nodes.values():
             life.full = False
             life.registration = None
-            life.reports.clear()
+            life.tablets.clear()
 
     def heard(
         self, request: master_pb2.TSHeartbeatRequest, now_ms: int, *, on_record: bool = False
@@ -206,7 +225,7 @@ class Liveness:
             Retryable: THROTTLED, there are too many unregistered nodes.
         """
         self.awake(now_ms)
-        node_id = id_from_pb(request.node_id)
+        node_id = intern(id_from_pb(request.node_id))
         known = self.nodes.get(node_id)
         if known is not None:
             if known.last_start is not None:
@@ -239,11 +258,12 @@ class Liveness:
             self._forget_reports(self.nodes[node_id])
             del self.nodes[node_id]
 
-    def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
-        """Merge a heartbeat's report. Returns the ids of the tablets in it.
+    async def merge(self, request: master_pb2.TSHeartbeatRequest, now_ms: int) -> list[str]:
+        """Merge a heartbeat's report. Returns the ids of the tablets whose reports changed.
 
         An incremental report without a full one before it, or a late one, changes nothing. Then `full`
-        becomes false, and the answer must ask for a full report.
+        becomes false, and the answer must ask for a full report. So it is too if, in a pause of merging a large
+        report, the node started anew or this master began to lead: the rest of the report is outdated then.
         """
         life = self.nodes[id_from_pb(request.node_id)]
         if not request.has_report:
@@ -253,45 +273,62 @@ class Liveness:
                 False  # the answer makes the node forget these changes, so only a new full report has them
             )
             return []
-        touched: dict[str, None] = {}
-        told = {
-            (id_from_pb(s.tablet_id), s.replica_id): Report(life.node_id, s, now_ms) for s in request.tablets
-        }
-        if not request.incremental:
-            touched.update((tablet_id, None) for tablet_id, _ in life.reports)
-            for key in [key for key in life.reports if key not in told]:
-                self._forget(life, key)
-            life.full, life.full_since_ms = True, now_ms
-        elif not life.full:
+        if request.incremental and not life.full:
             return []
-        life.sequence = request.sequence
-        life.reports.update(told)
-        for (tablet_id, replica_id), report in told.items():
-            self._by_tablet.setdefault(tablet_id, {})[life.node_id, replica_id] = report
+        life.sequence, life.full = request.sequence, False
+        begun = self._begun, life.incarnation, life.start, life.sequence
+        told: dict[str, dict[int, Report]] = {}
+        touched: dict[str, None] = {}
+        for number, status in enumerate(request.tablets, 1):
+            report = Report(life.node_id, status.replica_id, status.SerializeToString(), now_ms)
+            told.setdefault(intern(id_from_pb(status.tablet_id)), {})[status.replica_id] = report
+            if number % REPORTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        gone = () if request.incremental else sorted(life.tablets - told.keys())
+        for number, tablet_id in enumerate((*gone, *told)):
+            if number % REPORTS_AT_ONCE == REPORTS_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if begun != (self._begun, life.incarnation, life.start, life.sequence):
+                return list(touched)
+            self._put(life, tablet_id, told.get(tablet_id, {}), all_of_it=not request.incremental)
+            self._changed(tablet_id)
             touched[tablet_id] = None
+        life.full = not request.removed_tablets
+        if not request.incremental:
+            life.full_since_ms = now_ms
         for raw in request.removed_tablets:
             # One replica of it is gone, but the node may hold another. The full report that is asked for now
             # shows it.
-            life.full = False
-            touched[id_from_pb(raw)] = None
-        if self.on_report is not None:
-            for tablet_id in touched:
-                self.on_report(tablet_id)
+            tablet_id = id_from_pb(raw)
+            self._changed(tablet_id)
+            touched[tablet_id] = None
         return list(touched)
 
-    def _forget_reports(self, life: NodeLife) -> None:
-        for key in list(life.reports):
-            self._forget(life, key)
-        life.full = False
-
-    def _forget(self, life: NodeLife, key: tuple[str, int]) -> None:
-        del life.reports[key]
-        of_tablet = self._by_tablet.get(key[0], {})
-        of_tablet.pop((life.node_id, key[1]), None)
-        if not of_tablet:
-            self._by_tablet.pop(key[0], None)
+    def _changed(self, tablet_id: str) -> None:
         if self.on_report is not None:
-            self.on_report(key[0])
+            self.on_report(tablet_id)
+
+    def _put(self, life: NodeLife, tablet_id: str, fresh: dict[int, Report], *, all_of_it: bool) -> None:
+        """Replace a node's reports of a tablet: those of these replicas, or `all_of_it`."""
+        kept = [
+            r
+            for r in self._by_tablet.get(tablet_id, ())
+            if r.node_id != life.node_id or not (all_of_it or r.replica_id in fresh)
+        ]
+        if fresh:
+            life.tablets.add(tablet_id)
+        elif all_of_it:
+            life.tablets.discard(tablet_id)
+        if found := sorted((*kept, *fresh.values()), key=lambda r: (r.node_id, r.replica_id)):
+            self._by_tablet[tablet_id] = tuple(found)
+        else:
+            self._by_tablet.pop(tablet_id, None)
+
+    def _forget_reports(self, life: NodeLife) -> None:
+        for tablet_id in sorted(life.tablets):
+            self._put(life, tablet_id, {}, all_of_it=True)
+            self._changed(tablet_id)
+        life.full = False
 
     # --- questions ---
 
@@ -327,13 +364,12 @@ class Liveness:
     def reports_of(self, tablet_id: str) -> list[Report]:
         """The newest reports of a tablet's replicas, by node and replica_id, without those of a lower incarnation: they
         speak of a log that was given up."""
-        lowest = self._incarnation_of(tablet_id)
-        return [r for r in self.all_reports_of(tablet_id) if not is_given_up(r.status, lowest)]
+        found, lowest = self.all_reports_of(tablet_id), self._incarnation_of(tablet_id)
+        return [r for r in found if not is_given_up(r.status, lowest)] if lowest else found
 
     def all_reports_of(self, tablet_id: str) -> list[Report]:
         """As `reports_of`, with those of lower incarnations."""
-        found = self._by_tablet.get(tablet_id, {})
-        return [found[key] for key in sorted(found)]
+        return list(self._by_tablet.get(tablet_id, ()))
 
     def disk_free(self, node_id: str) -> int | None:
         """The free bytes on the node's disk; None if the node did not report them."""
@@ -353,7 +389,10 @@ class Liveness:
 
     def report(self, tablet_id: str, node_id: str, replica_id: int) -> Report | None:
         """The newest report of one replica, or None."""
-        return self._by_tablet.get(tablet_id, {}).get((node_id, replica_id))
+        for report in self._by_tablet.get(tablet_id, ()):
+            if report.node_id == node_id and report.replica_id == replica_id:
+                return report
+        return None
 
     def leader_of(self, tablet_id: str) -> tuple[int, str]:
         """(term, node) of the newest leader that any replica reported; (0, "") if none."""

@@ -103,7 +103,7 @@ def _being_added(lead: Leadership, row: TabletRecord, report: Report) -> bool:
     intent."""
     _, leader = lead.liveness.leader_of(row.tablet_id)
     return any(
-        (peer.replica_id, id_from_pb(peer.node_id)) == (report.status.replica_id, report.node_id)
+        (peer.replica_id, id_from_pb(peer.node_id)) == (report.replica_id, report.node_id)
         for r in lead.liveness.reports_of(row.tablet_id)
         if r.node_id == leader and r.status.role == common_pb2.LEADER
         for peer in r.status.pending_config.peers
@@ -150,7 +150,7 @@ class Orders:
                 if peer.replica_id in row.uncreated:
                     yield Order("create", peer.node_id, peer.replica_id)
         if (stale := leader_to_alter(self._lead, row)) is not None:
-            yield Order("alter", stale.node_id, stale.status.replica_id)
+            yield Order("alter", stale.node_id, stale.replica_id)
         if row.state == "RUNNING" and survivor_waits(self._lead, row):
             (peer,) = row.config.peers
             yield Order("recover", peer.node_id, peer.replica_id)
@@ -160,7 +160,7 @@ class Orders:
         for report in self._lead.liveness.all_reports_of(row.tablet_id):
             fate = fate_of(self._lead, row, report)
             if fate != "keep" and report.node_id not in left:
-                yield Order(fate, report.node_id, report.status.replica_id)
+                yield Order(fate, report.node_id, report.replica_id)
 
     def _send(self, row: TabletRecord, order: Order) -> None:
         key = (row.tablet_id, order.node_id, order.replica_id)

@@ -16,13 +16,14 @@ from stele.model.ids import NodeId
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A live ACTIVE node that is formed. `machine` is never empty: it defaults to the node's id. `full`:
-    its disk has little room for another replica."""
+    its disk has little room for another replica. `leads`: the tablets that it leads."""
 
     node_id: NodeId
     machine: str
     zone: str
     replicas: int
     full: bool = False
+    leads: int = 0
 
 
 class Placement:
@@ -31,7 +32,7 @@ class Placement:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self._candidates = sorted(candidates, key=lambda c: c.node_id)
         self._replicas = Counter({c.node_id: c.replicas for c in candidates})
-        self._leaders: Counter[NodeId] = Counter()
+        self._leads = Counter({c.node_id: c.leads for c in candidates})
 
     @property
     def machines(self) -> int:
@@ -43,7 +44,7 @@ class Placement:
 
         Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node
         with the fewest replicas. A full node is used only if no other is left. The suggested leader is the
-        one suggested least often before.
+        one that leads least: else the drivers would move thousands of leaders after many tables were created.
 
         Raises:
             Retryable: NOT_READY if there are too few machines now.
@@ -63,8 +64,8 @@ class Placement:
             )
         nodes = [c.node_id for c in chosen]
         self._replicas.update(nodes)
-        leader = min(nodes, key=lambda n: (self._leaders[n], nodes.index(n)))
-        self._leaders[leader] += 1
+        leader = min(nodes, key=lambda n: (self._leads[n], nodes.index(n)))
+        self._leads[leader] += 1
         return [leader, *(n for n in nodes if n != leader)]
 
 

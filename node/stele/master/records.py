@@ -15,6 +15,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, TypeVar
 
 from stele.model.by_hand import NOT_BY_HAND, ByHand
@@ -333,6 +334,10 @@ _TO_JSON: dict[type, Callable[[Any], Any]] = {
     ),
 }
 _FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    # Thousands of rows say the same words, so each is kept once.
+    **dict.fromkeys(
+        ("tablet_id", "table_id", "node_id", "leader", "state", "target_node", "source_node"), intern
+    ),
     "config": lambda raw: decode_configuration(bytes.fromhex(raw)),
     "partition": lambda raw: _partition(*raw),
     "config_before": lambda raw: decode_configuration(bytes.fromhex(raw)),

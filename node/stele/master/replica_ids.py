@@ -33,8 +33,9 @@ def free_id(row: TabletRecord, config: Configuration, reports: Iterable[Report])
 
 def _reported(reports: Iterable[Report]) -> Iterator[int]:
     for report in reports:
-        yield report.status.replica_id
-        for config in (report.status.committed_config, report.status.pending_config):
+        status = report.status
+        yield report.replica_id
+        for config in (status.committed_config, status.pending_config):
             yield from (p.replica_id for p in config.peers)
 
 

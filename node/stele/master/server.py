@@ -6,6 +6,8 @@ catalog tablet on this node, also one that a later copy installs.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import grpc
 
 from stele.consensus.replica import Replica
@@ -21,6 +23,9 @@ from stele.tserver.extension import ExtensionPorts, MakeExtension
 from stele.tserver.node import Node, start_node
 from stele.tserver.options import NodeOptions
 from stele.tserver.process import run_process
+
+LOG_CACHE_BYTES_MAX = 4 << 20
+"""The newest log entries that a master keeps in memory. Followers that need older ones get them from its disk."""
 
 
 class MasterExtension:
@@ -78,9 +83,15 @@ def with_master(options: NodeOptions, master_options: MasterOptions | None = Non
     return lambda ports: MasterExtension(ports, chosen)
 
 
+def _of_master(options: NodeOptions) -> NodeOptions:
+    """The options of a node whose only log is the catalog's."""
+    cache_bytes = min(options.memory.cache_bytes, LOG_CACHE_BYTES_MAX)
+    return replace(options, memory=replace(options.memory, cache_bytes=cache_bytes))
+
+
 async def start_master(options: NodeOptions, master_options: MasterOptions | None = None) -> Node:
     """Start a node that contains a master."""
-    return await start_node(options, with_master(options, master_options))
+    return await start_node(_of_master(options), with_master(options, master_options))
 
 
 def run(options: NodeOptions, *, drive_after_ms: int) -> int:
@@ -91,4 +102,4 @@ def run(options: NodeOptions, *, drive_after_ms: int) -> int:
     chosen = MasterOptions(
         heartbeat_interval_ms=int(options.heartbeat_s * 1000), drive_after_ms=drive_after_ms
     )
-    return run_process(options, with_master(options, chosen))
+    return run_process(_of_master(options), with_master(options, chosen))

@@ -120,10 +120,12 @@ class MasterService(MasterServiceServicer):
             answer.node_state = pb.NodeStatePB.Value(node.state)
         if lead is None or not self._leads():
             return answer
-        answer.is_leader, answer.term = True, lead.term  # as of now: other tasks ran since the call came
-        answer.fenced = node is not None and node.asked == "FENCED"
-        for tablet_id in master.liveness.merge(request, master.now_ms()):
+        for tablet_id in await master.liveness.merge(request, master.now_ms()):
             lead.look_at(tablet_id)
+        if master.lead is not lead or not self._leads():
+            return answer  # other tasks ran meanwhile
+        answer.is_leader, answer.term = True, lead.term
+        answer.fenced = node is not None and node.asked == "FENCED"
         answer.needs_full_report = not life.full
         addresses, answer.addresses_digest = master.liveness.addresses()
         if answer.addresses_digest != request.addresses_digest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import IntEnum
+from sys import intern
 
 from stele.model.errors import Code, Corrupt, Rejected, unknown_here
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId
@@ -151,12 +152,12 @@ def decode_configuration(data: bytes) -> Configuration:
         (incarnation,) = rest if data[0] == _RECOVERED else (0, *rest)
         peers = tuple(
             Peer(
-                NodeId(node_id),
+                NodeId(intern(node_id)),  # thousands of configurations name the same nodes
                 ReplicaId(int(replica_id)),
-                str(address),
+                intern(str(address)),
                 member_type_of(member_type, f"peer {replica_id}"),
                 bool(promote),
-                OpId(int(start_term), int(start_index)),
+                OpId(int(start_term), int(start_index)) if start_term or start_index else OPID_NONE,
             )
             for node_id, replica_id, address, member_type, promote, start_term, start_index in raw
         )
