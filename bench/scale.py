@@ -1,7 +1,8 @@
-"""`python -m bench scale`: measures the load of many tablets on the masters and the driver.
+"""`python -m bench scale`: measures the load of many tablets on the masters and the operator.
 
-Real master processes with their catalog on disk, and a real driver process; nodes are simulated behind the real
-calls (scale_nodes.py). Prints each figure as it is measured; writes only below a temporary directory.
+Real master processes with their catalog on disk, and a process with the operator's code and without a Kubernetes
+(scale_driver.py); nodes are simulated behind the real calls (scale_nodes.py). Prints each figure as it is measured; writes
+only below a temporary directory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from bench.scale_driver import POLICY
 from bench.scale_nodes import Nodes
 from stele.driver.keeping import pages_of, whole_view
+from stele.driver.policy import StandingPolicy
+from stele.driver.wire import standing_to_pb
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -37,7 +40,9 @@ _TOLERANT_MAX_S, _WHOLE_MAX_S = 900, 2_400
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of the driver, as it tells of it (scale_driver.py)."""
+    """One pass of the operator, as it tells of it (scale_driver.py). `hold_ms`: the longest step of its event loop, in
+    processor time. The last four are sums over all passes: events of the cluster by reason, writes of its status, tables
+    whose status was written, and all those writes."""
 
     seconds: float
     cpu: float
@@ -47,6 +52,8 @@ class Pass:
     hold_ms: float
     events: Mapping[str, int]
     statuses: int
+    tables: int
+    of_tables: int
 
     def __str__(self) -> str:
         return (
@@ -85,16 +92,23 @@ class Scale:
             if sum(n.formed and n.registration.role == "node" for n in view.nodes) == self._count:
                 break
             await asyncio.sleep(1)
+        # An operator is at work soon, so the masters need not drive meanwhile.
+        left_alone = StandingPolicy(
+            *(POLICY.dead_after_ms, POLICY.max_lost_nodes, POLICY.max_copies, POLICY.bytes_per_second),
+            drive_after_ms=0,
+        )
+        request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(left_alone))
+        await self._masters.call("SetDriverPolicy", request)
         wanted = 0
         for number in range(self._tables):
-            request = master_pb2.CreateTableRequest(
+            asked = master_pb2.CreateTableRequest(
                 name=f"t{number:05}",
                 schema=schema,
                 partitioning=partitioning,
                 replication_factor=3,
                 table_id=id_to_pb(new_id()),
             )
-            await self._masters.call("CreateTable", request, timeout_s=60)
+            await self._masters.call("CreateTable", asked, timeout_s=60)
             wanted += each
             await self._nodes.made((wanted - 1_000) * 3)
         await self._nodes.made(wanted * 3)
@@ -119,8 +133,9 @@ class Scale:
 
     async def _measure(self, addresses: list[str]) -> None:
         print(await self._masters_now(), flush=True)
+        made = (",".join(addresses), self._cluster.cluster_id)
         driver = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.scale_driver", ",".join(addresses), stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "bench.scale_driver", *made, stdout=asyncio.subprocess.PIPE
         )
         try:
             await self._idle(driver)
@@ -136,13 +151,13 @@ class Scale:
             async with asyncio.timeout(300):
                 line = await driver.stdout.readline()
             if not line:
-                raise RuntimeError("the driver ended")
+                raise RuntimeError("the operator's process ended")
             if not line.startswith(b"{"):
-                continue  # the driver's log
+                continue  # its log
             found = json.loads(line)
             if "error" not in found:
                 return Pass(**found)
-            print("driver:", found["error"], flush=True)
+            print("operator:", found["error"], flush=True)
 
     async def _idle(self, driver: asyncio.subprocess.Process) -> None:
         first = await self._next(driver)
@@ -163,10 +178,9 @@ class Scale:
             if len(idle) == _IDLE_PASSES:
                 break
         print(
-            f"{len(idle)} passes that find nothing to do: the median one {_median(idle)}; longest hold of the driver's "
-            f"loop {max(p.hold_ms for p in idle):.0f} ms; orders {self._nodes.orders.total() - orders}, catalog batches "
-            f"{await self._batches() - batches:.0f} (the claim is renewed, nodes' log positions noted); "
-            f"{await self._masters_now()}",
+            f"{len(idle)} passes that find nothing to do: the median one {_median(idle)}; the longest step of the "
+            f"operator's loop {max(p.hold_ms for p in idle):.1f} ms; orders {self._nodes.orders.total() - orders}, catalog "
+            f"batches {await self._batches() - batches:.0f}; {await self._masters_now()}",
             flush=True,
         )
 
@@ -174,6 +188,7 @@ class Scale:
         nodes = self._nodes
         victim = max(nodes.nodes, key=lambda n: len(n.replicas))
         held, batches, orders = set(victim.replicas), await self._batches(), nodes.orders.copy()
+        before = await self._next(driver)
         await nodes.lose(victim)
         began = time.monotonic()
         passes: list[Pass] = []
@@ -203,9 +218,16 @@ class Scale:
             f"{len(passes)} passes, CPU {sum(p.cpu for p in passes):.1f} s, the largest {max(passes, key=lambda p: p.cpu)}; "
             f"{last.rss / 1e6:.0f} MB\n"
             f"for each replica lost: catalog batches {(await self._batches() - batches) / len(held):.2f}, {each}\n"
-            f"an operator would have told: events {dict(last.events)}, {last.statuses} writes of the cluster's status",
+            f"the longest step of the operator's loop {max(p.hold_ms for p in passes):.1f} ms\n"
+            f"the operator tells: events {_since(last.events, before.events)}, {last.statuses - before.statuses} writes of "
+            f"the cluster's status, {last.of_tables - before.of_tables} of the statuses of {last.tables} tables; "
+            f"{await self._masters_now()}",
             flush=True,
         )
+
+
+def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {what: count - before.get(what, 0) for what, count in now.items() if count > before.get(what, 0)}
 
 
 def _median(passes: list[Pass]) -> Pass:

@@ -1,7 +1,8 @@
-"""The driver process of scale.py: `python -m bench.scale_driver MASTERS`. Prints a line of JSON for each pass.
+"""The operator's part of scale.py: `python -m bench.scale_driver MASTERS CLUSTER_ID`. Prints a line of JSON for each pass.
 
-It imports what a driver imports and no more, so its memory is a driver's. What an operator would tell users of a pass is
-computed beside it, from the first pass on that has anything to tell, and counted.
+It imports what an operator imports, so its memory is an operator's. Of each pass it does what grows with the tablets: the
+view, the health of the tablets, the driver, and what is told of it. There is no Kubernetes, so nothing is listed or written
+there; what would be written is counted.
 """
 
 from __future__ import annotations
@@ -11,24 +12,36 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import Any
 
+import stele_operator.app  # noqa: F401  (its memory counts)
 from bench.processes import resident_bytes
-from stele.driver.executor import Executor, Report
 from stele.driver.policy import Policy
 from stele.model.errors import SteleError
-from stele.rpc.channels import ChannelPool
-from stele.rpc.identity import Identity
-
-if TYPE_CHECKING:
-    from stele_operator.heals import Heals
+from stele_operator.heal import Healer
+from stele_operator.masters import MasterLink
+from stele_operator.observe import parse_cluster
+from stele_operator.plan.health import Health, TableHealth, tablet_health
+from stele_operator.plan.observation import Catalog, Observation
+from stele_operator.plan.status import healing_status
+from stele_operator.report import without_progress
 
 POLICY = Policy(dead_after_ms=10_000, max_copies=8, balance_leaders=True, rebalance=True)
 _PAUSE_S = 0.5
+_CLUSTER: dict[str, Any] = {
+    "metadata": {"namespace": "bench", "name": "bench", "uid": "bench", "generation": 1},
+    "spec": {
+        "version": "0.1.0",
+        "masters": {"replicas": 1, "storage": {"size": "10Gi"}},
+        "nodes": {"replicas": 3, "storage": {"size": "10Gi"}},
+        "healing": {"witnessAfter": "10s"},
+    },
+}
 
 
 class Holds:
-    """The longest time for which the event loop did not turn, in ms."""
+    """The longest time for which the event loop did not turn, in ms of this process's own time: others share the machine."""
 
     def __init__(self) -> None:
         self.longest_ms = 0.0
@@ -36,9 +49,9 @@ class Holds:
 
     async def _watch(self) -> None:
         while True:
-            before = time.perf_counter()
+            before = time.thread_time()
             await asyncio.sleep(0.001)
-            self.longest_ms = max(self.longest_ms, (time.perf_counter() - before) * 1000 - 1)
+            self.longest_ms = max(self.longest_ms, (time.thread_time() - before) * 1000)
 
     def take(self) -> float:
         """The longest since the last call."""
@@ -47,56 +60,90 @@ class Holds:
 
 
 class Told:
-    """What an operator would tell of the driver's passes: `events`, and writes of the cluster's `statuses`."""
+    """What an operator would tell: `events` of the cluster by reason, `statuses` of the cluster that are written for a new
+    step, and of each table those for another health of it."""
 
     def __init__(self) -> None:
-        self.events: dict[str, int] = {}
+        self.events: Counter[str] = Counter()
         self.statuses = 0
-        self._heals: Heals | None = None
+        self.of_tables: Counter[str] = Counter()
         self._status = ""
+        self._tables: dict[str, TableHealth] = {}
 
-    def take(self, report: Report) -> None:
-        """Count what is told of one pass."""
-        if self._heals is None and not report.progress:
-            return
-        from stele_operator.heals import Heals, works_of
-        from stele_operator.plan.status import healing_status
-        from stele_operator.report import without_progress
-
-        self._heals = self._heals or Heals()
-        for news in self._heals.note(works_of(report, POLICY), {}, time.monotonic()):
-            self.events[news.reason] = self.events.get(news.reason, 0) + 1
-        mark = str(without_progress({"healing": healing_status(report.progress)}))
+    def round(self, healer: Healer) -> None:
+        """Count what is told of a round of the driver."""
+        self.events.update(news.reason for news in healer.news())
+        mark = str(without_progress({"healing": healing_status(healer.progress)}))
         self.statuses += mark != self._status
         self._status = mark
 
+    def health(self, health: Health) -> None:
+        """Count the tables whose status differs from the last one."""
+        for table_id, now in health.tables.items():
+            self.of_tables[table_id] += now != self._tables.setdefault(table_id, now)
+        self._tables.update(health.tables)
 
-async def drive(masters: list[str]) -> None:
-    """Passes until it is killed."""
-    pool = ChannelPool(Identity())
-    driver = Executor(pool, masters, holder="bench")
-    holds, told = Holds(), Told()
-    while True:
+
+def observed(catalog: Catalog) -> Observation:
+    """What the health of tablets depends on."""
+    cluster = parse_cluster(_CLUSTER)
+    assert cluster.spec is not None, cluster.faults
+    return Observation(now_s=time.time(), cluster=cluster, default_image="", identity=None, catalog=catalog)
+
+
+class Passes:
+    """The passes over one cluster."""
+
+    def __init__(self, masters: list[str], cluster_id: str) -> None:
+        self._link = MasterLink(cluster_id, "bench")
+        self._link.learn(masters)
+        self._link.at_work = True
+        self._healer = Healer()
+        self._told = Told()
+        self._holds = Holds()
+        self._steps = 0
+        self._first = ""
+
+    async def one(self) -> dict[str, Any]:
+        """One pass. The same calls as in `ClusterTask.run_pass`."""
         began, cpu = time.perf_counter(), time.process_time()
+        self._steps, self._first = 0, ""
+        self._holds.take()
+        catalog = await self._link.catalog()
+        self._told.health(await asyncio.to_thread(tablet_health, observed(catalog)))
+        rests = await asyncio.to_thread(self._healer.rests, catalog.view, POLICY, self._link.driver.known)
+        problem = await self._healer.run(self._link, None if rests else catalog.view, POLICY, {}, self._round)
+        self._told.round(self._healer)
+        return {
+            "seconds": time.perf_counter() - began,
+            "cpu": time.process_time() - cpu,
+            "steps": self._steps,
+            "first": problem or self._first,
+            "rss": resident_bytes(os.getpid()),
+            "hold_ms": self._holds.take(),
+            "events": self._told.events,
+            "statuses": self._told.statuses,
+            "tables": sum(count > 0 for count in self._told.of_tables.values()),
+            "of_tables": self._told.of_tables.total(),
+        }
+
+    async def _round(self) -> None:
+        self._steps += len(self._healer.progress)
+        self._first = self._first or "".join(f"{p.step}: {p.reason}" for p in self._healer.progress[:1])
+        self._told.round(self._healer)
+
+
+async def drive(masters: list[str], cluster_id: str) -> None:
+    """Passes until it is killed."""
+    passes = Passes(masters, cluster_id)
+    while True:
         try:
-            report = await driver.run_once(POLICY)
+            print(json.dumps(await passes.one()), flush=True)
         except SteleError as exc:
             print(json.dumps({"error": str(exc)}), flush=True)
             await asyncio.sleep(1)
-            continue
-        found = {
-            "seconds": time.perf_counter() - began,
-            "cpu": time.process_time() - cpu,
-            "steps": len(report.outcomes),
-            "first": "".join(f"{p.step}: {p.reason}" for p in report.progress[:1]),
-            "rss": resident_bytes(os.getpid()),
-            "hold_ms": holds.take(),
-        }
-        told.take(report)
-        print(json.dumps({**found, "events": told.events, "statuses": told.statuses}), flush=True)
-        holds.take()
         await asyncio.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":
-    asyncio.run(drive(sys.argv[1].split(",")))
+    asyncio.run(drive(sys.argv[1].split(","), sys.argv[2]))
