@@ -141,15 +141,17 @@ async def test_which_replicas_are_tombstoned(tmp_path: Path) -> None:
         told = common_pb2.ReplicaStatusPB()
         told.CopyFrom(report.status)
         told.pending_config.CopyFrom(config_to_pb(Configuration(14, row.config.peers)))
-        assert fate_of(lead, row, replace(report, status=told)) == "tombstone"
+        assert fate_of(lead, row, replace(report, status_bytes=told.SerializeToString())) == "tombstone"
         leads = w.nodes[row.leader]
         leads.pending[row.tablet_id] = config_to_pb(Configuration(14, (*row.config.peers, evicted)))
         await w.beat()
-        assert fate_of(lead, row, replace(report, status=told)) == "keep", "its leader is adding it"
+        assert fate_of(lead, row, replace(report, status_bytes=told.SerializeToString())) == "keep", (
+            "its leader is adding it"
+        )
         leads.pending.clear()
         await w.beat()
         told.committed_config.opid_index = 13
-        assert fate_of(lead, row, replace(report, status=told)) == "keep"
+        assert fate_of(lead, row, replace(report, status_bytes=told.SerializeToString())) == "keep"
         newer = Peer(evicted.node_id, ReplicaId(3), "", MemberType.VOTER)
         again = Configuration(15, (*smaller.peers, newer))
         await in_force(w, row.tablet_id, again, says=evicted.node_id)
