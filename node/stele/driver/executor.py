@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from stele.driver.asking import ask_nodes
-from stele.driver.keeping import ViewKeeper, pages_of
+from stele.driver.keeping import ViewKeeper, pages_of, to_its_end
 from stele.driver.known import Known
 from stele.driver.leader_trials import LeaderMemory
 from stele.driver.orders import Orders
@@ -168,11 +168,7 @@ class Executor:
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         now = self._now_ms()
-        leaders = self._leaders.look(view, policy.leader_moves_per_minute, now)
-        trials = replace(self._copies.look(view, now), leaders=leaders)
-        steps = tuple(
-            self._refusals.instead(s) for s in await asyncio.to_thread(plan, view, policy, trials, self.known)
-        )
+        steps = await to_its_end(self._planned, view, policy, now)
         orders = Orders(self._pool, self.masters, claim.epoch, policy)
         ordered = [s for s in steps if not isinstance(s, WAITS)]
         # Before as well as after: a pass that is cut off has given some of the orders.
@@ -216,6 +212,12 @@ class Executor:
             ),
             *leader_records(moves, {t.tablet_id: t.leader_node for t in tablets.values() if t is not None}),
         )
+
+    def _planned(self, view: ClusterView, policy: Policy, now_ms: int) -> tuple[Step, ...]:
+        """The plan of this pass. For a thread: with thousands of intents each part takes some ms."""
+        leaders = self._leaders.look(view, policy.leader_moves_per_minute, now_ms)
+        trials = replace(self._copies.look(view, now_ms), leaders=leaders)
+        return tuple(self._refusals.instead(s) for s in plan(view, policy, trials, self.known))
 
     async def _carry_all_out(self, orders: Orders, steps: Sequence[Step], view: ClusterView) -> list[Outcome]:
         """The outcomes, in the order of the steps. Some steps run at once; a task for each of thousands would hold the

@@ -134,10 +134,10 @@ class ViewKeeper:
                 page = await pages(self._units.place)
                 # A page has hundreds of tablets. Let the loop run between pages: it may have to renew a
                 # Lease.
-                touched |= await _to_its_end(self._take, page)
+                touched |= await to_its_end(self._take, page)
                 anew = anew or page.anew or not page.HasField("upto")
                 if not page.more:
-                    return await _to_its_end(self._kept, page, anew, frozenset(touched))
+                    return await to_its_end(self._kept, page, anew, frozenset(touched))
             raise Retryable("the cluster's view changes faster than it can be read", code=Code.THROTTLED)
 
     def _take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
@@ -175,7 +175,7 @@ class ViewKeeper:
         return Kept(view, last, _sorted(units.tables), anew, touched)
 
 
-async def _to_its_end(work: Callable[..., T], *args: Any) -> T:
+async def to_its_end(work: Callable[..., T], *args: Any) -> T:
     """Run `work` in a thread, and wait for it even if the caller is cancelled: the next renewal must not meet it."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args))
     try:
