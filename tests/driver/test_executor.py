@@ -23,6 +23,7 @@ from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
 from tests.driver.model import POLICY, Cluster, node_name
 from tests.driver.served import START_IN_FORCE, Served, serve
+from tests.operator.test_large import Steps
 
 
 @asynccontextmanager
@@ -407,3 +408,20 @@ async def test_no_more_leaders_move_in_a_minute_than_the_policy_says() -> None:
         for _ in range(5):
             await executor.run_once(few)
         assert cluster.leader_moves.total() == 6
+
+
+async def test_no_step_of_the_loop_grows_with_the_orders_of_a_pass() -> None:
+    """Of a lost node there are thousands, and a task for each was made at once: the Lease and probes had to wait."""
+
+    async def largest(tablets: int) -> tuple[int, int]:
+        cluster = killed(tablets)
+        async with serve(cluster) as served, driver(served) as executor:
+            await executor.ensure_claim()
+            view = cluster.view()
+            with Steps() as steps:
+                report = await executor.run_once(POLICY, replace(view, claim=executor.claim))
+        return len(report.outcomes), steps.largest
+
+    (few, small), (many, large) = await largest(20), await largest(80)
+    assert many > few + 20
+    assert large < small + (many - few) * 100
