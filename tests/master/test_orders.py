@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.master.background import TABLETS_AT_ONCE, Background
+from stele.master.liveness import Report
 from stele.master.orders import ORDERS_PER_NODE, Order, Orders, fate_of
 from stele.master.records import TabletRecord
 from stele.model.config import Configuration, MemberType, Peer
@@ -212,8 +213,9 @@ async def test_a_replica_that_an_intent_names_is_kept_and_orders_name_their_cata
         status = common_pb2.ReplicaStatusPB()
         status.CopyFrom(member.status)
         status.replica_id = replica_id
-        assert fate_of(lead, row, replace(member, node_id=target, status=status)) == "keep"
-        assert fate_of(lead, row, replace(member, node_id=elsewhere, status=status)) == "tombstone"
+        told = Report(target, replica_id, status.SerializeToString(), member.at_ms)
+        assert fate_of(lead, row, told) == "keep"
+        assert fate_of(lead, row, replace(told, node_id=elsewhere)) == "tombstone"
         orders = Orders(lead, w.pool)
         for request in (
             orders._create_request(row),
