@@ -46,7 +46,8 @@ class Every(Judgements):
     """No tablet is quiet, so that the planner looks at all of them."""
 
     def restless(self) -> list[Situation]:
-        return sorted(self.situations.values(), key=lambda s: (s.spare, s.tablet.tablet_id))
+        found = (s for t in self._tablets if (s := self.situation(t)) is not None)
+        return sorted(found, key=lambda s: (s.spare, s.tablet.tablet_id))
 
 
 class LookAtAll(Known):
@@ -54,9 +55,9 @@ class LookAtAll(Known):
 
     def renew(self, view: ClusterView, policy: Policy) -> None:
         self.judged, self.groups, self.places = Every(policy), Groups(policy), Places()
-        judged = self.judged.renew(view)
-        self.groups.changed(judged)
-        self.places.changed(judged)
+        for tablet_id, situation in self.judged.renew(view):
+            self.groups.take(tablet_id, situation)
+            self.places.take(tablet_id, situation)
 
 
 class Twin:
@@ -82,10 +83,8 @@ class Twin:
 def said(known: Known) -> Any:
     """All that can be asked of it, without the numbers of nodes that change all the time."""
     judged, groups, places = known.judged, known.groups, known.places
-    groups._renew(judged.situations)
-    places.renew(judged.situations)
     return (
-        {t: told(s) for t, s in judged.situations.items()},
+        {t: told(s) for t in judged._tablets if (s := judged.situation(t)) is not None},
         [s.tablet.tablet_id for s in judged.restless()],
         {n: c for n, c in judged.replicas.items() if c},
         {n: c for n, c in judged.leads.items() if c},
@@ -97,7 +96,7 @@ def said(known: Known) -> Any:
         {n: c for n, c in places.bytes.items() if c},
         {n: dict(of) for n, of in places.of_table.items() if of},
         {
-            (n, zones, table): set(of)
+            (n, zones, table): {place.tablet.tablet_id for place in of}
             for n, by_zones in places.resting.items()
             for zones, tables in by_zones.items()
             for table, of in tables.items()
@@ -377,7 +376,7 @@ def test_each_field_of_a_node_is_either_a_standing_or_a_number_that_plans_read_f
         twin.renew(view, POLICY)
         fresh = not value if isinstance(value, bool) else other[type(value)]
         again = tuple(replace(n, **{field.name: fresh}) for n in view.nodes)
-        due = twin.judged.renew(replace(view, nodes=again))
+        due = list(twin.judged.renew(replace(view, nodes=again)))
         assert bool(due) == (field.name not in left_out), field.name
 
 

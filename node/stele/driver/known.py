@@ -31,7 +31,7 @@ class Known:
         if policy != self._policy:
             self.judged, self.groups, self.places = Judgements(policy), Groups(policy), Places()
         self._policy = None  # an error in between leaves it half renewed: the next call begins anew
-        judged = self.judged.renew(view)
-        self.groups.changed(judged)
-        self.places.changed(judged)
+        for tablet_id, situation in self.judged.renew(view):
+            self.groups.take(tablet_id, situation)
+            self.places.take(tablet_id, situation)
         self._policy = policy

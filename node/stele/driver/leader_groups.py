@@ -9,7 +9,7 @@ moves that an administrator moved lately.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 
 from stele.driver.leader_balance import Group, Move, choose_moves
 from stele.driver.leader_trials import NO_LEADER_TRIALS, LeaderTrials
@@ -33,26 +33,35 @@ class Groups:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._stale: set[str] = set()
         self._groups: dict[str, Group] = {}
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
         self._spread: tuple[Group, ...] | None = None
         """The groups that differed from `_groups` when nothing was left to move; None: something may be."""
 
-    def changed(self, tablets: Collection[str]) -> None:
-        """These tablets were judged again, or are gone."""
-        self._stale.update(tablets)
+    def take(self, tablet_id: str, s: Situation | None) -> None:
+        """A tablet was judged again; None: it is gone."""
+        before = self._groups.pop(tablet_id, None)
+        group = _group(s, _LATER_US, self._policy, NO_LEADER_TRIALS) if s is not None else None
+        if group is not None:
+            self._groups[tablet_id] = group
+        if group != before:
+            self._spread = None
+        kept = s is not None and s.tablet.leader_kept_until_us
+        (self._kept.add if kept else self._kept.discard)(tablet_id)
 
     def moves(
-        self, situations: Mapping[str, Situation], view: ClusterView, trials: LeaderTrials, most: int
+        self,
+        situation: Callable[[str], Situation | None],
+        view: ClusterView,
+        trials: LeaderTrials,
+        most: int,
     ) -> tuple[Move, ...]:
-        """The moves to begin with, at most this many."""
-        self._renew(situations)
+        """The moves to begin with, at most this many. `situation`: of each tablet."""
         special = {*trials.moved, *(tablet_id for tablet_id, _ in trials.refused), *self._kept}
         others: dict[str, Group] = {}
         for tablet_id in sorted(special):
-            s = situations.get(tablet_id)
+            s = situation(tablet_id)
             group = _group(s, view.now_us, self._policy, trials) if s is not None else None
             if group is not None and group != self._groups.get(tablet_id):
                 others[tablet_id] = group
@@ -62,18 +71,6 @@ class Groups:
         moves = choose_moves([groups[t] for t in sorted(groups)], most)
         self._spread = None if moves else tuple(others.values())
         return moves
-
-    def _renew(self, situations: Mapping[str, Situation]) -> None:
-        for tablet_id in self._stale:
-            s, before = situations.get(tablet_id), self._groups.pop(tablet_id, None)
-            group = _group(s, _LATER_US, self._policy, NO_LEADER_TRIALS) if s is not None else None
-            if group is not None:
-                self._groups[tablet_id] = group
-            if group != before:
-                self._spread = None
-            kept = s is not None and s.tablet.leader_kept_until_us
-            (self._kept.add if kept else self._kept.discard)(tablet_id)
-        self._stale.clear()
 
 
 def _group(s: Situation, now_us: int, policy: Policy, trials: LeaderTrials) -> Group | None:

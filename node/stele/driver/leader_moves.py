@@ -41,7 +41,7 @@ def leader_steps(
         _changes(s, s.tablet.tablet_id in stuck) for s in judged.restless()
     ):
         return []
-    return [_step(move, view) for move in groups.moves(judged.situations, view, trials, most)]
+    return [_step(move, view) for move in groups.moves(judged.situation, view, trials, most)]
 
 
 def _under_way(view: ClusterView, steps: Sequence[Step]) -> bool:

@@ -82,7 +82,7 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
     steps = planner.tablets() + list(node_steps(view, policy, named))
     if policy.rebalance and not unrest(judged, steps, view, policy):
         moved = (planner.load, planner.slots, planner.epoch)
-        steps += begin_moves(view, policy, judged.situations, known.places, *moved)
+        steps += begin_moves(view, policy, judged.situation, known.places, *moved)
     return tuple(steps + leader_steps(view, policy, trials.leaders, judged, known.groups, steps))
 
 

@@ -22,6 +22,5 @@ def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -
     heals = plan(view, replace(policy, rebalance=False, balance_leaders=False), trials)
     known = Known()
     known.renew(view, policy)
-    known.places.renew(known.judged.situations)
     balance = ReplicaBalance(view, policy, known.places, Load(view, trials.avoid))
     return list(balance.moves()), unrest(known.judged, heals, view, policy)

@@ -20,7 +20,7 @@ replicas and have room.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from stele.driver.moves import begin_move
@@ -57,7 +57,7 @@ class Move:
 
 
 class ReplicaBalance:
-    """Where the replicas would be if each move under way or chosen were done. `places` must be renewed."""
+    """Where the replicas would be if each move under way or chosen were done."""
 
     def __init__(self, view: ClusterView, policy: Policy, places: Places, load: Load) -> None:
         self._policy = policy
@@ -133,7 +133,7 @@ class ReplicaBalance:
             if found is None:
                 continue
             most, fewer = found
-            leader = place.situation.tablet.leader_node
+            leader = place.tablet.leader_node
             sources = [m for m in place.nodes if (n := self._nodes.get(m)) is not None and n.zone == most]
             source = min(sources, key=lambda m: (m == leader, -self._replicas[m], m))
             for zone in fewer:
@@ -209,12 +209,13 @@ class ReplicaBalance:
                 plain = replicas + _TABLE_WEIGHT * (here[table] - there[table] - 1)
                 if plain + by_size < STEP:
                     continue
-                for tablet_id, place in tablets.items():
+                for place in tablets:
+                    tablet_id = place.tablet.tablet_id
                     units = place.size / self._mean if self._mean else 0.0
                     gain = plain + units * (heavier - _SIZE_WEIGHT * units)
                     if gain < STEP or (best is not None and -gain > best[0]) or tablet_id in self._moved:
                         continue
-                    leads = place.situation.tablet.leader_node == source
+                    leads = place.tablet.leader_node == source
                     key = (-gain, leads, place.size, tablet_id)
                     if (best is None or key < best) and self._fits(place, target):
                         best, found = key, place
@@ -242,7 +243,7 @@ class ReplicaBalance:
         return f"node {source[:8]} has {has(source)}, node {target[:8]} has {has(target)}"
 
     def _done(self, place: Place, source: str, target: NodeView, reason: str) -> Move:
-        tablet = place.situation.tablet
+        tablet = place.tablet
         peer = tablet.config.peer_on(source)
         self._count(place, source, -1)
         self._count(place, target.node_id, 1)
@@ -262,21 +263,20 @@ class ReplicaBalance:
 def begin_moves(
     view: ClusterView,
     policy: Policy,
-    situations: Mapping[str, Situation],
+    situation: Callable[[str], Situation | None],
     places: Places,
     load: Load,
     slots: Slots,
     epoch: int,
 ) -> list[Step]:
-    """The beginnings of moves for balance, as many as there are slots."""
+    """The beginnings of moves for balance, as many as there are slots. `situation`: of each tablet."""
     steps: list[Step] = []
     if not slots.can_move:
         return steps
-    places.renew(situations)
     moves = ReplicaBalance(view, policy, places, load).moves()
     while slots.can_move and (move := next(moves, None)) is not None:
-        s, target = situations[move.tablet_id], view.node(move.target)
-        source = s.member(move.replica_id)
-        if source is not None and target is not None and slots.begin_move():
+        s, target = situation(move.tablet_id), view.node(move.target)
+        source = s.member(move.replica_id) if s is not None else None
+        if s is not None and source is not None and target is not None and slots.begin_move():
             steps.append(begin_move(s, source, target, move.reason, MOVE, epoch))
     return steps

@@ -3,17 +3,17 @@
 Used by `replica_balance.py`. It remembers that no move is left, so that a pass over a cluster at rest looks for
 none.
 
-Invariant: after `renew`, everything equals what a new object says of the same situations.
+Invariant: everything equals what a new object says of the same situations.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from stele.driver.situation import Situation, at_rest
 from stele.driver.targets import tablet_bytes
+from stele.driver.view import TabletView
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Place:
     """A tablet, on the nodes where it is once the change under way is done. `size`: bytes of a replica. `rests`:
     it may be moved. `zones`: of its members, sorted."""
 
-    situation: Situation
+    tablet: TabletView
     nodes: tuple[str, ...]
     size: int
     rests: bool
@@ -30,7 +30,7 @@ class Place:
     @property
     def table_id(self) -> str:
         """Its table."""
-        return self.situation.tablet.table_id
+        return self.tablet.table_id
 
     @property
     def crowded(self) -> bool:
@@ -55,31 +55,24 @@ class Places:
         self.replicas: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.of_table: dict[str, Counter[str]] = {}
-        self.resting: dict[str, dict[tuple[str, ...], dict[str, dict[str, Place]]]] = {}
+        self.resting: dict[str, dict[tuple[str, ...], dict[str, list[Place]]]] = {}
         self.crowded: set[str] = set()
         self.balanced: object = None
         self._places: dict[str, Place] = {}
-        self._stale: set[str] = set()
 
-    def changed(self, tablets: Collection[str]) -> None:
-        """These tablets were judged again, or are gone."""
-        self._stale.update(tablets)
-
-    def renew(self, situations: Mapping[str, Situation]) -> None:
-        """Take over what changed."""
-        for tablet_id in self._stale:
-            s, before = situations.get(tablet_id), self._places.pop(tablet_id, None)
-            place = _place_of(s) if s is not None and s.tablet.node_role == "node" else None
+    def take(self, tablet_id: str, s: Situation | None) -> None:
+        """A tablet was judged again; None: it is gone."""
+        before = self._places.pop(tablet_id, None)
+        place = _place_of(s) if s is not None and s.tablet.node_role == "node" else None
+        if place is not None:
+            self._places[tablet_id] = place
+        if (place.counts_as if place else None) != (before.counts_as if before else None):
+            self.balanced = None
+            if before is not None:
+                self._count(before, -1)
             if place is not None:
-                self._places[tablet_id] = place
-            if (place.counts_as if place else None) != (before.counts_as if before else None):
-                self.balanced = None
-                if before is not None:
-                    self._count(before, -1)
-                if place is not None:
-                    self._count(place, 1)
-            self._put(tablet_id, before, place)
-        self._stale.clear()
+                self._count(place, 1)
+        self._put(tablet_id, before, place)
 
     @property
     def mean_bytes(self) -> float:
@@ -101,7 +94,7 @@ class Places:
         if before is not None and before.rests:
             for node in before.nodes:
                 by_table = self.resting[node][before.zones]
-                del by_table[before.table_id][tablet_id]
+                by_table[before.table_id] = [p for p in by_table[before.table_id] if p is not before]
                 if not by_table[before.table_id]:
                     del by_table[before.table_id]
                 if not by_table:
@@ -109,7 +102,7 @@ class Places:
         if place is not None and place.rests:
             for node in place.nodes:
                 by_zones = self.resting.setdefault(node, {})
-                by_zones.setdefault(place.zones, {}).setdefault(place.table_id, {})[tablet_id] = place
+                by_zones.setdefault(place.zones, {}).setdefault(place.table_id, []).append(place)
             if place.crowded:
                 self.crowded.add(tablet_id)
 
@@ -124,4 +117,4 @@ def _place_of(s: Situation) -> Place:
         nodes.append(s.intent.target_node)
     zones = sorted(m.node.zone for m in s.members if m.node is not None)
     rests = at_rest(s) and not s.tablet.by_hand
-    return Place(s, tuple(nodes), tablet_bytes(s.tablet), rests, tuple(zones))
+    return Place(s.tablet, tuple(nodes), tablet_bytes(s.tablet), rests, tuple(zones))
