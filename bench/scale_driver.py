@@ -32,7 +32,7 @@ _PAUSE_S = 0.5
 _CLUSTER: dict[str, Any] = {
     "metadata": {"namespace": "bench", "name": "bench", "uid": "bench", "generation": 1},
     "spec": {
-        "version": "0.1.0",
+        "version": "0.2",
         "masters": {"replicas": 1, "storage": {"size": "10Gi"}},
         "nodes": {"replicas": 3, "storage": {"size": "10Gi"}},
         "healing": {"witnessAfter": "10s"},
