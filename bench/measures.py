@@ -16,6 +16,7 @@ KEYS = {
     "copy": "a tablet of 3M rows to a node that has none of it",
     "scan": "all columns of the 4M rows, to Arrow (loads them first)",
     "narrow": "two narrow columns of the 4M rows, to Arrow (loads them first)",
+    "few": "scans of two neighbouring keys of the 4M rows, by a predicate (loads them first)",
     "rest": "resident memory of a node at rest and, in a cluster of stele_local, of the operator",
 }
 
@@ -38,6 +39,7 @@ def announced(*, quick: bool = False) -> Report:
     report.add("copy", "tablet copy", "200 MB/s", "380 MB/s")
     report.add("scan", "scan to Arrow, all columns", "5M rows/s", "15M rows/s")
     report.add("narrow", "scan to Arrow, two narrow columns", "10M rows/s", "40M rows/s")
+    report.add("few", "scan of two neighbouring keys, by a predicate: p50, worst", "", "5 ms", rate=False)
     report.add(
         "rest",
         "a node at rest; the operator",

@@ -25,6 +25,7 @@ from tests.harness import Cluster
 CALLERS = 64
 _STRANGER_REPLICA = 1_000_000  # an id that no configuration has: the copy is made only to be timed
 _COPY_TIMEOUT_S = 120.0
+_WARM_UP = 10
 
 
 async def at_rest(cluster: Cluster) -> int:
@@ -87,6 +88,21 @@ async def scans(report: Report, table: AsyncTable) -> None:
         found = await table.scan(columns).to_table()
         rate = found.num_rows / (time.perf_counter() - started)
         report.put(key, f"{rate / 1e6:.1f}M rows/s", rate)
+
+
+async def few(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
+    """Scans of two rows each, after some that are not counted. Without key ranges each would read the whole table."""
+    found = []
+    for number in range(times + _WARM_UP):
+        first = number * (rows_there // (times + _WARM_UP))
+        started = time.perf_counter()
+        rows_found = await table.scan(predicates=[("id", ">=", first), ("id", "<", first + 2)]).to_table()
+        found.append(time.perf_counter() - started)
+        if rows_found.num_rows != 2:
+            report.put("few", f"failed: {rows_found.num_rows} rows from id {first} on, instead of 2")
+            return
+    median, worst = percentile(found[_WARM_UP:], 0.5), max(found[_WARM_UP:])
+    report.put("few", f"{milliseconds(median)}, {milliseconds(worst)}", median)
 
 
 async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:

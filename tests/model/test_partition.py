@@ -174,10 +174,15 @@ def test_pruning_prunes() -> None:
     one = prune(WHOLE, SCHEMA, [Predicate(0, "=", "d"), Predicate(1, "=", 3)])
     assert one == assign(_batch([("d", 3)]), SCHEMA, WHOLE).tolist()
     assert len(prune(WHOLE, SCHEMA, [Predicate(1, "in", (1, 2))])) <= 18
-    assert len(prune(WHOLE, SCHEMA, [Predicate(0, "<", "b")])) == 24  # "b" itself may begin a range
+    assert len(prune(WHOLE, SCHEMA, [Predicate(0, "<", "b")])) == 12
+    assert len(prune(WHOLE, SCHEMA, [Predicate(0, "<=", "b")])) == 24
     assert prune(WHOLE, SCHEMA, [Predicate(0, "in", ())]) == []
     for op in ("<", "<=", ">", ">="):
         assert len(prune(WHOLE, SCHEMA, [Predicate(1, op, 3)])) == 36, "a hash says nothing of what is larger"
+    few = [Predicate(1, ">=", 3), Predicate(1, "<", 5)]
+    assert prune(WHOLE, SCHEMA, few) == prune(WHOLE, SCHEMA, [Predicate(1, "in", (3, 4))])
+    assert prune(WHOLE, SCHEMA, [Predicate(1, ">", 4), Predicate(1, "<", 5)]) == []
+    assert prune(WHOLE, SCHEMA, [Predicate(1, "is_null")]) == []
 
 
 def test_more_combinations_than_numpy_can_count_prune_nothing() -> None:

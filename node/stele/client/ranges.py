@@ -16,7 +16,7 @@ import pyarrow as pa
 from stele.client.locations import Locations, TabletPlace
 from stele.model.errors import Code, Rejected
 from stele.model.partition import OUTSIDE, PartitionSchema, assign, may_be_outside, prune
-from stele.model.predicate import Predicate
+from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
 
 T = TypeVar("T")
@@ -45,24 +45,24 @@ class Ranges:
         """
         await self.locations.ask_anew(timeout_s=timeout_s)
 
-    def places(self, schema: Schema, predicates: Sequence[Predicate]) -> tuple[TabletPlace, ...]:
-        """The tablets that may hold a row for which all predicates are true.
+    def places(self, schema: Schema, spec: ScanSpec) -> tuple[TabletPlace, ...]:
+        """The tablets that may hold a row that the scan asks for.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted.
             Retryable: NOT_READY: one is still being created.
         """
-        return tuple(self.locations.by_ordinal(prune(self.now, schema, predicates)))
+        return tuple(self.locations.by_ordinal(prune(self.now, *_wanted(schema, spec))))
 
     async def places_now(
-        self, schema: Schema, predicates: Sequence[Predicate], gone: bool, timeout_s: float
+        self, schema: Schema, spec: ScanSpec, gone: bool, timeout_s: float
     ) -> tuple[TabletPlace, ...]:
         """As `places`. Where such a row may be in no known range, ask: somebody may have added one since.
 
         `gone`: the masters were just asked, as a range was dropped. Raises what `ask` and `places` raise."""
-        if not gone and may_be_outside(self.now, schema, predicates):
+        if not gone and may_be_outside(self.now, *_wanted(schema, spec)):
             await self.ask(timeout_s)
-        return self.places(schema, predicates)
+        return self.places(schema, spec)
 
     async def read(
         self,
@@ -91,3 +91,7 @@ class Ranges:
             else:
                 await self.ask(rest_s)
                 asked = True
+
+
+def _wanted(schema: Schema, spec: ScanSpec) -> tuple[Schema, Sequence[Predicate], bytes, bytes]:
+    return schema, spec.predicates, spec.lower_key, spec.upper_key

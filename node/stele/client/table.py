@@ -381,7 +381,7 @@ class AsyncTable:
             return plan()
 
         async def tablets(gone: bool) -> tuple[TabletPlace, ...]:
-            return await self._ranges.places_now(planned.schema, planned.spec.predicates, gone, seconds)
+            return await self._ranges.places_now(planned.schema, planned.spec, gone, seconds)
 
         how: dict[str, Any] = {"ordered": ordered, "timeout_s": seconds, "replan": replan, "tablets": tablets}
         return AsyncScanner(self._flight, planned, self.locations, **how)
@@ -420,7 +420,7 @@ class AsyncTable:
             spec,
             # With 0 in its ticket, each tablet would be read at its own latest time.
             arguments.snapshot(snapshot) or self._observed.now(),
-            self._ranges.places(schema, spec.predicates),
+            self._ranges.places(schema, spec),
             self._identity.fork_id,
         )
 

@@ -279,6 +279,11 @@ def _escaped(values: Sequence[bytes]) -> list[bytes]:
     return [v.replace(b"\x00", b"\x00\x01") + _TERMINATOR for v in values]
 
 
+def escaped(value: bytes) -> bytes:
+    """A string or binary value as it stands in a key before other columns."""
+    return value.replace(b"\x00", b"\x00\x01") + _TERMINATOR
+
+
 def decode_key(key: bytes, types: Sequence[pa.DataType]) -> tuple[Any, ...]:
     """The values of one encoded key: ints (dates in days, timestamps in microseconds), str, bytes, bool,
     Decimal.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.hashing import hash_binary, hash_bytes, hash_ints, hash_rows
 from stele.model.jsons import parse_json
+from stele.model.key_bounds import Values, domain, key_ranges, keys_begin_with, products, within
 from stele.model.predicate import Predicate
 from stele.model.ranges import UNCOVERED
 from stele.model.ranges import RangePartition as RangePartition
@@ -316,15 +317,25 @@ def rows_by_tablet(
     return order, list(zip(ordered[starts].tolist(), starts, [*ends, len(order)]))
 
 
-def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> list[int]:
+def prune(
+    partitioning: PartitionSchema,
+    schema: Schema,
+    predicates: Sequence[Predicate],
+    lower: bytes = b"",
+    upper: bytes = b"",
+) -> list[int]:
     """Ordinals of the tablets that may hold a row for which all predicates are true, ascending.
 
-    It never omits a tablet that may, but may include one that cannot. A hash needs = or "in" on all its
-    columns; a range needs = on a prefix of its columns and comparisons on the next one.
+    `lower`, `upper`: encoded keys; only rows of [lower, upper) are wanted, b"" means unbounded.
+
+    It never omits a tablet that may, but may include one that cannot. A hash needs few possible values of all its
+    columns; a range needs = or "in" on a prefix of its columns and comparisons on the next one.
     """
+    if not within(key_ranges(schema.key_column_ids, schema, predicates), lower, upper):
+        return []
     allowed = [_hash_buckets(part, schema, predicates) for part in partitioning.hash]
     ranged, buckets = partitioning.range or RangePartition(), partitioning.buckets
-    pieces = _ranges(partitioning, schema, predicates)
+    pieces = _pieces(ranged, schema, predicates, lower, upper)
     numbers = [n for piece in pieces if (n := ranged.piece_numbers[piece]) != UNCOVERED]
     found = []
     for chosen in itertools.product(*allowed):
@@ -335,73 +346,43 @@ def prune(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Pr
     return sorted(found)
 
 
-def may_be_outside(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> bool:
+def may_be_outside(
+    partitioning: PartitionSchema,
+    schema: Schema,
+    predicates: Sequence[Predicate],
+    lower: bytes = b"",
+    upper: bytes = b"",
+) -> bool:
     """Whether a row for which all predicates are true may be one that no range covers."""
     ranged = partitioning.range
     if ranged is None or not ranged.has_gaps:
         return False
-    return any(ranged.numbers[piece] == UNCOVERED for piece in _ranges(partitioning, schema, predicates))
-
-
-def _candidates(column_id: int, schema: Schema, predicates: Sequence[Predicate]) -> pa.Array | None:
-    """The values that the column may have by an = or "in" predicate; None if there is none."""
-    sets = [p.array(schema) for p in predicates if p.column_id == column_id and p.op in ("=", "in")]
-    return min(sets, key=len) if sets else None
-
-
-def _encoded_product(arrays: Sequence[pa.Array]) -> pa.BinaryArray | None:
-    sizes = [len(a) for a in arrays]
-    if math.prod(sizes) > _COMBINATIONS_MAX:
-        return None
-    grid = np.meshgrid(*(np.arange(s) for s in sizes), indexing="ij")
-    return keys.encode_arrays([a.take(pa.array(g.ravel())) for a, g in zip(arrays, grid)])
+    return any(ranged.numbers[p] == UNCOVERED for p in _pieces(ranged, schema, predicates, lower, upper))
 
 
 def _hash_buckets(part: HashPartition, schema: Schema, predicates: Sequence[Predicate]) -> Sequence[int]:
-    every = range(part.buckets)
-    arrays = [_candidates(c, schema, predicates) for c in part.column_ids]
-    known = [a for a in arrays if a is not None]
-    if len(known) != len(arrays):
-        return every
-    encoded = _encoded_product(known)
+    columns = [schema.by_id[i] for i in part.column_ids]
+    domains = [d for c in columns if isinstance(d := domain(c, schema, predicates), Values)]
+    encoded = products(columns, domains, _COMBINATIONS_MAX) if len(domains) == len(columns) else None
     if encoded is None:
-        return every
-    if len(encoded) == 0:
-        return []
-    return sorted({int(b) for b in hash_binary(encoded, part.seed) % np.uint64(part.buckets)})
+        return range(part.buckets)
+    hashes = hash_binary(pa.array(encoded, pa.binary()), part.seed)
+    return sorted({int(b) for b in hashes % np.uint64(part.buckets)})
 
 
-def _ranges(partitioning: PartitionSchema, schema: Schema, predicates: Sequence[Predicate]) -> Sequence[int]:
-    if partitioning.range is None or not partitioning.range.split_keys:
+def _pieces(
+    ranged: RangePartition, schema: Schema, predicates: Sequence[Predicate], lower: bytes, upper: bytes
+) -> list[int]:
+    """The pieces between split keys that may hold a wanted row, ascending."""
+    splits, column_ids = ranged.split_keys, ranged.column_ids
+    if not splits:
         return [0]
-    splits, first = partitioning.range.split_keys, partitioning.range.column_ids[0]
-    last_column = len(partitioning.range.column_ids) == 1
-    exact = _candidates(first, schema, predicates)
-    lowers, uppers = [], []
-    if exact is not None:
-        if len(exact) == 0:
-            return []
-        encoded = sorted(_prefix(exact.slice(i, 1), last_column) for i in range(len(exact)))
-        lowers.append(encoded[0])
-        uppers.append(encoded[-1])
-    for predicate in predicates:
-        if predicate.column_id == first and predicate.op in ("<", "<="):
-            uppers.append(_prefix(predicate.array(schema), last_column))
-        elif predicate.column_id == first and predicate.op in (">", ">="):
-            lowers.append(_prefix(predicate.array(schema), last_column))
-    low, high = 0, len(splits)
-    for lower in lowers:
-        low = max(low, sum(1 for s in splits if s <= lower))
-    for upper in uppers:
-        # Every key that begins with `upper` may match, so a split that begins with it is still in the
-        # interval.
-        high = min(high, sum(1 for s in splits if s <= upper or s.startswith(upper)))
-    return range(low, high + 1)
-
-
-def _prefix(value: pa.Array, last_column: bool) -> bytes:
-    """Encoded bytes of the first range column, as they begin its encoded rows."""
-    if last_column:
-        return keys.key_list([value])[0]
-    marker = pa.array([0], pa.int8())
-    return keys.key_list([value, marker])[0][:-1]
+    found = key_ranges(column_ids, schema, predicates)
+    if keys_begin_with(column_ids, schema):
+        found = within(found, lower, upper)
+    wanted: set[int] = set()
+    for start, end in found:
+        wanted.update(
+            range(bisect_right(splits, start), (bisect_left(splits, end) if end else len(splits)) + 1)
+        )
+    return sorted(wanted)

@@ -12,6 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stele.model.column import Column
+from stele.model.key_bounds import KeyRange
 from stele.model.schema import Schema
 from stele.tablet.order import SortedRows
 from stele.tablet.projection import projected
@@ -121,3 +122,32 @@ def pieces(sources: Sequence[Source], lower: bytes, upper: bytes) -> list[tuple[
     begins = sorted({s.first_keys[g] for s in sources for g in s.groups_between(lower, upper)})
     cuts = [key for key in begins[GROUPS_PER_PIECE::GROUPS_PER_PIECE] if key > lower]
     return list(zip([lower, *cuts], [*cuts, upper]))
+
+
+def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRange]:
+    """The ascending ranges in which these sources have groups. Neighbours are joined where that reads no more groups.
+
+    So many keys that lie in one group are read once."""
+    found: list[tuple[KeyRange, int]] = []
+    for lower, upper in ranges:
+        count = _groups(sources, lower, upper)
+        if not count:
+            continue
+        if found:
+            (start, _), before = found[-1]
+            joint = _groups(sources, start, upper)
+            if joint <= before + count:
+                found[-1] = (start, upper), joint
+                continue
+        found.append(((lower, upper), count))
+    return [each for each, _ in found]
+
+
+def mostly(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> bool:
+    """Whether the ranges have half of the sources' groups or more."""
+    wanted = sum(_groups(sources, lower, upper) for lower, upper in ranges)
+    return 2 * wanted >= sum(len(source.first_keys) for source in sources)
+
+
+def _groups(sources: Sequence[Source], lower: bytes, upper: bytes) -> int:
+    return sum(len(source.groups_between(lower, upper)) for source in sources)

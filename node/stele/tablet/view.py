@@ -5,6 +5,9 @@ overlaps nothing is streamed straight from its map. Overlapping sources are merg
 order. If order and bounds do not matter and the snapshot is the newest, they are streamed one by one through
 masks, computed from the keys.
 
+Predicates on key columns become ranges of keys (stele.model.key_bounds), and groups outside them are not read. The
+filter still tests every row that is read.
+
 Invariant: two scans of one view give the same rows. Its files stay readable until it is closed.
 """
 
@@ -22,6 +25,7 @@ from stele.model.column import Column
 from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_bytes
 from stele.model.ids import OpId
+from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
@@ -30,7 +34,7 @@ from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
 from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import Run, concat_batches, visible
-from stele.tablet.sources import MemorySource, Source, clusters, pieces
+from stele.tablet.sources import MemorySource, Source, clusters, mostly, pieces, reads
 
 _SIGN_OF_LIFE = 32
 """After this many batches without a wanted row, an empty batch is yielded, so that the caller sees
@@ -130,7 +134,8 @@ class View:
     ) -> Iterator[pa.RecordBatch]:
         barren = 0
         free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
-        for batch in self._batches(columns, lower, spec.upper_key, free, last):
+        ranges = key_ranges(self.schema.key_column_ids, self.schema, spec.predicates)
+        for batch in self._batches(columns, within(ranges, lower, spec.upper_key), free, last):
             mask = filter_.mask(batch)
             passed = batch if mask is None else batch.filter(mask)
             if passed.num_columns > wanted:
@@ -143,20 +148,26 @@ class View:
                 yield passed.slice(start, spec.batch_rows)
 
     def _batches(
-        self, columns: tuple[Column, ...], lower: bytes, upper: bytes, free: bool, last: bool
+        self, columns: tuple[Column, ...], ranges: Sequence[KeyRange], free: bool, last: bool
     ) -> Iterator[pa.RecordBatch]:
-        """`free`: all rows, in any order. A batch may be empty if none of the rows read is visible."""
+        """All rows of these ascending ranges, and of keys between them where reading those costs nothing.
+
+        `free`: in any order, and with rows outside the first and the last range too. A batch may be empty if none of
+        the rows read is visible."""
         schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
-        found = clusters(self._sources(), lower, upper)
+        found = clusters(self._sources(), ranges[0][0], ranges[-1][1]) if ranges else []
         if last:
             self.close()
         for cluster in found:
+            wanted = reads(cluster, ranges)
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
-                yield from self._stream(cluster[0], columns, schema, lower, upper)
-            elif free and max(s.max_time for s in cluster) <= self._newest:
-                yield from self._unordered(cluster, columns, schema)
+                for lower, upper in wanted:
+                    yield from self._stream(cluster[0], columns, schema, lower, upper)
+            elif free and max(s.max_time for s in cluster) <= self._newest and mostly(cluster, wanted):
+                yield from self._unordered(cluster, columns, schema, wanted)
             else:
-                yield from self._merge(cluster, columns, schema, lower, upper)
+                for lower, upper in wanted:
+                    yield from self._merge(cluster, columns, schema, lower, upper)
 
     def _sources(self) -> list[Source]:
         memory: list[Source] = [
@@ -167,12 +178,19 @@ class View:
         return [*memory, *self._files]
 
     def _unordered(
-        self, cluster: Sequence[Source], columns: tuple[Column, ...], schema: pa.Schema
+        self,
+        cluster: Sequence[Source],
+        columns: tuple[Column, ...],
+        schema: pa.Schema,
+        ranges: Sequence[KeyRange],
     ) -> Iterator[pa.RecordBatch]:
-        """One group after the other, without rows that a newer source overwrites. Only for the newest
-        versions."""
+        """One whole group of these ranges after the other, without rows that a newer source overwrites. Only for the
+        newest versions."""
         for source, masks in zip(cluster, self._live.of(cluster)):
+            wanted = {group for lower, upper in ranges for group in source.groups_between(lower, upper)}
             for group, mask in enumerate(masks):
+                if group not in wanted:
+                    continue
                 if mask is None:
                     yield source.batch(group, columns, schema)
                 elif mask.true_count:
