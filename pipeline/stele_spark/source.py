@@ -1,6 +1,6 @@
 """The Spark data source `stele`: a batch reader and an upserting sink.
 
-The driver chooses one snapshot and makes one partition per tablet. Executors scan their tablets over Arrow
+The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB. Executors scan their tablets over Arrow
 Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
 `write`, never before Spark forks or pickles.
 
@@ -42,6 +42,8 @@ _SCAN_TIMEOUT_S = 60.0
 _BLOCK_TIMEOUT_S = 60.0
 _BUFFER_BYTES = 16 << 20
 """Write buffer of one task. A machine may run as many tasks as it has cores."""
+_PART_BYTES = 64 << 20
+"""Bytes of files that one task reads, about."""
 _CLOCK_BEHIND_MAX_S = 2.5
 """Clocks may be up to 2 s apart (stele.model.clock), and timestamps run at most half a second ahead."""
 _LOCATE_TIMEOUT_S = 2.0
@@ -206,7 +208,7 @@ def _check(plan: ScanPlan, options: Options) -> None:
 
 
 class TabletPartition(ds.InputPartition):
-    """One tablet at one snapshot: a scan plan with that tablet alone."""
+    """One tablet, or a part of it, at one snapshot: a scan plan with that tablet alone."""
 
     def __init__(self, plan: ScanPlan) -> None:
         super().__init__(plan.tablets[0].tablet_id)
@@ -229,10 +231,15 @@ class Reader(ds.DataSourceReader):
 
     @_one_sentence()
     def partitions(self) -> Sequence[ds.InputPartition]:
-        """One partition per tablet that can hold a wanted row, all at one snapshot."""
+        """Partitions of about 64 MiB, each of one tablet that can hold a wanted row, all at one snapshot.
+
+        The snapshot is prepared, so any replica of a tablet can serve it."""
         with Client(self._options.masters) as client:
-            plan = _plan(client.open_table(self._options.table), self._options, self._columns)
-        return [TabletPartition(replace(plan, tablets=(tablet,))) for tablet in plan.tablets]
+            table = client.open_table(self._options.table)
+            plan = _plan(table, self._options, self._columns)
+            client.run(table.asynchronous.prepare(plan))
+            parts = client.run(table.asynchronous.split(plan, _PART_BYTES))
+        return [TabletPartition(part) for part in parts]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
         """Rows of one tablet as record batches, in exactly the columns asked for.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from stele.client import AsyncClient
 from stele.client.admin import cluster_view
 from stele.client.health import examine
+from stele.client.tablet_scan import TabletScan
 from stele.model.errors import Code, SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -118,3 +122,36 @@ async def test_inserts_while_nodes_are_killed_are_there_once(tmp_path: Path) -> 
         assert set(acknowledged) <= set(found)
         assert set(found) <= set(acknowledged) | set(unknown)
         assert len(acknowledged) > 50
+
+
+async def test_a_scan_goes_on_at_the_last_replica_that_is_left(tmp_path: Path) -> None:
+    """Two of three nodes are killed in the middle: nobody can be elected, and the prepared snapshot needs no leader."""
+    rows = 150_000
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        data = pa.table({"id": np.arange(rows), "name": [f"{i:0120}" for i in range(rows)]})
+        await table.write_arrow(data)
+        plan = table.plan_scan(["id", "name"], ordered=True)
+        plan = replace(plan, spec=replace(plan.spec, batch_rows=2_000))
+        await table.prepare(plan)
+        (tablet,) = plan.tablets
+        assert tablet.tablet_id in plan.prepared
+        await table.delete({"id": 149_999})  # later than the snapshot
+        scan = TabletScan(client._flight, plan, tablet, 60.0, lambda: None)
+
+        def read(batches: Iterator[pa.RecordBatch | None], most: int) -> list[int]:
+            return [
+                n for batch in islice(batches, most) if batch is not None for n in batch["id"].to_pylist()
+            ]
+
+        batches = iter(scan)
+        found = await asyncio.to_thread(read, batches, 3)
+        assert found == list(range(6_000))
+        leader = cluster.member(tablet.target().node_id)
+        cluster.kill(leader)
+        cluster.kill(next(node for node in cluster.nodes if node is not leader))
+        found += await asyncio.to_thread(read, batches, rows)
+        assert found == list(range(rows))

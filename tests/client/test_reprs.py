@@ -22,7 +22,9 @@ async def test_each_says_what_it_is_and_asks_nobody(tmp_path: Path) -> None:
         assert repr(table) == f"<stele.AsyncTable t: 3 columns, 8 tablets{of}"
         assert repr(space) == f"<stele.AsyncKeySpace s{of}"
         scan = repr(table.scan(["id", "n"], ("name", "=", "secret"), lower=[987_654]))
-        assert scan.startswith("<stele.AsyncScanner of table t: columns id, n; 8 tablets at 20")
+        assert scan.startswith(
+            "<stele.AsyncScanner of table t: columns id, n; 8 tablets, 1 range of keys at 20"
+        )
         assert scan.endswith(f" UTC{of}") and "secret" not in scan and "987" not in scan
         session = table.new_session(flush_interval_s=0)
         await session.upsert({"id": 987_654, "name": "secret"})
@@ -37,6 +39,9 @@ async def test_the_blocking_ones_say_the_same(tmp_path: Path) -> None:
             table = client.open_table("Async\x1b[2J")
             assert repr(table) == f"<stele.Table Async\\x1b[2J: 3 columns, 8 tablets{of}"
             assert repr(table.scan()).startswith("<stele.Scanner of table Async")
+            assert "; 8 tablets at" in repr(table.scan(predicates=("n", ">", 5)))
+            few = table.scan(predicates=[("id", "in", [4, 5, 9])])
+            assert ", 2 ranges of keys at" in repr(few) and ", 2 ranges of keys at" in few._repr_html_()
             assert repr(client.create_keyspace("s")) == f"<stele.KeySpace s{of}"
             with table.new_session() as session:
                 assert repr(session).startswith("<stele.Session of table Async")

@@ -222,6 +222,8 @@ def templates(
     of_tablets = {
         "OpenClientStream": common_pb2.OpenStreamRequest(hello=hello),
         "Checksum": tserver_pb2.ChecksumRequest(tablet_id=tablet),
+        "PrepareSnapshot": tserver_pb2.PrepareSnapshotRequest(snapshot=1, tablet_ids=[tablet, nobody]),
+        "SplitKeys": tserver_pb2.SplitKeysRequest(tablet_id=tablet, bytes=1),
     }
     of_admins = {
         "CreateTablet": tserver_pb2.CreateTabletRequest(

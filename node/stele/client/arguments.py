@@ -41,6 +41,11 @@ def text(given: Any, what: str) -> str:
     return given
 
 
+def zone(given: Any) -> str:
+    """The name of a zone; "" for none."""
+    return "" if given == "" else text(given, "zone")
+
+
 def of_kind(given: Any, kind: type, what: str, expected: str) -> Any:
     """An instance of `kind`."""
     if isinstance(given, kind):

@@ -53,7 +53,7 @@ class AsyncClient:
 
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by
     default. `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if
-    no name resolves. Use it from one event loop.
+    no name resolves. Use it from one event loop. `zone`: where this program runs; scans read replicas there first.
 
     Example:
         >>> import asyncio
@@ -71,6 +71,7 @@ class AsyncClient:
         *,
         timeout_s: float = TIMEOUT_S,
         first_contact_s: float = FIRST_CONTACT_S,
+        zone: str = "",
     ) -> None:
         timeout_s = arguments.seconds(timeout_s, "timeout_s")
         first_contact_s = arguments.seconds(first_contact_s, "first_contact_s", zero=True)
@@ -82,7 +83,7 @@ class AsyncClient:
         )
         self._timeout_s = timeout_s
         self._streams = Streams(self.pool)
-        self._flight = FlightPool()
+        self._flight = FlightPool(arguments.zone(zone))
         self._observed = Observed()
         self._observed_of = WeakValueDictionary[str, Observed]()  # by table id, while such a table is open
         # Tables and sessions that nobody holds and that have no work are freed: some programs open a table

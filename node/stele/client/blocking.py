@@ -45,7 +45,7 @@ class Client:
 
     `masters`: HOST:PORT of some of them, or "A,B,C". `timeout_s`: how long a write or read may take by
     default. `first_contact_s`: how long to look for a master before any has ever answered; a fifth of it if
-    no name resolves.
+    no name resolves. `zone`: where this program runs; scans read replicas there first.
 
     Example:
         >>> with stele.connect(masters) as other:
@@ -58,6 +58,7 @@ class Client:
         *,
         timeout_s: float = TIMEOUT_S,
         first_contact_s: float = FIRST_CONTACT_S,
+        zone: str = "",
     ) -> None:
         forks.ensure_own()
         self._loop = asyncio.new_event_loop()
@@ -70,7 +71,7 @@ class Client:
         )
         self._thread.start()
         try:
-            self.asynchronous = self.run(_make(masters, timeout_s, first_contact_s))
+            self.asynchronous = self.run(_make(masters, timeout_s, first_contact_s, zone))
         except BaseException:
             self._end_loop()
             raise
@@ -432,5 +433,7 @@ async def _end_tasks() -> None:
         await asyncio.gather(*rest, return_exceptions=True)
 
 
-async def _make(masters: str | Iterable[str], timeout_s: float, first_contact_s: float) -> AsyncClient:
-    return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s)
+async def _make(
+    masters: str | Iterable[str], timeout_s: float, first_contact_s: float, zone: str
+) -> AsyncClient:
+    return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s, zone=zone)

@@ -14,6 +14,7 @@ def connect(
     *,
     timeout_s: float = TIMEOUT_S,
     first_contact_s: float = FIRST_CONTACT_S,
+    zone: str = "",
 ) -> Client:
     """A client of a cluster. Several threads may share it. Use it in a `with`, or call `close`.
 
@@ -25,6 +26,7 @@ def connect(
         first_contact_s: How many seconds to look for a master before any has ever answered. If no name
         resolves, a fifth
             of it.
+        zone: The zone where this program runs, named as nodes name theirs. Scans read replicas there first.
 
     Raises:
         Rejected: An address is not HOST:PORT, or a number is not a time.
@@ -34,7 +36,7 @@ def connect(
         ...     "readings" in [info.name for info in other.list_tables()]
         True
     """
-    return Client(masters, timeout_s=timeout_s, first_contact_s=first_contact_s)
+    return Client(masters, timeout_s=timeout_s, first_contact_s=first_contact_s, zone=zone)
 
 
 def connect_async(
@@ -42,6 +44,7 @@ def connect_async(
     *,
     timeout_s: float = TIMEOUT_S,
     first_contact_s: float = FIRST_CONTACT_S,
+    zone: str = "",
 ) -> AsyncClient:
     """The client for a program with an event loop. Call it within the loop, in an `async with`. Arguments as
     for `connect`.
@@ -58,4 +61,4 @@ def connect_async(
         >>> asyncio.run(main())
         'readings'
     """
-    return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s)
+    return AsyncClient(masters, timeout_s=timeout_s, first_contact_s=first_contact_s, zone=zone)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from stele.client.reprs import at, many
+from stele.client.reprs import at, many, read
 from stele.model.block import RowError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def of_table(info: TableInfo) -> str:
 
 def of_scan(plan: ScanPlan) -> str:
     """The tablets that a scan would read."""
-    title = f"scan of {many(len(plan.tablets), 'tablet')} at {at(plan.snapshot)}"
+    title = f"scan of {read(len(plan.tablets), plan.ranges)} at {at(plan.snapshot)}"
     return _page(title, ("column", "type"), ((f.name, str(f.type)) for f in plan.arrow_schema))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stele.model.clock import physical_us, utc
+from stele.model.key_bounds import EVERYTHING, KeyRange
 from stele.model.texts import printable
 
 _NAMES_SHOWN = 5
@@ -33,6 +34,12 @@ def named(names: Sequence[str]) -> str:
 def many(count: int, what: str) -> str:
     """`1 tablet`, `4 tablets`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def read(tablets: int, ranges: Sequence[KeyRange]) -> str:
+    """`4 tablets`; `4 tablets, 2 ranges of keys` for a scan that does not read all keys."""
+    of_keys = "" if tuple(ranges) == EVERYTHING else f", {many(len(ranges), 'range')} of keys"
+    return many(tablets, "tablet") + of_keys
 
 
 def at(snapshot: int) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from stele.client import html, reprs
 from stele.client.key_order import in_key_order
 from stele.client.locations import Locations, TabletPlace
+from stele.client.preparing import PREPARE_AFTER_S
 from stele.client.tablet_scan import PARALLEL_TABLETS, FlightPool, ScanPlan, TabletScan, with_key_columns
 from stele.model.errors import Code, Rejected
 from stele.model.rows import python_rows
@@ -48,11 +49,15 @@ class AsyncScanner:
         timeout_s: float,
         replan: Callable[[], Awaitable[ScanPlan]] | None = None,
         tablets: Callable[[bool], Awaitable[tuple[TabletPlace, ...]]] | None = None,
+        prepare: Callable[[ScanPlan], Awaitable[None]] | None = None,
     ) -> None:
         """`replan`: makes the plan anew where the table's columns have changed since; raises why it cannot.
 
-        `tablets(gone)`: the tablets to read now, as ranges may have been added since, or `gone`: one was dropped."""
+        `tablets(gone)`: the tablets to read now, as ranges may have been added since, or `gone`: one was dropped.
+
+        `prepare(plan)`: has the leaders prepare the snapshot, so that other replicas can serve it, too."""
         self._tablets = tablets
+        self._prepare = prepare
         self.plan = plan
         self._replan = replan
         self._pool = pool
@@ -69,7 +74,7 @@ class AsyncScanner:
 
     def __repr__(self) -> str:
         plan, name = self.plan, self._locations.info.name
-        columns, tablets = reprs.named(plan.arrow_schema.names), reprs.many(len(plan.tablets), "tablet")
+        columns, tablets = reprs.named(plan.arrow_schema.names), reprs.read(len(plan.tablets), plan.ranges)
         what = f"of table {name}: columns {columns}; {tablets} at {reprs.at(plan.snapshot)}"
         return reprs.shown_as(self, what, plan.cluster_id)
 
@@ -115,6 +120,8 @@ class AsyncScanner:
     async def _take_ranges(self, *, gone: bool) -> None:
         if self._tablets is not None:
             self.plan = replace(self.plan, tablets=await self._tablets(gone))
+        if self._prepare is not None and self._pool.zone:
+            await self._prepare(self.plan)
 
     async def _read_batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """As `batches`, by the present plan."""
@@ -169,6 +176,7 @@ class AsyncScanner:
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         left, limit = len(scans), self.plan.spec.limit
+        preparing = self._prepare_soon(plan)
         try:
             while left and (limit is None or limit > 0):
                 item = await queue.get()
@@ -184,7 +192,8 @@ class AsyncScanner:
                     yield item
         finally:
             stop()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            preparing.cancel()
+            await asyncio.gather(*tasks, preparing, return_exceptions=True)
 
     async def to_table(self) -> pa.Table:
         """All rows as one Arrow table. Raises what `batches` raises."""
@@ -207,6 +216,7 @@ class AsyncScanner:
                 return await self._pool.run(_collect, scan)
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
+        preparing = self._prepare_soon(plan)
         try:
             collected = await asyncio.gather(*tasks)
         except BaseException:
@@ -214,6 +224,9 @@ class AsyncScanner:
                 scan.stop()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
         table = pa.Table.from_batches([b for part in collected for b in part], plan.arrow_schema)
         if merge:
             table = await in_thread(in_key_order, table, plan.schema)
@@ -239,8 +252,20 @@ class AsyncScanner:
             ordered=False,
             timeout_s=self._timeout_s,
             tablets=self._tablets,
+            prepare=self._prepare,
         )
         return int((await narrow.to_table()).num_rows)
+
+    def _prepare_soon(self, plan: ScanPlan) -> asyncio.Task[None]:
+        """In the background: if the scan still runs then, have its snapshot prepared. A lost leader then costs no
+        election."""
+
+        async def later() -> None:
+            await asyncio.sleep(PREPARE_AFTER_S)
+            if self._prepare is not None:
+                await self._prepare(plan)
+
+        return asyncio.create_task(later())
 
     def _scans(self, plan: ScanPlan) -> list[TabletScan]:
         """A TabletScan for each tablet of `plan`. Threads read them."""

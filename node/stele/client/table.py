@@ -26,10 +26,12 @@ from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, TabletPlace, WritePlan
 from stele.client.lookup import Key, Row, first_row, ids_of, key_row
 from stele.client.predicates import Predicates, parse_predicates
+from stele.client.preparing import prepare
 from stele.client.ranges import Ranges
 from stele.client.results import WriteResult
 from stele.client.scan import AsyncScanner
 from stele.client.session import AsyncSession
+from stele.client.splitting import split
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool, ScanPlan
@@ -384,6 +386,7 @@ class AsyncTable:
             return await self._ranges.places_now(planned.schema, planned.spec, gone, seconds)
 
         how: dict[str, Any] = {"ordered": ordered, "timeout_s": seconds, "replan": replan, "tablets": tablets}
+        how["prepare"] = self.prepare
         return AsyncScanner(self._flight, planned, self.locations, **how)
 
     def plan_scan(
@@ -422,6 +425,21 @@ class AsyncTable:
             arguments.snapshot(snapshot) or self._observed.now(),
             self._ranges.places(schema, spec),
             self._identity.fork_id,
+        )
+
+    async def prepare(self, plan: ScanPlan) -> None:
+        """Have the leaders prepare the snapshot of a plan, so that all replicas can serve it: one request to each node.
+
+        Scans do it themselves where they take long. What cannot be prepared is read from leaders."""
+        await prepare(self._streams.pool, plan)
+
+    async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
+        """A plan in parts of about `part_bytes` of files, for readers beside each other. Together they give its rows.
+
+        Each part is a range of keys of one tablet. A limit holds for each part."""
+        self._streams.ensure_open()
+        return await split(
+            self._streams.pool, plan, arguments.whole_number(part_bytes, "part_bytes", least=1)
         )
 
     def plan_write(self) -> WritePlan:

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from stele.client.locations import MOVED, ReplicaPlace, TabletPlace
 from stele.model import keys
 from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
+from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight_client import FlightConnections, FlightStream
@@ -33,6 +34,8 @@ _BACKOFF_S, _BUSY_BACKOFF_MAX_S = 0.05, 1.0
 _BUSY_TIMES = 10
 """A node without a place for another scan is healthy, so a scan keeps asking for this many times the
 timeout."""
+_WAIT_MS, _PREPARED_WAIT_MS = 5_000, 1_000
+"""How long a replica may wait until it can serve the snapshot. Others may serve a prepared one earlier."""
 _DEFINITE = frozenset(
     (
         Code.INVALID_ARGUMENT,
@@ -53,10 +56,12 @@ _WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHO
 class FlightPool(FlightConnections):
     """A client's Flight connections, and the threads that read its scans.
 
-    Scans read by batches have threads of their own, because they wait for their reader."""
+    Scans read by batches have threads of their own, because they wait for their reader. `zone`: where the reader is;
+    "": not said."""
 
-    def __init__(self) -> None:
+    def __init__(self, zone: str = "") -> None:
         super().__init__()
+        self.zone = zone
         self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
 
     async def run(
@@ -89,8 +94,18 @@ class FlightPool(FlightConnections):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A replica of this incarnation of a tablet serves the plan's snapshot once it has applied this log index."""
+
+    index: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """A scan of some tablets of a table. Spark sends it to its workers."""
+    """A scan of some tablets of a table. Spark sends it to its workers.
+
+    `prepared`: by tablet id; filled in while the scan runs (preparing.py)."""
 
     cluster_id: str
     schema: Schema
@@ -99,6 +114,14 @@ class ScanPlan:
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
     """The copy of the cluster that it is in; None: not known."""
+    prepared: dict[str, Prepared] = field(default_factory=dict)
+
+    @property
+    def ranges(self) -> list[KeyRange]:
+        """The ranges of keys that nodes read."""
+        spec, schema = self.spec, self.schema
+        found = key_ranges(schema.key_column_ids, schema, spec.predicates)
+        return within(found, spec.lower_key, spec.upper_key)
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -165,6 +188,7 @@ class TabletScan:
         self._stream: FlightStream | None = None
         self._given = 0
         self._beside = 0  # how many replicas to skip, because they have no place
+        self._near = 0  # how many replicas of the reader's zone to skip, because they failed
 
     @property
     def stopped(self) -> bool:
@@ -190,7 +214,7 @@ class TabletScan:
         while True:
             replica: ReplicaPlace | None = None
             try:
-                replica = self._tablet.target(self._beside)
+                replica = next(iter(self._nearby()), None) or self._tablet.target(self._beside)
                 for read in self._read(replica, spec):
                     batch = _named(read, arrow)
                     if batch.num_rows:
@@ -225,8 +249,24 @@ class TabletScan:
                 self._given = 0
                 yield None
 
+    def _prepared(self) -> Prepared | None:
+        """What is prepared of the tablet; not if it was recovered since."""
+        prepared = self._plan.prepared.get(self._tablet.tablet_id)
+        return None if prepared is None or prepared.incarnation != self._tablet.incarnation else prepared
+
+    def _nearby(self) -> list[ReplicaPlace]:
+        """The replicas in the reader's zone that are still to be asked, the presumed leader first."""
+        zone, replicas = self._pool.zone, self._tablet.replicas
+        if not zone or not replicas or self._prepared() is None:
+            return []
+        leader = self._tablet.target()
+        near = [replica for replica in replicas if replica.zone == zone]
+        return sorted(near, key=lambda replica: replica != leader)[self._near :]
+
     def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
-        if code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
+        if asked in self._nearby():
+            self._near += 1
+        elif code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
             self._beside += 1  # only this scan skips it: writers go on with the leader
         else:
             self._tablet.ask_next(asked)
@@ -256,7 +296,7 @@ class TabletScan:
     def _read(self, replica: ReplicaPlace, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         if spec.limit is not None and spec.limit <= 0:
             return
-        plan = self._plan
+        plan, prepared = self._plan, self._prepared()
         ticket = Ticket(
             plan.cluster_id,
             self._tablet.tablet_id,
@@ -265,6 +305,8 @@ class TabletScan:
             spec.to_json(plan.schema),
             fork_id=plan.fork_id,
             incarnation=self._tablet.incarnation,
+            wait_ms=_WAIT_MS if prepared is None else _PREPARED_WAIT_MS,
+            prepared=0 if prepared is None else prepared.index,
         )
         self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
         try:

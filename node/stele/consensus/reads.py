@@ -100,15 +100,30 @@ class Reads:
         await self.snapshot_ready(snapshot, within_ms)
         return snapshot
 
-    async def snapshot_ready(self, snapshot: int, within_ms: int = 0) -> None:
+    async def prepare(self, snapshot: int, within_ms: int = 0) -> int:
+        """The log index up to which everything at or below `snapshot` is, whoever leads now or later.
+
+        Any replica of this incarnation of the tablet may serve the snapshot once it has applied that index. Raises
+        what `snapshot_ready` raises; README.md has the argument.
+        """
+        await self.snapshot_ready(snapshot, within_ms)
+        return self._applier.applied_index
+
+    async def snapshot_ready(self, snapshot: int, within_ms: int = 0, *, prepared: int = 0) -> None:
         """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as
-        above.
+        above. `prepared`: the index that `prepare` gave for this snapshot; 0: none.
 
         Raises: Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks
             are apart). Rejected: CLOCK_AHEAD.
         """
         timestamps, standing, applier = self._timestamps, self._standing, self._applier
         if snapshot <= timestamps.applied and standing.running:
+            return
+        if prepared:
+            async with self._deadline(f"snapshot {snapshot}", within_ms):
+                await applier.wait(prepared)
+            if not standing.running:
+                raise standing.refusal()
             return
         standing.check_leader()
         if fault := timestamps.fault:

@@ -75,7 +75,7 @@ NUMBERS: dict[str, int] = {
     "keep_ms": bounds.KEEP_DROPPED_MAX_MS,
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
-    **dict.fromkeys(("snapshot", "bytes_per_second", "ViewPlacePB.sequence"), ELSEWHERE),
+    **dict.fromkeys(("snapshot", "bytes_per_second", "bytes", "ViewPlacePB.sequence"), ELSEWHERE),
     **dict.fromkeys(("dead_after_ms", "drive_after_ms"), ELSEWHERE),  # checked with the rest of the policy
 }
 """Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""

@@ -30,7 +30,8 @@ class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
-    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any.
+    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any. `prepared`: the log index that
+    PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared.
     """
 
     cluster_id: str
@@ -41,6 +42,7 @@ class Ticket:
     wait_ms: int = 5_000
     fork_id: str | None = None
     incarnation: int = 0
+    prepared: int = 0
 
     def encode(self) -> bytes:
         """The ticket as bytes; `decode_ticket` is the inverse."""
@@ -54,6 +56,7 @@ class Ticket:
                 "wait_ms": self.wait_ms,
                 **_fork(self.fork_id),
                 **({"incarnation": self.incarnation} if self.incarnation else {}),
+                **({"prepared": self.prepared} if self.prepared else {}),
             }
         )
 
@@ -61,6 +64,9 @@ class Ticket:
     def _parse(fields: dict[str, Any]) -> Ticket:
         if not is_id(fields["tablet"]):
             raise ValueError("tablet is not an identifier")
+        prepared = whole_number(fields.get("prepared", 0), INDEX_MAX)
+        if prepared and not fields["snapshot"]:
+            raise ValueError("it has a prepared index and no snapshot")
         return Ticket(
             cluster_id=str(fields["cluster"]),
             tablet_id=str(fields["tablet"]),
@@ -70,6 +76,7 @@ class Ticket:
             wait_ms=min(whole_number(fields.get("wait_ms", 5_000), _U64_MAX), SCAN_WAIT_MAX_MS),
             fork_id=_fork_of(fields),
             incarnation=whole_number(fields.get("incarnation", 0), INCARNATION_MAX),
+            prepared=prepared,
         )
 
     def spec(self, schema: Schema) -> ScanSpec:

@@ -43,6 +43,7 @@ from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import SMALL_ROWS, MemTable, MemView
 from stele.tablet.merging import Merges
 from stele.tablet.progress import Progress
+from stele.tablet.splitting import split_keys
 from stele.tablet.view import View
 from stele.tablet.writing import Plan, plan_block
 
@@ -191,6 +192,10 @@ class TabletStore:
         """See StateMachine: about how many bytes recent rows take."""
         state = self._contents.state
         return sum(table.bytes for table in (state.active, *state.frozen))
+
+    def split_keys(self, part_bytes: int) -> list[bytes]:
+        """Keys that cut the files into parts of about so many bytes. See stele.tablet.splitting."""
+        return split_keys(self._contents.state.files, part_bytes)
 
     @property
     def rewritten_bytes(self) -> int:

@@ -88,17 +88,18 @@ class Scans:
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.for_client(ticket.tablet_id)
-        check_incarnation(replica, ticket.incarnation)
+        check_incarnation(replica, ticket.incarnation, exact=bool(ticket.prepared))
         machine = _table(replica)
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):
                 snapshot = ticket.snapshot or int(await replica.reads.latest_snapshot())
-                await replica.reads.snapshot_ready(snapshot)
+                await replica.reads.snapshot_ready(snapshot, prepared=ticket.prepared)
         except TimeoutError:
             raise Retryable(
                 f"snapshot {ticket.snapshot} was not ready within {ticket.wait_ms} ms; try again",
                 code=Code.SNAPSHOT_NOT_READY,
             ) from None
+        check_incarnation(replica, ticket.incarnation, exact=bool(ticket.prepared))
         refuse_newer(machine, ticket.schema_version)
         view = machine.view(HybridTime(snapshot))
         return replica, view, view.schema

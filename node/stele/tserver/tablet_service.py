@@ -14,23 +14,33 @@ from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.block import version_told
 from stele.model.clock import utc
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
 from stele.rpc.convert import id_from_pb, opid_to_pb
-from stele.rpc.errors import RETRY_AFTER_MS_MAX
+from stele.rpc.errors import RETRY_AFTER_MS_MAX, error_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
-from stele.tserver.reads import check_tablet, checksum, key_space_of, point_read, refuse_newer, store_of
+from stele.tserver.reads import (
+    check_incarnation,
+    check_tablet,
+    checksum,
+    key_space_of,
+    point_read,
+    refuse_newer,
+    store_of,
+)
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
 from stele.tserver.threads import InThread
 from stele.tserver.wall_clock import WallClock
 
+PREPARED_MAX = 1_000
+"""Most tablets of one request to prepare a snapshot."""
 _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}
 
 
@@ -254,6 +264,44 @@ class TabletService(TabletServerServiceServicer):
             snapshot = int(await replica.reads.latest_snapshot())
         value, rows, applied = await checksum(replica, snapshot)
         return pb.ChecksumResponse(checksum=value, rows=rows, snapshot=snapshot, applied=opid_to_pb(applied))
+
+    async def PrepareSnapshot(
+        self, request: pb.PrepareSnapshotRequest, context: Any
+    ) -> pb.PrepareSnapshotResponse:
+        """Make a snapshot ready in many tablets. One that cannot be prepared says why; the others are prepared all
+        the same."""
+        if not request.snapshot:
+            raise Rejected("prepare: the snapshot is 0; expected a hybrid time")
+        wanted = dict.fromkeys(request.tablet_ids)
+        if len(wanted) > PREPARED_MAX:
+            raise Rejected(
+                f"{len(wanted)} tablets in one request to prepare a snapshot; at most {PREPARED_MAX}; send several",
+                code=Code.TOO_LARGE,
+            )
+        tablets = await asyncio.gather(
+            *(self._prepare(each, request.snapshot, request.deadline_ms) for each in wanted)
+        )
+        return pb.PrepareSnapshotResponse(tablets=tablets)
+
+    async def _prepare(self, tablet_id: bytes, snapshot: int, deadline_ms: int) -> pb.PreparedTabletPB:
+        try:
+            replica = self._replicas.for_client(id_from_pb(tablet_id))
+            store_of(replica)
+            incarnation = replica.superblock.tablet_incarnation
+            index = await replica.reads.prepare(snapshot, deadline_ms)
+            check_incarnation(replica, incarnation, exact=True)
+        except SteleError as exc:
+            let_go(exc)
+            return pb.PreparedTabletPB(tablet_id=tablet_id, error=error_to_pb(exc))
+        return pb.PreparedTabletPB(tablet_id=tablet_id, index=index, tablet_incarnation=incarnation)
+
+    async def SplitKeys(self, request: pb.SplitKeysRequest, context: Any) -> pb.SplitKeysResponse:
+        """Keys that cut a tablet into parts of about the same bytes, by the files that this replica has."""
+        replica = self._replicas.of_request(request.tablet_id)
+        check_tablet(replica, "table", request.tablet_incarnation)
+        if not request.bytes:
+            raise Rejected("split keys: parts of 0 bytes; expected 1 or more")
+        return pb.SplitKeysResponse(keys=store_of(replica).split_keys(request.bytes))
 
 
 def _check_digest(block: bytes, digest: int) -> int:

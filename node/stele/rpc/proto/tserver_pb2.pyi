@@ -604,6 +604,134 @@ class ChecksumResponse(_message.Message):
 Global___ChecksumResponse: _TypeAlias = ChecksumResponse  # noqa: Y015
 
 @_typing.final
+class PrepareSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    TABLET_IDS_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    snapshot: _builtins.int
+    deadline_ms: _builtins.int
+    """0: the node's own"""
+    @_builtins.property
+    def tablet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        snapshot: _builtins.int = ...,
+        tablet_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "snapshot", b"snapshot", "tablet_ids", b"tablet_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareSnapshotRequest: _TypeAlias = PrepareSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class PreparedTabletPB(_message.Message):
+    """What a tablet answers: an index, or nothing and the reason. A reader gives index and incarnation to any replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    index: _builtins.int
+    """0: not prepared"""
+    tablet_incarnation: _builtins.int
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorPB: ...
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        index: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
+        error: _common_pb2.ErrorPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "index", b"index", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedTabletPB: _TypeAlias = PreparedTabletPB  # noqa: Y015
+
+@_typing.final
+class PrepareSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tablets(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedTabletPB]: ...
+    def __init__(
+        self,
+        *,
+        tablets: _abc.Iterable[Global___PreparedTabletPB] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tablets", b"tablets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareSnapshotResponse: _TypeAlias = PrepareSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class SplitKeysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    tablet_incarnation: _builtins.int
+    """0: any"""
+    bytes: _builtins.int
+    """of each part, about"""
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        tablet_incarnation: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitKeysRequest: _TypeAlias = SplitKeysRequest  # noqa: Y015
+
+@_typing.final
+class SplitKeysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """encoded keys, ascending: each begins a part"""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SplitKeysResponse: _TypeAlias = SplitKeysResponse  # noqa: Y015
+
+@_typing.final
 class CreateTabletRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

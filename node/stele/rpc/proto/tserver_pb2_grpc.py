@@ -55,6 +55,16 @@ class TabletServerServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumResponse.FromString,
                 _registered_method=True)
+        self.PrepareSnapshot = channel.unary_unary(
+                '/stele.v1.TabletServerService/PrepareSnapshot',
+                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotResponse.FromString,
+                _registered_method=True)
+        self.SplitKeys = channel.unary_unary(
+                '/stele.v1.TabletServerService/SplitKeys',
+                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServerServiceServicer:
@@ -87,6 +97,20 @@ class TabletServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareSnapshot(self, request, context):
+        """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitKeys(self, request, context):
+        """To any replica: keys that cut a tablet into parts of about so many bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +133,16 @@ def add_TabletServerServiceServicer_to_server(servicer, server):
                     servicer.Checksum,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumResponse.SerializeToString,
+            ),
+            'PrepareSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareSnapshot,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotResponse.SerializeToString,
+            ),
+            'SplitKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitKeys,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +253,60 @@ class TabletServerService:
             '/stele.v1.TabletServerService/Checksum',
             stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_tserver__pb2.ChecksumResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.TabletServerService/PrepareSnapshot',
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.PrepareSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.TabletServerService/SplitKeys',
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,10 @@ class TabletServerServiceStub:
     GetNodeStatus: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.GetNodeStatusRequest, _tserver_pb2.GetNodeStatusResponse]
     Checksum: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.ChecksumRequest, _tserver_pb2.ChecksumResponse]
     """Checksum of a tablet's rows and exactly-once state at a snapshot."""
+    PrepareSnapshot: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.PrepareSnapshotRequest, _tserver_pb2.PrepareSnapshotResponse]
+    """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node."""
+    SplitKeys: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.SplitKeysRequest, _tserver_pb2.SplitKeysResponse]
+    """To any replica: keys that cut a tablet into parts of about so many bytes."""
 
 @_typing.type_check_only
 class TabletServerServiceAsyncStub(TabletServerServiceStub):
@@ -52,6 +56,10 @@ class TabletServerServiceAsyncStub(TabletServerServiceStub):
     GetNodeStatus: _aio.UnaryUnaryMultiCallable[_tserver_pb2.GetNodeStatusRequest, _tserver_pb2.GetNodeStatusResponse]  # type: ignore[assignment]
     Checksum: _aio.UnaryUnaryMultiCallable[_tserver_pb2.ChecksumRequest, _tserver_pb2.ChecksumResponse]  # type: ignore[assignment]
     """Checksum of a tablet's rows and exactly-once state at a snapshot."""
+    PrepareSnapshot: _aio.UnaryUnaryMultiCallable[_tserver_pb2.PrepareSnapshotRequest, _tserver_pb2.PrepareSnapshotResponse]  # type: ignore[assignment]
+    """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node."""
+    SplitKeys: _aio.UnaryUnaryMultiCallable[_tserver_pb2.SplitKeysRequest, _tserver_pb2.SplitKeysResponse]  # type: ignore[assignment]
+    """To any replica: keys that cut a tablet into parts of about so many bytes."""
 
 class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -85,6 +93,22 @@ class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tserver_pb2.ChecksumResponse, _abc.Awaitable[_tserver_pb2.ChecksumResponse]]:
         """Checksum of a tablet's rows and exactly-once state at a snapshot."""
+
+    @_abc_1.abstractmethod
+    def PrepareSnapshot(
+        self,
+        request: _tserver_pb2.PrepareSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tserver_pb2.PrepareSnapshotResponse, _abc.Awaitable[_tserver_pb2.PrepareSnapshotResponse]]:
+        """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node."""
+
+    @_abc_1.abstractmethod
+    def SplitKeys(
+        self,
+        request: _tserver_pb2.SplitKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tserver_pb2.SplitKeysResponse, _abc.Awaitable[_tserver_pb2.SplitKeysResponse]]:
+        """To any replica: keys that cut a tablet into parts of about so many bytes."""
 
 def add_TabletServerServiceServicer_to_server(servicer: TabletServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -1,0 +1,36 @@
+"""Where to cut a tablet so that its parts have about the same bytes. Reads footers only; called by store.py.
+
+Rows in memory are not counted. Invariant: keys ascend, each once, none the lowest of the tablet, and their number and
+bytes are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stele.tablet.colfile import ColumnFile
+
+SPLITS_MAX = 1_000
+_KEYS_BYTES_MAX = 1 << 20
+
+
+def split_keys(files: Sequence[ColumnFile], part_bytes: int) -> list[bytes]:
+    """Keys that each begin a part of about `part_bytes` of these files, whole groups of rows at least."""
+    groups = sorted(
+        (key, file.size * about[0] // max(1, file.rows))
+        for file in files
+        for key, about in zip(file.first_keys, file.groups)
+    )
+    total = sum(size for _, size in groups)
+    wanted = max(part_bytes, total // SPLITS_MAX + 1)
+    found: list[bytes] = []
+    before = 0  # bytes since the last cut
+    last = groups[0][0] if groups else b""
+    for key, size in groups:
+        if before >= wanted and key > last:
+            found.append(key)
+            last, before = key, 0
+        before += size
+    while sum(map(len, found)) > _KEYS_BYTES_MAX:
+        found = found[1::2]
+    return found
