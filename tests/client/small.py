@@ -105,7 +105,8 @@ class SmallCluster:
 
 
 class Introductions(TabletServerServiceServicer):
-    """The one call of the service that a client needs to open its stream."""
+    """The call that a client needs to open its stream, and those that scans make aside. All nodes have the same rows, so
+    any of them can serve any snapshot."""
 
     def __init__(self, clients: ClientStreams, speaks: asyncio.Event) -> None:
         self._clients = clients
@@ -114,6 +115,13 @@ class Introductions(TabletServerServiceServicer):
     async def OpenClientStream(self, request: common_pb2.OpenStreamRequest, context: Any) -> Any:
         await self._speaks.wait()
         return self._clients.introduce(request)
+
+    async def PrepareSnapshot(self, request: tserver_pb2.PrepareSnapshotRequest, context: Any) -> Any:
+        tablets = [tserver_pb2.PreparedTabletPB(tablet_id=each, index=1) for each in request.tablet_ids]
+        return tserver_pb2.PrepareSnapshotResponse(tablets=tablets)
+
+    async def SplitKeys(self, request: tserver_pb2.SplitKeysRequest, context: Any) -> Any:
+        return tserver_pb2.SplitKeysResponse()
 
 
 class SmallNode:
