@@ -32,7 +32,7 @@ PARTS = (
         NODE / p
         for p in (
             *("model", "raft", "wal", "tablet", "consensus", "tserver", "master", "driver", "client", "rpc"),
-            "cli",
+            *("backup", "cli"),
         )
     ),
     OPERATOR / "stele_operator",

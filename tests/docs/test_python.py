@@ -33,7 +33,7 @@ def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 def test_changing_a_table(masters: str) -> None:
     with stele.connect(masters) as client:
-        for page in ("docs/altering.md", "docs/undelete.md"):
+        for page in ("docs/altering.md", "docs/undelete.md", "docs/backup.md"):
             run(blocks(page), {"__name__": "__main__", "stele": stele, "client": client})
 
 

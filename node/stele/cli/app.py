@@ -124,6 +124,16 @@ _GROUPS = {
         "Replace lost replicas.",
         {"run": ("stele.cli.driver:run", "Replace lost replicas until stopped, or until all are healthy.")},
     ),
+    "backup": (
+        "Back up tables, restore them, and check backups.",
+        {
+            "create": ("stele.cli.backup:create", "Back up tables at one moment."),
+            "list": ("stele.cli.backup:list_all", "List the backups of a folder."),
+            "verify": ("stele.cli.verify:verify", "Check a backup, by itself or against tables."),
+            "restore": ("stele.cli.restore:restore", "Make tables from a backup."),
+            "prune": ("stele.cli.backup:prune", "Remove old backups."),
+        },
+    ),
     "local": (
         "Work on the volume of a stopped node.",
         {

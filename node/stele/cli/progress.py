@@ -15,6 +15,17 @@ class _Rows(ProgressColumn):
         return Text(f"{int(task.completed):,}{total} rows")
 
 
+def tablets_progress() -> Progress:
+    """A progress display with a line for each table: tablets of their total, and a field `rows`."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} tablets, {task.fields[rows]:,} rows"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+    )
+
+
 def rows_progress() -> Progress:
     """A progress display with a line for each file."""
     return Progress(

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stele.client import AsyncClient
 
 _TABLE_ROWS_MAX = 1_000
-_GROUP_ROWS, _GROUP_BYTES = 128 << 10, 64 << 20
-"""Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
 
 
 @click.command()
@@ -191,23 +189,10 @@ def _arrow_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
 
 
 def _parquet_writer(sink: BinaryIO, schema: pa.Schema) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
+    from stele.backup.row_files import ParquetRows
 
-    writer = parquet.ParquetWriter(sink, schema, compression="zstd")
-    waiting: list[pa.RecordBatch] = []
-
-    def write(batch: pa.RecordBatch | None) -> None:
-        if batch is not None:
-            waiting.append(batch)
-        rows, taken = (sum(part.num_rows for part in waiting), sum(part.nbytes for part in waiting))
-        if waiting and (batch is None or rows >= _GROUP_ROWS or taken >= _GROUP_BYTES):
-            writer.write_table(pa.Table.from_batches(waiting, schema), row_group_size=_GROUP_ROWS)
-            waiting.clear()
-        if batch is None:
-            writer.close()
-
-    return write
+    rows = ParquetRows(sink, schema)
+    return lambda batch: rows.close() if batch is None else rows.write(batch)
 
 
 def _csv_writer(sink: BinaryIO, schema: pa.Schema) -> Any:

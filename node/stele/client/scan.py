@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from threading import Semaphore
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.rows import python_rows
 from stele.rpc.threads import ReaderThreads, in_thread, main_thread_ended
 
+T = TypeVar("T")
 _QUEUE_BATCHES = 8
 _LOOK_S = 0.5  # how often a thread that waits for room checks whether the reader is still there
 
@@ -269,14 +270,48 @@ class AsyncScanner:
 
     def _scans(self, plan: ScanPlan) -> list[TabletScan]:
         """A TabletScan for each tablet of `plan`. Threads read them."""
-        loop = asyncio.get_running_loop()
-
-        def locate() -> None:
-            self._locations.ensure_there()
-            with contextlib.suppress(RuntimeError):  # the client was closed meanwhile, and its loop with it
-                loop.call_soon_threadsafe(self._locations.refresh_soon)
-
+        locate = _locator(self._locations)
         return [TabletScan(self._pool, plan, tablet, self._timeout_s, locate) for tablet in plan.tablets]
+
+
+def _locator(locations: Locations) -> Callable[[], None]:
+    """What scans in other threads call to have the masters asked."""
+    loop = asyncio.get_running_loop()
+
+    def locate() -> None:
+        locations.ensure_there()
+        with contextlib.suppress(RuntimeError):  # the client was closed meanwhile, and its loop with it
+            loop.call_soon_threadsafe(locations.refresh_soon)
+
+    return locate
+
+
+async def read_tablet(
+    pool: FlightPool,
+    locations: Locations,
+    plan: ScanPlan,
+    tablet: TabletPlace,
+    timeout_s: float,
+    read: Callable[[Iterator[pa.RecordBatch]], T],
+) -> T:
+    """The result of `read(batches)` for one tablet of an ordered plan. `AsyncTable.read_tablet` has the details."""
+    scan = TabletScan(pool, plan, tablet, timeout_s, _locator(locations))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from (batch for batch in scan if batch is not None)
+        if scan.stopped:  # a stopped scan ends as one that is complete
+            raise main_thread_ended()
+
+    threads = ReaderThreads("stele-tablet", scan.stop)
+    reading = asyncio.ensure_future(pool.run(lambda _: read(batches()), scan, threads))
+    try:
+        return await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        scan.stop()
+        await asyncio.wait([reading])
+        if not reading.cancelled():
+            reading.exception()  # that it was stopped
+        raise
 
 
 def as_pandas(table: pa.Table) -> Any:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -29,7 +29,7 @@ from stele.client.predicates import Predicates, parse_predicates
 from stele.client.preparing import prepare
 from stele.client.ranges import Ranges
 from stele.client.results import WriteResult
-from stele.client.scan import AsyncScanner
+from stele.client.scan import AsyncScanner, read_tablet
 from stele.client.session import AsyncSession
 from stele.client.splitting import split
 from stele.client.streams import Streams
@@ -47,6 +47,7 @@ from stele.rpc.identity import Identity
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
 
+T = TypeVar("T")
 Bound = Mapping[str, Any] | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
@@ -441,6 +442,26 @@ class AsyncTable:
         return await split(
             self._streams.pool, plan, arguments.whole_number(part_bytes, "part_bytes", least=1)
         )
+
+    async def read_tablet(
+        self,
+        plan: ScanPlan,
+        tablet: TabletPlace,
+        read: Callable[[Iterator[pa.RecordBatch]], T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """The result of `read(batches)`, called in a thread of its own with the rows of one tablet of an ordered plan.
+
+        The batches come in key order, with one in memory at a time. If this call is cancelled, `read` gets an error with
+        its next batch, and is waited for.
+
+        Raises:
+            SteleError: no replica of the tablet can serve it. And what `read` raises.
+        """
+        self._streams.ensure_open()
+        seconds = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+        return await read_tablet(self._flight, self.locations, plan, tablet, seconds, read)
 
     def plan_write(self) -> WritePlan:
         """A plan with which `AsyncClient.open_planned` opens this table in another process.

@@ -1,0 +1,335 @@
+"""Writes a backup: all tables at one snapshot, each tablet as Parquet files in key order, the manifest last.
+
+Invariants: memory is bounded, however large a tablet is. Without a whole manifest there is no backup. A backup that was
+interrupted goes on behind its last whole file at the same snapshot, or begins anew and says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from stele import __version__
+from stele.backup.claim import Claim
+from stele.backup.finding import State, find_backups
+from stele.backup.folder import Folder, Location
+from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
+from stele.backup.parallel import in_parallel
+from stele.backup.row_files import FILE_BYTES, RowFile
+from stele.backup.unfinished import Done, Unfinished, remove
+from stele.client import arguments
+from stele.client.async_client import AsyncClient
+from stele.client.table import AsyncTable
+from stele.client.tablet_scan import PARALLEL_TABLETS, ScanPlan
+from stele.model import keys
+from stele.model.clock import physical_us, utc
+from stele.model.errors import Code, Rejected, SteleError
+from stele.model.ids import new_id
+from stele.rpc.threads import in_thread
+
+PARALLEL_MAX = 64
+BATCH_ROWS = 32_768
+"""Rows that a node sends at once. A file ends behind one of these batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one table is: rows and tablets so far, and tablets in all."""
+
+    table: str
+    rows: int
+    tablets_done: int
+    tablets: int
+
+
+OnProgress = Callable[[Progress], None]
+Note = Callable[[str], None]
+
+
+def quiet(_: Any) -> None:
+    """For callers who want no progress and no notes."""
+
+
+async def create_async(
+    client: AsyncClient,
+    folder: Location,
+    tables: str | Sequence[str],
+    *,
+    at: int | datetime | None = None,
+    anew: bool = False,
+    parallel: int = PARALLEL_TABLETS,
+    on_progress: OnProgress = quiet,
+    on_note: Note = quiet,
+) -> Manifest:
+    """Back up tables as they are at one moment, now or `at`. Returns what was written.
+
+    An unfinished backup of the same tables is continued, unless `anew`. `parallel`: how many tablets are read at once; each
+    takes about 100 MiB of memory. `on_progress` is called in other threads. `on_note` is told what is unusual.
+
+    Raises:
+        Rejected: NOT_FOUND: a table is not there. SNAPSHOT_TOO_OLD: the rows of that moment are gone.
+            CHANGE_IN_PROGRESS: another process writes to the folder. SCHEMA_MISMATCH: a table was changed meanwhile.
+        Retryable: DISK_FULL; UNAVAILABLE: the folder or a tablet cannot be reached.
+    """
+    place = await in_thread(Folder.at, folder)
+    names = list(dict.fromkeys(arguments.names(tables, "tables")))
+    if not names:
+        raise Rejected("no tables to back up; name at least one")
+    count = arguments.whole_number(parallel, "parallel", least=1, most=PARALLEL_MAX)
+    # Before the tables are asked for: tablets that come later have no rows at this time.
+    snapshot = arguments.snapshot(at) or int(client.now())
+    opened = {table.info.table_id: table for table in await _opened(client, names)}
+    if await in_thread(place.is_there):
+        await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
+    else:
+        await in_thread(place.make)
+    async with Claim(place, "create", on_note) as claim:
+        before = await in_thread(_unfinished, place, set(opened))
+        scans = {table_id: table.plan_scan(snapshot=snapshot) for table_id, table in opened.items()}
+        plan = _plan(client, opened, scans, snapshot)
+        work = Unfinished(place, plan, new_id()[:8])
+        resumed = False
+        for old in before:
+            why = _why_not(old, plan, anew=anew, at=at)
+            if not why and not resumed:
+                work, resumed = Unfinished(place, old, new_id()[:8]), True
+                on_note(f"going on with backup {old.backup_id}, as of {old.time}")
+                continue
+            on_note(f"removing the unfinished backup {old.backup_id}: {why or 'another one is continued'}")
+            await in_thread(remove, place, old.backup_id)
+        try:
+            return await _Run(place, claim, work, opened, scans, count, on_progress).run(resumed)
+        except Rejected as exc:
+            if exc.code is not Code.SNAPSHOT_TOO_OLD:
+                raise
+            if not resumed:
+                await in_thread(remove, place, plan.backup_id)  # nobody can ever finish it
+                raise
+            on_note(
+                f"beginning anew as of {plan.time}: the rows of {work.plan.time}, as backup "
+                f"{work.plan.backup_id} has them, are gone"
+            )
+        await in_thread(remove, place, work.plan.backup_id)
+        fresh = Unfinished(place, plan, new_id()[:8])
+        return await _Run(place, claim, fresh, opened, scans, count, on_progress).run(False)
+
+
+async def _opened(client: AsyncClient, names: Sequence[str]) -> list[AsyncTable]:
+    """Open all tables. Raises the first error, with the others of its kind in its message."""
+    found, faults = [], list[Rejected]()
+    for name in names:
+        try:
+            found.append(await client.open_table(name))
+        except Rejected as exc:
+            faults.append(exc)
+    if len(faults) > 1:
+        raise Rejected("; ".join(str(each.args[0]) for each in faults), code=faults[0].code)
+    if faults:
+        raise faults[0]
+    return found
+
+
+def _plan(
+    client: AsyncClient, opened: dict[str, AsyncTable], scans: dict[str, ScanPlan], snapshot: int
+) -> Manifest:
+    entries = []
+    for table_id, table in opened.items():
+        info, scan = table.info, scans[table_id]
+        entries.append(
+            TableEntry(
+                info.name,
+                table_id,
+                f"{info.name.translate(_Harmless())[:80].strip('-') or 'table'}-{table_id[:8]}",
+                scan.schema,
+                table.partition_schema,
+                info.replication_factor,
+                tuple(TabletEntry(t.tablet_id, t.ordinal) for t in scan.tablets),
+            )
+        )
+    return Manifest(
+        new_backup_id(snapshot, new_id()),
+        client.identity.cluster_id,
+        snapshot,
+        datetime.now(UTC),
+        None,
+        f"stele {__version__}",
+        tuple(entries),
+    )
+
+
+class _Harmless(dict[int, str]):
+    """Maps characters of a table's name to those of a folder's."""
+
+    def __missing__(self, key: int) -> str:
+        character = chr(key)
+        return character if character.isascii() and (character.isalnum() or character == "_") else "-"
+
+
+def _unfinished(place: Folder, table_ids: set[str]) -> list[Manifest]:
+    """The plans of unfinished backups of exactly these tables, the newest first."""
+    return [
+        found.manifest
+        for found in find_backups(place)
+        if found.state is State.UNFINISHED
+        and found.manifest is not None
+        and {table.table_id for table in found.manifest.tables} == table_ids
+    ]
+
+
+def _why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
+    """Why an unfinished backup is not continued; "" if it can be."""
+    if anew:
+        return "anew was asked for"
+    if at is not None and old.snapshot != new.snapshot:
+        return f"it is as of {old.time}"
+    if old.cluster_id != new.cluster_id:
+        return "it is of another cluster"
+    now = {table.table_id: table for table in new.tables}
+    for table in old.tables:
+        other = now[table.table_id]
+        if (table.schema, table.partitioning, table.tablets) != (
+            other.schema,
+            other.partitioning,
+            other.tablets,
+        ):
+            return f"table {other.name} was changed since"
+    return ""
+
+
+class _Run:
+    """One try to finish a backup."""
+
+    def __init__(
+        self,
+        place: Folder,
+        claim: Claim,
+        work: Unfinished,
+        opened: dict[str, AsyncTable],
+        scans: dict[str, ScanPlan],
+        parallel: int,
+        on_progress: OnProgress,
+    ) -> None:
+        self._place = place
+        self._claim = claim
+        self._work = work
+        self._opened = opened
+        self._parallel = parallel
+        self._on_progress = on_progress
+        self._lock = threading.Lock()
+        self._rows = Counter[str]()
+        self._tablets_done = Counter[str]()
+        self._found: dict[str, Done] = {}  # by tablet
+        self._scans = {  # by table; the plan was made of these, or is equal to what would be
+            table_id: replace(
+                scan,
+                snapshot=work.plan.snapshot,
+                spec=replace(scan.spec, ordered=True, batch_rows=BATCH_ROWS),
+                prepared={},  # what is prepared holds for one snapshot
+            )
+            for table_id, scan in scans.items()
+        }
+        self._places = {place.tablet_id: place for scan in scans.values() for place in scan.tablets}
+
+    async def run(self, resumed: bool) -> Manifest:
+        plan = self._work.plan
+        await in_thread(self._work.look if resumed else self._work.begin)
+        for table in plan.tables:
+            self._told(table, 0)
+        jobs = [(table, tablet) for table in plan.tables for tablet in table.tablets]
+        await in_parallel(jobs, self._parallel, self._tablet)
+        await self._claim.check()
+        manifest = replace(
+            plan,
+            finished=datetime.now(UTC),
+            tables=tuple(
+                replace(
+                    table,
+                    tablets=tuple(replace(t, files=self._found[t.tablet_id].files) for t in table.tablets),
+                )
+                for table in plan.tables
+            ),
+        )
+        await in_thread(self._work.publish, manifest)
+        return manifest
+
+    async def _tablet(self, job: tuple[TableEntry, TabletEntry]) -> None:
+        table, tablet = job
+        done = await in_thread(self._work.load, table, tablet)
+        self._told(table, sum(file.rows for file in done.files))
+        if not done.whole:
+            scan = self._scans[table.table_id]
+            if done.last_key is not None:
+                scan = replace(scan, spec=replace(scan.spec, lower_key=done.last_key + b"\x00"))
+
+            def write(batches: Iterator[pa.RecordBatch]) -> Done:
+                return self._write(table, tablet, done, batches)
+
+            reader = self._opened[table.table_id]
+            try:
+                done = await reader.read_tablet(scan, self._places[tablet.tablet_id], write)
+            except Rejected as exc:
+                raise self._explained(table, exc) from exc
+        self._found[tablet.tablet_id] = done
+        self._told(table, 0, tablets=1)
+
+    def _write(
+        self, table: TableEntry, tablet: TabletEntry, done: Done, batches: Iterator[pa.RecordBatch]
+    ) -> Done:
+        """Write the rows of a tablet behind those that are done. Called in a thread of its own."""
+        columns, file, last_key = table.schema.to_arrow(), None, done.last_key
+        try:
+            for batch in batches:
+                if file is None:
+                    name = self._work.file_name(table, tablet, done.next_number)
+                    file = RowFile(self._place, name, columns)
+                file.write(batch)
+                last_key = keys.encode_keys(batch.slice(batch.num_rows - 1), table.schema)[0].as_py()
+                self._told(table, batch.num_rows)
+                if file.bytes >= FILE_BYTES:
+                    whole_file, file = file.finish(), None
+                    done = self._work.record(tablet, done, whole_file, last_key, whole=False)
+            last = None if file is None else file.finish()
+        except BaseException:
+            if file is not None:
+                file.abandon()
+            raise
+        return self._work.record(tablet, done, last, last_key, whole=True)
+
+    def _told(self, table: TableEntry, rows: int, *, tablets: int = 0) -> None:
+        with self._lock:
+            self._rows[table.table_id] += rows
+            self._tablets_done[table.table_id] += tablets
+            now = Progress(
+                table.name,
+                self._rows[table.table_id],
+                self._tablets_done[table.table_id],
+                len(table.tablets),
+            )
+            self._on_progress(now)
+
+    def _explained(self, table: TableEntry, error: Rejected) -> SteleError:
+        """What an error of a node means for the backup, and what to do."""
+        plan = self._work.plan
+        if error.code is Code.SNAPSHOT_TOO_OLD:
+            return Rejected(
+                f"table {table.name}: the rows of {utc(physical_us(plan.snapshot))} are gone before all were read: "
+                f"{error.args[0]}",
+                code=error.code,
+            )
+        if error.code is Code.TABLET_DELETED:
+            return Rejected(
+                f"table {table.name} was deleted, or a range of it was dropped, while it was backed up; run the same again",
+                code=error.code,
+            )
+        if error.code is Code.SCHEMA_MISMATCH:
+            return Rejected(
+                f"the columns of table {table.name} were changed while it was backed up; run the same again",
+                code=error.code,
+            )
+        return error

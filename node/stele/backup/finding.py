@@ -1,0 +1,101 @@
+"""The backups of a folder: complete, unfinished, damaged, or remains of pruned ones. Reads, and changes nothing.
+
+Invariant: a backup is complete if and only if its manifest is whole. One damaged backup hides no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+
+from stele.backup.folder import Folder
+from stele.backup.manifest import BACKUP_ID, MANIFEST, PLAN, Manifest
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
+
+
+class State(Enum):
+    """What a backup's folder is. UNKNOWN: a later program wrote it."""
+
+    COMPLETE = "complete"
+    UNFINISHED = "unfinished"
+    DAMAGED = "damaged"
+    UNKNOWN = "unknown"
+    REMAINS = "remains"
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """One backup in a folder. `manifest`: what it holds; of an unfinished one, what it will hold, without files.
+
+    `fault`: why it is damaged or unknown."""
+
+    backup_id: str
+    state: State
+    manifest: Manifest | None = None
+    fault: str = ""
+
+
+def find_backups(folder: Folder) -> list[Backup]:
+    """All backups of a folder, the newest first.
+
+    Raises:
+        Rejected: NOT_FOUND: there is no such folder. INVALID_ARGUMENT: it is that of a single backup.
+    """
+    if not folder.is_there():
+        raise Rejected(f"{folder.shown}: there is no such folder", code=Code.NOT_FOUND)
+    names = folder.entries("")
+    if MANIFEST in names or PLAN in names:
+        raise Rejected(f"{folder.shown} is one backup; give the folder above it, which holds all of them")
+    return [_look(folder, name) for name in reversed(names) if BACKUP_ID.fullmatch(name)]
+
+
+def _look(folder: Folder, backup_id: str) -> Backup:
+    there = folder.entries(backup_id)
+    for name, state in ((MANIFEST, State.COMPLETE), (PLAN, State.UNFINISHED)):
+        if name not in there:
+            continue
+        path = f"{backup_id}/{name}"
+        try:
+            return Backup(
+                backup_id, state, Manifest.of(bytes(folder.read(path)), folder.called(path), backup_id)
+            )
+        except Corrupt as exc:
+            return Backup(backup_id, State.DAMAGED, fault=str(exc.args[0]))
+        except SteleError as exc:
+            if exc.code is not Code.UNSUPPORTED_VERSION:
+                raise
+            return Backup(backup_id, State.UNKNOWN, fault=str(exc.args[0]))
+    return Backup(backup_id, State.REMAINS)
+
+
+def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> Manifest:
+    """The complete backup that `called` names, by its id or the first digits of it; None: the newest.
+
+    Raises:
+        Rejected: NOT_FOUND: there is none, or it has not all of `tables`; INVALID_ARGUMENT: several are called so.
+        Corrupt: it is damaged.
+    """
+    backups = find_backups(folder)
+    if called is None:
+        chosen = [b for b in backups if b.state is not State.REMAINS and b.state is not State.UNFINISHED][:1]
+        if not chosen:
+            raise Rejected(f"{folder.shown} has no complete backup", code=Code.NOT_FOUND)
+    else:
+        chosen = [b for b in backups if called and b.backup_id.startswith(called)]
+        if len(chosen) != 1:
+            there = ", ".join(b.backup_id for b in backups[:5]) or "none"
+            code = Code.INVALID_ARGUMENT if chosen else Code.NOT_FOUND
+            raise Rejected(
+                f"{len(chosen)} backups in {folder.shown} begin with {called!r}; there are {there}", code=code
+            )
+    (backup,) = chosen
+    if backup.state is State.UNKNOWN:
+        raise Rejected(backup.fault, code=Code.UNSUPPORTED_VERSION)
+    if backup.state is State.DAMAGED:
+        raise Corrupt(f"{backup.fault}; name another backup by its id")
+    if backup.state is not State.COMPLETE or backup.manifest is None:
+        raise Rejected(f"backup {backup.backup_id} in {folder.shown} is not complete: {backup.state.value}")
+    for name in tables:
+        backup.manifest.table(name)
+    return backup.manifest

@@ -1,0 +1,278 @@
+"""The folder that holds backups: a local path, or any file system of pyarrow (S3, HDFS, ...). Knows no formats.
+
+Invariants: `put` leaves the old file or the whole new one. Every error is a SteleError that names the file, without the
+secrets of a URI.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit, urlunsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from stele.client.arguments import refusal
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.ids import new_id
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_RENAMES = ("local", "hdfs")
+"""File systems that rename a file in one step. Object stores show an object only once it is whole."""
+_SCHEME = "://"
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of a file system. `shown`: how messages call it."""
+
+    fs: pafs.FileSystem
+    root: str
+    shown: str
+
+    @staticmethod
+    def at(location: str | os.PathLike[str] | Folder) -> Folder:
+        """The folder of a path or URI: /backups, s3://bucket/backups, hdfs://name/backups. Asks nobody, except S3 for the
+        region of a bucket.
+
+        Raises:
+            Rejected: no such kind of file system, or a library for it is missing.
+        """
+        if isinstance(location, Folder):
+            return location
+        try:
+            text = os.fspath(location)
+        except TypeError:
+            text = ""
+        if not isinstance(text, str) or not text.strip():
+            raise refusal("folder", location, "a path, or a URI such as s3://bucket/backups")
+        if _SCHEME not in text:
+            path = str(Path(text).expanduser().absolute())
+            return Folder(pafs.LocalFileSystem(), path, path)
+        shown = _without_secrets(text)
+        try:
+            fs, root = pafs.FileSystem.from_uri(text)
+        except (pa.ArrowException, ValueError, OSError) as exc:
+            raise Rejected(
+                f"{shown}: {_first_line(exc)}; expected a path, or a URI such as s3://bucket/backups"
+            ) from exc
+        return Folder(fs, root.rstrip("/") or "/", root if fs.type_name == "local" else shown)
+
+    def path(self, name: str) -> str:
+        """The file system's path of a name below the folder; "" is the folder."""
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
+
+    def called(self, name: str) -> str:
+        """A name below the folder, as messages have it."""
+        return f"{self.shown.rstrip('/')}/{name}" if name else self.shown
+
+    # --- reading
+
+    def is_there(self) -> bool:
+        """Whether the folder exists.
+
+        Raises:
+            Rejected: it is a file.
+        """
+        with self.errors(""):
+            info = self.fs.get_file_info(self.root)
+        if info.type is pafs.FileType.File:
+            raise Rejected(f"{self.shown} is a file; expected a folder for backups")
+        return info.type is pafs.FileType.Directory or bool(self.entries(""))
+
+    def size(self, name: str) -> int | None:
+        """The size of a file in bytes; None if there is no such file."""
+        with self.errors(name):
+            info = self.fs.get_file_info(self.path(name))
+        return int(info.size) if info.type is pafs.FileType.File else None
+
+    def read(self, name: str) -> pa.Buffer:
+        """All bytes of a file. Raises Rejected NOT_FOUND if there is none."""
+        with self.errors(name), self.fs.open_input_file(self.path(name)) as file:
+            return file.read_buffer()
+
+    def entries(self, name: str) -> list[str]:
+        """The names directly below a folder, sorted; empty if there is no such folder."""
+        selector = pafs.FileSelector(self.path(name), allow_not_found=True)
+        with self.errors(name):
+            return sorted(info.base_name for info in self.fs.get_file_info(selector))
+
+    def files(self, name: str) -> list[str]:
+        """The files anywhere below a folder, with names relative to it, sorted."""
+        at = self.path(name).rstrip("/") + "/"
+        selector = pafs.FileSelector(self.path(name), allow_not_found=True, recursive=True)
+        with self.errors(name):
+            found = self.fs.get_file_info(selector)
+        return sorted(
+            info.path.partition(at)[2] or info.base_name for info in found if info.type is pafs.FileType.File
+        )
+
+    # --- writing
+
+    def make(self, name: str = "") -> None:
+        """Make a folder, with those above it. Nothing happens if it exists."""
+        with self.errors(name):
+            self.fs.create_dir(self.path(name), recursive=True)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a whole file. It replaces one that exists, and lasts once this returns.
+
+        Raises:
+            Retryable: DISK_FULL. The old file, or none, is still there.
+        """
+        if self.fs.type_name not in _RENAMES:
+            self.write(name, data)  # in one request: an object appears whole
+            return
+        above, _, last = name.rpartition("/")
+        aside = f"{above}/.{last}.{new_id()[:8]}".lstrip("/")
+        sink = self.new_file(aside)
+        try:
+            with self.errors(name):
+                sink.write(data)
+            sink.complete()
+            with self.errors(name):
+                self.fs.move(self.path(aside), self.path(name))
+        except BaseException:
+            sink.discard()
+            raise
+        self._sync_names(name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file in place: on a disk a reader may see a part of it, and a crash may leave one."""
+        with self.errors(name), self.fs.open_output_stream(self.path(name)) as file:
+            file.write(data)
+
+    def new_file(self, name: str) -> Sink:
+        """A new file to write to. It is partial until it is completed."""
+        with self.errors(name):
+            if self.fs.type_name == "local":
+                return Sink(self, name, open(self.path(name), "xb"))
+            return Sink(self, name, self.fs.open_output_stream(self.path(name)))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it exists."""
+        if self.size(name) is not None:
+            with self.errors(name):
+                self.fs.delete_file(self.path(name))
+            self._sync_names(name)
+
+    def delete_all(self, name: str) -> None:
+        """Delete a folder with all that is in it, if it exists."""
+        with self.errors(name), suppress(FileNotFoundError):
+            self.fs.delete_dir(self.path(name))
+
+    def _sync_names(self, name: str) -> None:
+        """Make the names of a local folder last."""
+        if self.fs.type_name == "local":
+            with self.errors(name):
+                descriptor = os.open(os.path.dirname(self.path(name)), os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    @contextmanager
+    def errors(self, name: str) -> Iterator[None]:
+        """Raise what the file system raises as a SteleError."""
+        try:
+            yield
+        except (OSError, pa.ArrowException) as exc:
+            raise self._error(name, exc) from exc
+
+    def _error(self, name: str, exc: Exception) -> SteleError:
+        where, number = self.called(name), getattr(exc, "errno", None)
+        why = os.strerror(number) if number else _first_line(exc)
+        if number in _FULL:
+            return Retryable(
+                f"{where}: {why}; free space there, then run the same again: it goes on where it stopped",
+                code=Code.DISK_FULL,
+            )
+        if isinstance(exc, FileNotFoundError):
+            return Rejected(f"{where}: there is no such file or folder", code=Code.NOT_FOUND)
+        if isinstance(exc, FileExistsError):
+            return Rejected(f"{where} exists already", code=Code.ALREADY_PRESENT)
+        if number in _NOT_ALLOWED:
+            return Rejected(f"{where}: {why}", code=Code.PERMISSION_DENIED)
+        if isinstance(exc, (NotADirectoryError, IsADirectoryError)):
+            return Rejected(f"{where}: {why}; expected a folder for backups")
+        if number == errno.EIO:
+            return Corrupt(f"{where}: {why}", code=Code.IO_ERROR)
+        return Retryable(f"{where}: {why}", code=Code.UNAVAILABLE)
+
+
+Location: TypeAlias = str | os.PathLike[str] | Folder
+"""What callers may give for a folder."""
+
+
+class Sink:
+    """A file that is written from front to back. Knows the number and the SHA-256 of its bytes.
+
+    pyarrow writes to it. Its methods raise OSError there, as those of a file do."""
+
+    def __init__(self, folder: Folder, name: str, file: Any) -> None:
+        self._folder = folder
+        self._name = name
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._discarded = False
+        self.bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written, in hex."""
+        return self._digest.hexdigest()
+
+    @property
+    def closed(self) -> bool:
+        """Asked by pyarrow."""
+        return False
+
+    def writable(self) -> bool:
+        """Asked by pyarrow."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Append bytes. After `discard` it does nothing: a Parquet writer ends with a footer, wanted or not."""
+        if not self._discarded:
+            self._file.write(data)
+            self._digest.update(data)
+            self.bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Called by pyarrow."""
+
+    def complete(self) -> None:
+        """Close the file. It lasts once this returns."""
+        with self._folder.errors(self._name):
+            if self._folder.fs.type_name == "local":
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+        self._folder._sync_names(self._name)
+
+    def discard(self) -> None:
+        """Remove the file, as far as the file system still allows."""
+        self._discarded = True
+        with suppress(OSError, pa.ArrowException):
+            self._file.close()
+        with suppress(OSError, pa.ArrowException):
+            self._folder.fs.delete_file(self._folder.path(self._name))
+
+
+def _first_line(exc: Exception) -> str:
+    return (str(exc).splitlines() or [type(exc).__name__])[0]
+
+
+def _without_secrets(uri: str) -> str:
+    """A URI without user, password and options."""
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

@@ -1,0 +1,94 @@
+"""Removes old backups, and what is left of unfinished ones.
+
+Invariants: the newest complete backup stays. What a process writes now stays: pruning claims the folder. Of each backup
+the manifest goes first, so that one that is half removed is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from stele.backup.claim import Claim
+from stele.backup.creating import quiet
+from stele.backup.finding import Backup, State, find_backups
+from stele.backup.folder import Folder, Location
+from stele.backup.unfinished import remove
+from stele.client.arguments import refusal, whole_number
+from stele.model.clock import physical_us
+from stele.model.errors import Rejected
+from stele.rpc.threads import in_thread
+
+_KEEP_MAX = 1_000_000
+_DAYS_MAX = 36_500.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """`removed`: what is gone, or would go. `kept`: what is there still. Both with the newest first."""
+
+    removed: list[Backup]
+    kept: list[Backup]
+
+
+async def prune_async(
+    folder: Location,
+    *,
+    keep: int | None = None,
+    keep_days: float | None = None,
+    dry_run: bool = False,
+    on_note: Callable[[str], None] = quiet,
+) -> Pruned:
+    """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give one or both.
+
+    Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later programs.
+
+    Raises:
+        Rejected: neither is given; CHANGE_IN_PROGRESS: another process writes to the folder.
+    """
+    place = await in_thread(Folder.at, folder)
+    if keep is None and keep_days is None:
+        raise Rejected("say what to keep: a number of backups, a number of days, or both")
+    count = 1 if keep is None else whole_number(keep, "keep", least=1, most=_KEEP_MAX)
+    days = 0.0 if keep_days is None else _days(keep_days)
+    since = datetime.now(UTC) - timedelta(days=days)
+    await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
+    if dry_run:
+        return _chosen(await in_thread(find_backups, place), count, since)
+    async with Claim(place, "prune", on_note) as claim:
+        chosen = _chosen(await in_thread(find_backups, place), count, since)
+        for backup in reversed(chosen.removed):
+            await claim.check()
+            await in_thread(remove, place, backup.backup_id)
+    return chosen
+
+
+def _days(given: object) -> float:
+    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given <= _DAYS_MAX:
+        return float(given)
+    raise refusal("keep_days", given, "a number of days above 0")
+
+
+def _chosen(backups: list[Backup], keep: int, since: datetime) -> Pruned:
+    complete = [b for b in backups if b.state is State.COMPLETE]
+    staying = {b.backup_id for number, b in enumerate(complete) if number < keep or _moment(b) >= since}
+    newest = complete[0].backup_id if complete else ""
+
+    def goes(backup: Backup) -> bool:
+        match backup.state:
+            case State.COMPLETE:
+                return backup.backup_id not in staying
+            case State.UNFINISHED:
+                return backup.backup_id < newest
+            case State.REMAINS:
+                return True
+            case State.DAMAGED | State.UNKNOWN:
+                return False
+
+    return Pruned([b for b in backups if goes(b)], [b for b in backups if not goes(b)])
+
+
+def _moment(backup: Backup) -> datetime:
+    assert backup.manifest is not None  # it is complete
+    return datetime.fromtimestamp(physical_us(backup.manifest.snapshot) / 1e6, UTC)

@@ -1,0 +1,215 @@
+"""Makes tables from a backup: each is filled under another name, counted, and renamed at the end.
+
+Invariants: no table with the wanted name ever has a part of its rows only. Every file's checksum is found right before a
+row of it is written. A restore that fails leaves no table behind. A killed one leaves a table with a name that says so;
+the same restore goes on with it: writing the same rows again changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from stele.backup.creating import Note, quiet
+from stele.backup.finding import choose
+from stele.backup.folder import Folder, Location
+from stele.backup.manifest import Manifest, TableEntry, TabletEntry
+from stele.backup.parallel import in_parallel
+from stele.backup.row_files import rows_of
+from stele.backup.verifying import named_tables
+from stele.client import arguments
+from stele.client.async_client import AsyncClient
+from stele.client.partitioning import Partitionings, partition_schema
+from stele.client.table import AsyncTable
+from stele.model.block import RowOp
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.partition import PartitionSchema
+from stele.model.partitioning import by_ids, by_names
+from stele.model.schema import Schema
+from stele.rpc.threads import in_thread
+
+_PARALLEL_TABLETS = 4
+_BUFFER_BYTES = 16 << 20
+_NAME_CHARS = 200
+_CREATE_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A table that was restored: its name in the backup, its name now, and its rows."""
+
+    table: str
+    name: str
+    rows: int
+
+
+async def restore_async(
+    client: AsyncClient,
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] | Mapping[str, str] = (),
+    partitioning: Partitionings = None,
+    replication_factor: int | None = None,
+    on_rows: Callable[[str, int], None] = lambda table, rows: None,
+    on_note: Note = quiet,
+) -> list[Restored]:
+    """Make tables from a backup. `backup`: its id or the first digits of it; None: the newest.
+
+    `tables`: names of some of its tables, or new names by their names in the backup; default: all, as they were called.
+    `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `on_rows` is called
+    with a table's name in the backup and the number of rows that were written, as it happens.
+
+    Raises:
+        Rejected: ALREADY_PRESENT: a table has the name. NOT_FOUND: no such folder, backup or table.
+        Corrupt: a file is damaged or missing. No table was made.
+        SteleError: the cluster or the folder cannot be reached. No table was made, unless the message says so.
+    """
+    place = await in_thread(Folder.at, folder)
+    new_names = named_tables(tables)
+    manifest = await in_thread(choose, place, backup, list(new_names))
+    chosen = [manifest.table(n) for n in new_names] if new_names else list(manifest.tables)
+    targets = [_Target.of(manifest, t, new_names.get(t.name, t.name)) for t in chosen]
+    await _check_names(client, [target.name for target in targets])
+    for target in targets:
+        if partitioning is not None:
+            target.partitioning = partition_schema(partitioning, target.schema)
+        if replication_factor is not None:
+            target.replication_factor = arguments.replication_factor(replication_factor)
+    made: list[_Target] = []
+    try:
+        for target in targets:
+            made.append(target)
+            await target.make(client, on_note)
+            await target.fill(place, manifest, on_rows)
+    except BaseException:
+        for target in made:
+            await target.remove(client)
+        raise
+    return [await target.publish() for target in targets]
+
+
+async def _check_names(client: AsyncClient, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise Rejected(f"two tables would be called {twice[0]}; give each another name")
+    there = {info.name: info.kind for info in await client.list_tables()}
+    used = [name for name in names if name in there]
+    if used:
+        kind = "key space" if there[used[0]] == "keyspace" else "table"
+        raise Rejected(
+            f"{kind} {', '.join(used)} exists already; restore under another name, or rename the existing one first",
+            code=Code.ALREADY_PRESENT,
+        )
+
+
+class _Target:
+    """One table that is being restored."""
+
+    def __init__(self, entry: TableEntry, name: str, scratch: str) -> None:
+        self.entry = entry
+        self.name = name
+        self.scratch = scratch
+        columns = [(c.name, c.type, c.nullable, c.default) for c in entry.schema.columns]
+        self.schema = Schema.make(columns, [c.name for c in entry.schema.key_columns])
+        self.partitioning = by_ids(by_names(entry.partitioning, entry.schema), self.schema)
+        self.replication_factor = entry.replication_factor
+        self._table: AsyncTable | None = None
+        self._is_mine = False
+
+    @staticmethod
+    def of(manifest: Manifest, entry: TableEntry, name: str) -> _Target:
+        """The scratch name follows from backup and name, so that the same restore finds it again."""
+        digits = hashlib.sha256(f"{manifest.backup_id}/{entry.table_id}/{name}".encode()).hexdigest()[:8]
+        return _Target(entry, arguments.text(name, "table name"), f"{name[:_NAME_CHARS]}.restoring-{digits}")
+
+    @property
+    def table(self) -> AsyncTable:
+        """The scratch table."""
+        assert self._table is not None
+        return self._table
+
+    async def make(self, client: AsyncClient, note: Note) -> None:
+        """Make the scratch table, or take the one of a restore that was killed."""
+        try:
+            self._table = await client.create_table(
+                self.scratch,
+                self.schema,
+                self.partitioning,
+                replication_factor=self.replication_factor,
+                timeout_s=_CREATE_TIMEOUT_S,
+            )
+            self._is_mine = True
+            return
+        except SteleError as exc:
+            if exc.code is not Code.ALREADY_PRESENT:
+                self._is_mine = True  # it may be there, without leaders yet
+                raise
+        self._table = await client.open_table(self.scratch)
+        info = self._table.info
+        wanted = (self.schema, self.partitioning, self.replication_factor)
+        if (info.schema, _plain(info.partition_schema, self.schema), info.replication_factor) != wanted:
+            raise Rejected(
+                f"table {self.scratch} is left from another restore; delete it with `stele table delete {self.scratch}`",
+                code=Code.ALREADY_PRESENT,
+            )
+        note(f"going on with table {self.scratch}, which is left from a restore that did not end")
+
+    async def fill(self, place: Folder, manifest: Manifest, on_rows: Callable[[str, int], None]) -> None:
+        """Write all rows, and count them."""
+        columns = self.entry.schema.to_arrow()
+
+        async def write(tablet: TabletEntry) -> None:
+            # Each of several tablets has a writer, since the rows of one may all go to the same new tablet.
+            writer = self.table.arrow_writer(
+                RowOp.UPSERT,
+                buffer_bytes=_BUFFER_BYTES,
+                on_rows=lambda rows: on_rows(self.entry.name, rows),
+            )
+            try:
+                for file in tablet.files:
+                    batches = rows_of(place, manifest.name_of(self.entry, file), file, columns)
+                    while (batch := await in_thread(_next, batches)) is not None:
+                        await writer.feed(batch)
+                (await writer.finish()).raise_for_errors()
+            except BaseException:
+                await writer.abandon()
+                raise
+
+        await in_parallel(self.entry.tablets, _PARALLEL_TABLETS, write)
+        there = await self.table.scan().count()
+        if there != self.entry.rows:
+            raise Corrupt(
+                f"table {self.scratch} has {there} rows after the restore; the backup has {self.entry.rows}; "
+                "somebody else may have written to it"
+            )
+
+    async def publish(self) -> Restored:
+        """Give the table its name. Raises Rejected ALREADY_PRESENT if somebody took it meanwhile."""
+        try:
+            await self.table.alter(rename_to=self.name)
+        except Rejected as exc:
+            raise Rejected(
+                f"all rows are restored, but the table could not be named {self.name}: {exc.args[0]}; rename it with "
+                f"`stele table rename {self.scratch} NAME`, or delete it",
+                code=exc.code,
+            ) from exc
+        return Restored(self.entry.name, self.name, self.entry.rows)
+
+    async def remove(self, client: AsyncClient) -> None:
+        """Delete the scratch table, if this process made it and can reach the cluster."""
+        if self._is_mine:
+            with suppress(SteleError):
+                await client.delete_table(self.scratch)
+
+
+def _plain(partitioning: PartitionSchema, schema: Schema) -> PartitionSchema:
+    return by_ids(by_names(partitioning, schema), schema)
+
+
+def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return next(batches, None)

@@ -1,0 +1,141 @@
+"""Files of rows: Parquet that is written in bounded memory, and read only after its checksum was found right.
+
+Invariant: `rows_of` yields rows only of bytes that are the ones written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from stele.backup.folder import Folder
+from stele.backup.manifest import FileEntry
+from stele.model.errors import Corrupt
+
+_GROUP_ROWS, _GROUP_BYTES = 128 << 10, 32 << 20
+"""Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
+FILE_BYTES = 64 << 20
+"""A file ends once it has this many bytes: restore holds a file in memory, and an interrupted backup goes on behind its
+last whole file."""
+_READ_ROWS = 32_768
+
+
+class ParquetRows:
+    """Writes batches to a Parquet file in row groups. `sink`: a binary file."""
+
+    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._writer = parquet.ParquetWriter(sink, schema, compression="zstd")
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows. Raises OSError."""
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= _GROUP_ROWS or self._waiting_bytes >= _GROUP_BYTES:
+            self._end_group()
+
+    def close(self) -> None:
+        """Write what waits, and the footer. Raises OSError."""
+        self._end_group()
+        self._writer.close()
+
+    def _end_group(self) -> None:
+        if self._waiting:
+            rows = pa.Table.from_batches(self._waiting, self._schema)
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+            self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
+
+    def abandon(self) -> None:
+        """Release the writer, also one that has failed. Its sink must drop what it still writes."""
+        self._waiting.clear()
+        try:
+            self._writer.close()
+        except (pa.ArrowException, OSError, ValueError):
+            self._writer.is_open = False  # else it would be closed again when it is freed
+
+
+class RowFile:
+    """A new file of a backup. `name`: below the folder of all backups."""
+
+    def __init__(self, folder: Folder, name: str, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._name = name
+        self._rows = 0
+        self._sink = folder.new_file(name)
+        try:
+            with folder.errors(name):
+                self._parquet = ParquetRows(self._sink, schema)
+        except BaseException:
+            self._sink.discard()
+            raise
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes were written so far."""
+        return self._sink.bytes
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows. Raises Retryable DISK_FULL; other SteleErrors."""
+        with self._folder.errors(self._name):
+            self._parquet.write(batch)
+        self._rows += batch.num_rows
+
+    def finish(self) -> FileEntry:
+        """Write the rest. The file lasts once this returns. Raises as `write` does."""
+        with self._folder.errors(self._name):
+            self._parquet.close()
+        self._sink.complete()
+        return FileEntry(self._name.rpartition("/")[2], self._rows, self._sink.bytes, self._sink.sha256)
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._sink.discard()
+        self._parquet.abandon()
+
+
+def checked_bytes(folder: Folder, name: str, entry: FileEntry) -> pa.Buffer:
+    """The bytes of a file, if they are those that were written.
+
+    Raises:
+        Corrupt: the file is missing, cut, longer, or its bytes differ.
+        SteleError: it cannot be read now.
+    """
+    where, size = folder.called(name), folder.size(name)
+    if size is None:
+        raise Corrupt(f"{where}: the file is missing")
+    if size != entry.bytes:
+        raise Corrupt(f"{where}: it has {size} bytes; {entry.bytes} were written")
+    found = folder.read(name)
+    if hashlib.sha256(found).hexdigest() != entry.sha256:
+        raise Corrupt(f"{where}: it is damaged: its SHA-256 is not that of what was written")
+    return found
+
+
+def rows_of(folder: Folder, name: str, entry: FileEntry, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, after its bytes were found right.
+
+    Raises:
+        Corrupt: as `checked_bytes`; or the file has other columns or another number of rows than its manifest says.
+    """
+    where = folder.called(name)
+    raw = checked_bytes(folder, name, entry)
+    rows = 0
+    try:
+        with parquet.ParquetFile(pa.BufferReader(raw)) as file:
+            if not file.schema_arrow.equals(schema):
+                raise Corrupt(f"{where}: its columns are not those of the manifest")
+            for batch in file.iter_batches(_READ_ROWS):
+                rows += batch.num_rows
+                if batch.num_rows:
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    except (pa.ArrowException, OSError) as exc:
+        raise Corrupt(f"{where}: it is no Parquet file ({exc})") from exc
+    if rows != entry.rows:
+        raise Corrupt(f"{where}: it has {rows} rows; its manifest says {entry.rows}")

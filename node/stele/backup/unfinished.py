@@ -1,0 +1,158 @@
+"""A backup that is being written: its plan, and a record of each file that is whole. A killed backup goes on from these.
+
+Invariants: a record is written after its file lasts, so a file without a record counts as nothing. The files of a tablet
+that `load` returns were read again and are whole, and no row lies between them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from stele.backup.folder import Folder
+from stele.backup.manifest import (
+    MANIFEST,
+    PLAN,
+    FileEntry,
+    Manifest,
+    TableEntry,
+    TabletEntry,
+    file_from_json,
+    file_to_json,
+    seal,
+    unseal,
+)
+from stele.backup.row_files import checked_bytes
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
+
+_RECORDS = "unfinished"
+_RECORD = re.compile(r"([0-9a-f]+)-(\d+)\.json\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What is there of a tablet. `last_key`: of the last row in its files, encoded; None if there is no file.
+
+    `next_number`: of its next file. `whole`: no row is missing."""
+
+    files: tuple[FileEntry, ...] = ()
+    last_key: bytes | None = None
+    next_number: int = 0
+    whole: bool = False
+
+
+class Unfinished:
+    """The folder of one backup while it is written. `run`: tells this process's files from those of earlier ones."""
+
+    def __init__(self, folder: Folder, plan: Manifest, run: str) -> None:
+        self._folder = folder
+        self.plan = plan
+        self._run = run
+        self._known: dict[str, set[int]] = {}
+
+    def begin(self) -> None:
+        """Write the plan, and make all folders."""
+        backup = self.plan.backup_id
+        for name in (_RECORDS, *(table.folder for table in self.plan.tables)):
+            self._folder.make(f"{backup}/{name}")
+        self._folder.put(f"{backup}/{PLAN}", self.plan.sealed())
+
+    def look(self) -> None:
+        """Find the records of earlier runs."""
+        self._known.clear()
+        for name in self._folder.entries(f"{self.plan.backup_id}/{_RECORDS}"):
+            if match := _RECORD.match(name):
+                self._known.setdefault(match[1], set()).add(int(match[2]))
+
+    def load(self, table: TableEntry, tablet: TabletEntry) -> Done:
+        """What is there of a tablet and whole. Reads its files. Raises SteleError if they cannot be read now."""
+        known, done = self._known.get(tablet.tablet_id, set()), Done()
+        while not done.whole and done.next_number in known:
+            try:
+                done = self._with_next(table, tablet, done)
+            except Corrupt:
+                break
+        return done
+
+    def _with_next(self, table: TableEntry, tablet: TabletEntry, done: Done) -> Done:
+        name = self._record(tablet, done.next_number)
+        try:
+            content = unseal(bytes(self._folder.read(name)), self._folder.called(name))
+            file = None if content["file"] is None else file_from_json(content["file"])
+            after_key, last_key = (_key(content[name]) for name in ("afterKey", "lastKey"))
+            whole = bool(content["whole"])
+        except (ValueError, TypeError, KeyError) as exc:
+            raise Corrupt(f"{name}: {exc!r}") from exc
+        if after_key != done.last_key:
+            # An earlier run wrote it, behind a file that was damaged since and written anew with another end.
+            raise Corrupt(f"{name}: it does not follow the file before")
+        if file is not None:
+            checked_bytes(self._folder, self.plan.name_of(table, file), file)
+        files = done.files if file is None else (*done.files, file)
+        return Done(files, last_key, done.next_number + 1, whole)
+
+    def file_name(self, table: TableEntry, tablet: TabletEntry, number: int) -> str:
+        """The name of a tablet's next file."""
+        return f"{self.plan.backup_id}/{table.folder}/{tablet.tablet_id}-{number:05}-{self._run}.parquet"
+
+    def record(
+        self,
+        tablet: TabletEntry,
+        before: Done,
+        file: FileEntry | None,
+        last_key: bytes | None,
+        *,
+        whole: bool,
+    ) -> Done:
+        """Record that the file behind `before` lasts. None: there are no more rows. `whole`: it is the tablet's last.
+
+        Returns what is there now."""
+        content = {
+            "file": None if file is None else file_to_json(file),
+            "afterKey": None if before.last_key is None else before.last_key.hex(),
+            "lastKey": None if last_key is None else last_key.hex(),
+            "whole": whole,
+        }
+        self._folder.put(self._record(tablet, before.next_number), seal(content))
+        files = before.files if file is None else (*before.files, file)
+        return Done(files, last_key, before.next_number + 1, whole)
+
+    def _record(self, tablet: TabletEntry, number: int) -> str:
+        return f"{self.plan.backup_id}/{_RECORDS}/{tablet.tablet_id}-{number:05}.json"
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make it a complete backup. Then remove what is not part of it.
+
+        Raises:
+            Rejected: ALREADY_PRESENT: another process has finished it.
+        """
+        backup = manifest.backup_id
+        name = f"{backup}/{MANIFEST}"
+        if self._folder.size(name) is not None:
+            raise Rejected(
+                f"{self._folder.called(name)}: another process finished it", code=Code.ALREADY_PRESENT
+            )
+        self._folder.put(name, manifest.sealed())
+        with suppress(SteleError):  # it is complete, whatever remains beside it
+            for stray in strays(self._folder, manifest):
+                self._folder.delete(f"{backup}/{stray}")
+            self._folder.delete_all(f"{backup}/{_RECORDS}")
+
+
+def _key(text: str | None) -> bytes | None:
+    return None if text is None else bytes.fromhex(text)
+
+
+def strays(folder: Folder, manifest: Manifest) -> list[str]:
+    """Files in a complete backup's folder that are no part of it, with names relative to it."""
+    own = {f"{table.folder}/{file.name}" for table in manifest.tables for file in table.files}
+    return sorted(set(folder.files(manifest.backup_id)) - own - {MANIFEST})
+
+
+def remove(folder: Folder, backup_id: str, names: Sequence[str] = (MANIFEST, PLAN)) -> None:
+    """Remove a backup. What makes it one goes first, so that an interrupted removal leaves none."""
+    for name in names:
+        folder.delete(f"{backup_id}/{name}")
+    folder.delete_all(backup_id)

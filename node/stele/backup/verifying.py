@@ -1,0 +1,259 @@
+"""Checks a backup: against itself, and against tables. Changes nothing.
+
+Against itself: each file is there with the bytes that were written; its rows have the right columns and number; keys
+ascend without repetition, and belong to their tablet. Against a table: as many rows, and the same checksum over all values
+(`stele.model.checksum`), at the backup's time if it is the table that was backed up, else now.
+
+Invariant: everything that is wrong is reported, not only the first fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.backup.finding import choose
+from stele.backup.folder import Folder, Location
+from stele.backup.manifest import Manifest, TableEntry, TabletEntry
+from stele.backup.parallel import in_parallel
+from stele.backup.row_files import rows_of
+from stele.backup.unfinished import strays
+from stele.client import arguments
+from stele.client.async_client import AsyncClient
+from stele.client.table import AsyncTable
+from stele.client.tablet_scan import PARALLEL_TABLETS
+from stele.model import checksum, keys
+from stele.model.errors import Code, Corrupt, Rejected
+from stele.model.partition import assign
+from stele.rpc.threads import in_thread
+
+_PARALLEL_FILES = 4
+
+OnRows = Callable[[str, int], None]
+
+
+@dataclass(slots=True)
+class TableReport:
+    """What was found of one table. `faults`: empty if all is well. `compared`: with which table and when, in words.
+
+    `differences`: how the table differs from the backup. `checksum`: over all values of all rows, None if it was not asked for. `rows` and `checksum` are of the files."""
+
+    table: str
+    rows: int = 0
+    bytes: int = 0
+    files: int = 0
+    checksum: int | None = None
+    compared: str = ""
+    faults: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found of a backup. `strays`: files in its folder that are no part of it; they harm nothing."""
+
+    manifest: Manifest
+    tables: list[TableReport]
+    strays: list[str]
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the files, of all tables."""
+        return [fault for table in self.tables for fault in table.faults]
+
+    @property
+    def differences(self) -> list[str]:
+        """How tables differ from the backup."""
+        return [difference for table in self.tables for difference in table.differences]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    rows: int = 0
+    checksum: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def verify(
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] = (),
+    on_rows: OnRows = lambda table, rows: None,
+) -> Report:
+    """Check a backup against itself. Reads all its files; asks no cluster. `on_rows` is called in other threads.
+
+    `backup`: its id or the first digits of it; None: the newest. `tables`: only these.
+
+    Raises:
+        Rejected: NOT_FOUND: no such folder, backup or table.
+        Corrupt: the manifest is damaged. Faults of files do not raise: they are in the report.
+    """
+    place = Folder.at(folder)
+    manifest = choose(place, backup, chosen := arguments.names(tables, "tables"))
+    reports = []
+    with ThreadPoolExecutor(_PARALLEL_FILES, "stele-verify") as threads:
+        for table in _of(manifest, chosen):
+            check = _checker(place, manifest, table, on_rows, sums=False)
+            found = list(threads.map(check, table.tablets))
+            reports.append(_report(table, found, None))
+    return Report(manifest, reports, strays(place, manifest))
+
+
+async def compare_async(
+    client: AsyncClient,
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] | Mapping[str, str] = (),
+    on_rows: OnRows = lambda table, rows: None,
+) -> Report:
+    """Check a backup against itself, and against tables of a cluster.
+
+    `tables`: names of some of its tables, or the names of tables to compare them with, by their names in the backup. A
+    table that was backed up is read as it was at the backup's time; another one, such as a restored one, as it is now.
+
+    Raises:
+        Rejected: NOT_FOUND: no such table. SNAPSHOT_TOO_OLD: its rows of that time are gone, so it cannot be compared.
+    """
+    place = await in_thread(Folder.at, folder)
+    others = named_tables(tables)
+    manifest = await in_thread(choose, place, backup, list(others))
+    chosen = _of(manifest, list(others))
+    opened = [await client.open_table(others.get(table.name, table.name)) for table in chosen]
+    reports = []
+    for table, live in zip(chosen, opened, strict=True):
+        check = _checker(place, manifest, table, on_rows, sums=True)
+        sums: dict[str, _Sum] = {}
+
+        async def look(tablet: TabletEntry, sums: dict[str, _Sum] = sums, check: _Check = check) -> None:
+            sums[tablet.tablet_id] = await in_thread(check, tablet)
+
+        await in_parallel(table.tablets, _PARALLEL_FILES, look)
+        report = _report(table, [sums[t.tablet_id] for t in table.tablets], live)
+        await _compare(report, manifest, table, live, sums)
+        reports.append(report)
+    return Report(manifest, reports, await in_thread(strays, place, manifest))
+
+
+_Check = Callable[[TabletEntry], _Sum]
+
+
+def named_tables(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Other names of tables by their names in the backup."""
+    if isinstance(given, Mapping):
+        arguments.names(list(given.values()), "tables")
+        return dict(given)
+    return {name: name for name in arguments.names(given, "tables")}
+
+
+def _of(manifest: Manifest, names: Sequence[str]) -> list[TableEntry]:
+    return [manifest.table(name) for name in dict.fromkeys(names)] if names else list(manifest.tables)
+
+
+def _report(table: TableEntry, found: Sequence[_Sum], live: AsyncTable | None) -> TableReport:
+    faults = [fault for each in found for fault in each.faults]
+    total = sum(each.checksum for each in found) & checksum.MASK if live is not None else None
+    rows = sum(each.rows for each in found)
+    return TableReport(table.name, rows, table.file_bytes, len(table.files), total, "", faults)
+
+
+def _checker(place: Folder, manifest: Manifest, table: TableEntry, on_rows: OnRows, *, sums: bool) -> _Check:
+    """A function that reads all files of one tablet."""
+    columns = table.schema.to_arrow()
+
+    def check(tablet: TabletEntry) -> _Sum:
+        rows = total = 0
+        last: pa.Scalar | None = None
+        faults = []
+        for file in tablet.files:
+            name = manifest.name_of(table, file)
+            try:
+                for batch in rows_of(place, name, file, columns):
+                    found = keys.encode_keys(batch, table.schema)
+                    if not _ascends(found, last):
+                        raise Corrupt(f"{place.called(name)}: its keys do not ascend")
+                    if (assign(batch, table.schema, table.partitioning) != tablet.ordinal).any():
+                        raise Corrupt(f"{place.called(name)}: it has rows of another tablet")
+                    last = found[-1]
+                    rows += batch.num_rows
+                    total += checksum.checksum(batch, table.schema) if sums else 0
+                    on_rows(table.name, batch.num_rows)
+            except Corrupt as exc:
+                faults.append(str(exc.args[0]))
+        return _Sum(rows, total & checksum.MASK, tuple(faults))
+
+    return check
+
+
+def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:
+    """Whether each key is above the one before it, the first above `last`."""
+    if last is not None and not pc.less(last, found[0]).as_py():
+        return False
+    return bool(np.all(pc.less(found[:-1], found[1:]).to_numpy(zero_copy_only=False)))
+
+
+async def _compare(
+    report: TableReport, manifest: Manifest, table: TableEntry, live: AsyncTable, sums: Mapping[str, _Sum]
+) -> None:
+    """Read the table, and say in the report how it differs."""
+    same = live.info.table_id == table.table_id
+    report.compared = f"table {live.name} {f'as of {manifest.time}' if same else 'as it is now'}"
+    if differing := _columns(table, live):
+        report.differences.append(f"{report.compared}: {differing}")
+        return
+    names = table.schema.to_arrow().names
+    scan = live.plan_scan(names, snapshot=manifest.snapshot if same else None, ordered=True)
+    arrow = table.schema.to_arrow()
+    found: dict[str, _Sum] = {}
+
+    def add(batches: Iterator[pa.RecordBatch]) -> _Sum:
+        rows = total = 0
+        for batch in batches:
+            rows += batch.num_rows
+            total += checksum.checksum(
+                pa.RecordBatch.from_arrays(batch.columns, names=arrow.names), table.schema
+            )
+        return _Sum(rows, total & checksum.MASK)
+
+    async def read(number: int) -> None:
+        place = scan.tablets[number]
+        try:
+            found[place.tablet_id] = await live.read_tablet(scan, place, add)
+        except Rejected as exc:
+            if exc.code is not Code.SNAPSHOT_TOO_OLD:
+                raise
+            raise Rejected(
+                f"{report.compared} cannot be compared, since its rows of that time are gone: {exc.args[0]}",
+                code=exc.code,
+            ) from exc
+
+    await in_parallel(range(len(scan.tablets)), PARALLEL_TABLETS, read)
+    rows, total = (
+        sum(each.rows for each in found.values()),
+        sum(s.checksum for s in found.values()) & checksum.MASK,
+    )
+    if rows != report.rows:
+        report.differences.append(f"{report.compared}: it has {rows} rows, but the files have {report.rows}")
+    elif total != report.checksum:
+        report.differences.append(f"{report.compared}: it has as many rows, but other values")
+    if same and report.differences and found.keys() == sums.keys():
+        other = [tablet for tablet in found if replace(sums[tablet], faults=()) != found[tablet]]
+        report.differences.append(
+            f"{report.compared}: tablets that differ: {', '.join(other[:10]) or 'none'}"
+        )
+
+
+def _columns(table: TableEntry, live: AsyncTable) -> str:
+    """Which columns of the backup the table lacks or has otherwise, in words; "" if none."""
+    now = live.schema.by_name
+    missing = [c.name for c in table.schema.columns if c.name not in now]
+    other = [c.name for c in table.schema.columns if c.name in now and now[c.name].type != c.type]
+    parts = [f"it has no column {', '.join(missing)}"] if missing else []
+    parts += [f"it has column {', '.join(other)} with another type"] if other else []
+    return "; ".join(parts)

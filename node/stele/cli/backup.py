@@ -1,0 +1,249 @@
+"""`stele backup create`, `list`, `prune`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.output import say, show_json, show_table
+from stele.model import texts
+from stele.model.amounts import plural
+from stele.model.amounts import size as in_mib
+from stele.model.errors import Rejected
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+    from stele.backup import Backup, Manifest, Progress, Pruned
+    from stele.client import AsyncClient
+
+
+@click.command()
+@click.argument("folder")
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@click.option("--all", "every", is_flag=True, help="All tables of the cluster; key spaces are left out.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    default="",
+    help="Back up the rows of this hybrid time or ISO 8601 time (UTC unless it has a zone) [default: now].",
+)
+@click.option("--anew", is_flag=True, help="Remove an unfinished backup of the same tables, and begin anew.")
+@click.option(
+    "--parallel",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Tablets that are read at once; each takes about 100 MiB of memory here.",
+)
+@masters_option
+@timeout_option
+@json_option
+def create(
+    folder: str,
+    tables: tuple[str, ...],
+    every: bool,
+    at: str,
+    anew: bool,
+    parallel: int,
+    masters: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Back up tables into a folder, all at one moment. FOLDER is a path, or a URI such as s3://bucket/backups.
+
+    If a backup was interrupted, the same command goes on with it. It is complete once the command ends with 0.
+
+    \b
+    Examples:
+      stele backup create /backups flights planes
+      stele backup create s3://bucket/stele --all
+    """
+    from stele.backup import create_async
+    from stele.cli.progress import tablets_progress
+
+    if every == bool(tables):
+        raise click.UsageError("name the tables to back up, or give --all")
+    moment, started = _moment(at), time.monotonic()
+    with tablets_progress() as progress:
+        lines: dict[str, TaskID] = {}
+
+        def tell(now: Progress) -> None:
+            if now.table not in lines:
+                lines[now.table] = progress.add_task(now.table, rows=0)
+            progress.update(lines[now.table], total=now.tablets, completed=now.tablets_done, rows=now.rows)
+
+        async def work(client: AsyncClient) -> Manifest:
+            named = await _all_tables(client) if every else list(tables)
+            return await create_async(
+                client,
+                folder,
+                named,
+                at=moment,
+                anew=anew,
+                parallel=parallel,
+                on_progress=tell,
+                on_note=note,
+            )
+
+        made = with_client(masters, work, timeout_s)
+    if as_json:
+        show_json(manifest_as_json(made))
+        return
+    files = sum(len(table.files) for table in made.tables)
+    say(
+        f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} rows, "
+        f"{plural(files, 'file')}, {shown_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
+    )
+
+
+@click.command()
+@click.argument("folder")
+@json_option
+def list_all(folder: str, as_json: bool) -> None:
+    """List the backups of a folder, the newest first. FOLDER is a path, or a URI such as s3://bucket/backups.
+
+    Only complete ones can be restored. `stele backup create` goes on with an unfinished one.
+
+    Example: stele backup list /backups
+    """
+    from stele.backup import list_backups
+
+    found = list_backups(folder)
+    if as_json:
+        show_json([_as_json(backup) for backup in found])
+        return
+    if not found:
+        say(f"no backups in {folder}")
+        return
+    show_table(("backup", "rows of", "state", "rows", "size", "tables"), [_line(b) for b in found], whole=1)
+    for backup in found:
+        if backup.fault:
+            say(f"{backup.backup_id}: {backup.fault}", err=True)
+
+
+@click.command()
+@click.argument("folder")
+@click.option("--keep", type=click.IntRange(1, 1_000_000), default=None, help="Keep this many of the newest.")
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(0, 36_500, min_open=True),
+    default=None,
+    help="Keep those of the last so many days. With --keep: what either option keeps, stays.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def prune(folder: str, keep: int | None, keep_days: float | None, dry_run: bool, yes: bool) -> None:
+    """Remove old backups for good. FOLDER is a path, or a URI such as s3://bucket/backups.
+
+    The newest complete backup always stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a
+    person to look at.
+
+    \b
+    Examples:
+      stele backup prune /backups --keep 7 --dry-run
+      stele backup prune s3://bucket/stele --keep 3 --keep-days 30 --yes
+    """
+    from stele.backup import prune_async
+
+    if keep is None and keep_days is None:
+        raise click.UsageError("say what to keep: --keep, --keep-days, or both")
+
+    def run(*, dry: bool) -> Pruned:
+        return asyncio.run(prune_async(folder, keep=keep, keep_days=keep_days, dry_run=dry, on_note=note))
+
+    found = run(dry=True)
+    if not found.removed:
+        say(f"nothing to remove; {plural(len(found.kept), 'backup')} in {folder}")
+        return
+    for backup in found.removed:
+        say(f"{'would remove' if dry_run else 'removing'} {backup.backup_id} ({_what(backup)})")
+    if dry_run:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("standard input is no terminal, so nobody can confirm; add --yes")
+        click.confirm(f"Remove {plural(len(found.removed), 'backup')} permanently?", abort=True)
+    done = run(dry=False)
+    say(f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left")
+
+
+def note(text: str) -> None:
+    """Print what is unusual, on standard error."""
+    say(f"note: {text}", err=True)
+
+
+def shown_bytes(count: int) -> str:
+    """A number of bytes for people."""
+    return in_mib(count) if count >= 1 << 20 else f"{count:,} bytes"
+
+
+def manifest_as_json(manifest: Manifest) -> dict[str, Any]:
+    """What a backup holds, for programs. A snapshot is text, since some readers of JSON round large numbers."""
+    return {
+        "id": manifest.backup_id,
+        "cluster": manifest.cluster_id,
+        "snapshot": str(manifest.snapshot),
+        "time": manifest.time,
+        "begun": manifest.begun.isoformat(),
+        "finished": None if manifest.finished is None else manifest.finished.isoformat(),
+        "rows": manifest.rows,
+        "bytes": manifest.file_bytes,
+        "tables": [
+            {
+                "name": table.name,
+                "id": table.table_id,
+                "rows": table.rows,
+                "bytes": table.file_bytes,
+                "files": len(table.files),
+                "tablets": len(table.tablets),
+                "replicationFactor": table.replication_factor,
+            }
+            for table in manifest.tables
+        ],
+    }
+
+
+async def _all_tables(client: AsyncClient) -> list[str]:
+    infos = await client.list_tables()
+    found = [info.name for info in infos if info.kind == "table"]
+    if left := [info.name for info in infos if info.kind != "table"]:
+        note(f"backups hold tables only; left out: key space {', '.join(left)}")
+    if not found:
+        raise Rejected("the cluster has no tables")
+    return found
+
+
+def _moment(text: str) -> int | None:
+    try:
+        return texts.snapshot(text) if text else None
+    except ValueError as exc:
+        raise Rejected(f"--at {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
+
+
+def _as_json(backup: Backup) -> dict[str, Any]:
+    found = {"id": backup.backup_id, "state": backup.state.value}
+    if backup.manifest is not None:
+        return found | manifest_as_json(backup.manifest)
+    return found | ({"fault": backup.fault} if backup.fault else {})
+
+
+def _line(backup: Backup) -> tuple[Any, ...]:
+    manifest = backup.manifest
+    if manifest is None:
+        return (backup.backup_id, "-", backup.state.value, "-", "-", "-")
+    names = ", ".join(table.name for table in manifest.tables)
+    if manifest.finished is None:  # a plan knows no files
+        return (backup.backup_id, manifest.time, backup.state.value, "-", "-", names)
+    size = shown_bytes(manifest.file_bytes)
+    return (backup.backup_id, manifest.time, backup.state.value, f"{manifest.rows:,}", size, names)
+
+
+def _what(backup: Backup) -> str:
+    manifest = backup.manifest
+    return backup.state.value if manifest is None else f"{backup.state.value}, rows of {manifest.time}"

@@ -1,0 +1,110 @@
+"""What pruning removes, and what it never does. No cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stele import backup
+from stele.backup.finding import State
+from stele.backup.folder import Folder
+from stele.backup.manifest import MANIFEST
+from stele.backup.unfinished import remove
+from stele.model.clock import from_physical_us
+from stele.model.errors import Rejected, Retryable
+from tests.backup.tables import made_by_hand
+
+DAY_US = 86_400 * 1_000_000
+
+
+def aged(folder: Path, days: float, *, finished: bool = True) -> str:
+    """A backup of so many days ago."""
+    now_us = time.time_ns() // 1_000
+    made = made_by_hand(
+        folder, rows=200, snapshot=int(from_physical_us(now_us - int(days * DAY_US))), finished=finished
+    )
+    return made.backup_id
+
+
+def there(folder: Path) -> list[str]:
+    return [b.backup_id for b in backup.list_backups(folder)]
+
+
+def test_the_newest_and_those_of_the_last_days_stay(tmp_path: Path) -> None:
+    ids = [aged(tmp_path, days) for days in (0.1, 1, 2, 3, 40)]
+    assert [b.backup_id for b in backup.prune(tmp_path, keep=4, dry_run=True).removed] == ids[4:]
+    assert there(tmp_path) == ids
+    backup.prune(tmp_path, keep=4)
+    assert there(tmp_path) == ids[:4]
+    backup.prune(tmp_path, keep=1, keep_days=2.5)
+    assert there(tmp_path) == ids[:3]
+    backup.prune(tmp_path, keep_days=1.5)
+    assert there(tmp_path) == ids[:2]
+    backup.prune(tmp_path, keep_days=0.01)
+    assert there(tmp_path) == ids[:1]  # the newest stays, however old it is
+    assert backup.verify(tmp_path).faults == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [ids[0], "writers"]
+
+
+def test_an_unfinished_one_goes_once_a_complete_one_is_newer(tmp_path: Path) -> None:
+    old, new = aged(tmp_path, 2, finished=False), aged(tmp_path, 0.1, finished=False)
+    backup.prune(tmp_path, keep=1)
+    assert there(tmp_path) == [new, old]
+    whole = aged(tmp_path, 1)
+    backup.prune(tmp_path, keep=1)
+    assert there(tmp_path) == [new, whole]
+
+
+def test_damaged_ones_stay_and_remains_go(tmp_path: Path) -> None:
+    damaged, remains, whole = aged(tmp_path, 3), aged(tmp_path, 2), aged(tmp_path, 1)
+    (tmp_path / damaged / MANIFEST).write_text("{")
+    (tmp_path / remains / MANIFEST).unlink()
+    (tmp_path / "mine").mkdir()
+    backup.prune(tmp_path, keep=1)
+    assert there(tmp_path) == [whole, damaged]
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_removal_that_is_cut_short_leaves_no_backup(tmp_path: Path) -> None:
+    """The manifest goes first: what is left is removed by the next pruning, and never restored."""
+    gone, whole = aged(tmp_path, 2), aged(tmp_path, 1)
+
+    class Cut(Exception):
+        pass
+
+    class Stops(Folder):
+        def delete_all(self, name: str) -> None:
+            raise Cut
+
+    place = Folder.at(tmp_path)
+    with pytest.raises(Cut):
+        remove(Stops(place.fs, place.root, place.shown), gone)
+    assert [(b.backup_id, b.state) for b in backup.list_backups(tmp_path)] == [
+        (whole, State.COMPLETE),
+        (gone, State.REMAINS),
+    ]
+    with pytest.raises(Rejected, match="is not complete: remains"):
+        backup.verify(tmp_path, gone)
+    backup.prune(tmp_path, keep=5)
+    assert there(tmp_path) == [whole]
+
+
+def test_bad_arguments_and_wrong_folders_are_refused(tmp_path: Path) -> None:
+    aged(tmp_path, 1)
+    for arguments in (
+        {},
+        {"keep": 0},
+        {"keep": 1.5},
+        {"keep_days": 0},
+        {"keep_days": -1},
+        {"keep_days": "x"},
+    ):
+        with pytest.raises(Rejected):
+            backup.prune(tmp_path, **arguments)
+    with pytest.raises(Rejected, match="no such folder"):
+        backup.prune(tmp_path / "none", keep=1)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises((Rejected, Retryable)):
+        backup.prune(tmp_path / "writers" / "x" / "y", keep=1)
