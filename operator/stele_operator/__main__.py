@@ -151,10 +151,11 @@ def run(
 def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str, as_json: bool) -> None:
     """Show what changed manifests would do to a running cluster, before anything happens.
 
-    Nothing is changed. The answer comes from the planners of operator and driver, which run on a simulated copy of
-    the cluster. It says what would be refused, which pods are made again, which nodes come and go, which replicas
-    are copied, and what is at risk meanwhile. A field that the file leaves out gets its default. Exit code 1 means
-    that something would be refused or not reached, or that a tablet could not be used meanwhile.
+    Nothing is changed. The answer comes from the planners of operator and driver, which run on a simulated
+    copy of the cluster. It says what would be refused, and which pods are made again. It says which nodes
+    come and go, which replicas are copied, and what is at risk meanwhile. A field that the file leaves out
+    gets its default. Exit code 1 means that something would be refused or not reached, or that a tablet could
+    not be used meanwhile.
 
     Example: stele-operator plan -f new.yaml
     """
@@ -167,7 +168,7 @@ def plan(file: TextIO, namespace: str, kubeconfig: str, masters: str, image: str
             click.echo(f"stele-operator: {printable(f'{file.name}: {fault}')}", err=True)
         sys.exit(EXIT_USAGE)
     except UnicodeDecodeError:
-        click.echo(f"stele-operator: {printable(file.name)}: it is no text in UTF-8", err=True)
+        click.echo(f"stele-operator: {printable(file.name)}: it is not text in UTF-8", err=True)
         sys.exit(EXIT_USAGE)
     except (BadKubeconfig, KubeError, SteleError) as exc:
         click.echo(f"stele-operator: {printable(str(exc.args[0] if exc.args else exc))}", err=True)

@@ -118,7 +118,7 @@ def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], 
         )
     if not isinstance(patch, dict):
         return Foretold(
-            cluster, refused=('the annotation is no part of a spec, such as {"nodes": {"replicas": 4}}',)
+            cluster, refused=('the annotation is not a part of a spec, such as {"nodes": {"replicas": 4}}',)
         )
     present = o.cluster.spec.model_dump(mode="json", exclude_none=True)
     try:

@@ -1,7 +1,7 @@
 """Observe: reads authoritative lists and parses them once. Called by reconcile; changes nothing.
 
 Invariant: a missing answer raises; it never becomes an empty list. Two things may be None, and the plan
-allows for that: machines, if the operator may not read them, and masters that do not run yet.
+allows for that: machines that the operator may not read, and masters that do not run yet.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
     try:
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise BadManifest(where, [f"it is no YAML: {' '.join(str(exc).split())}"]) from exc
+        raise BadManifest(where, [f"it is not YAML: {' '.join(str(exc).split())}"]) from exc
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "List":
         documents = documents[0].get("items") or []
     faults: list[str] = []
@@ -110,7 +110,7 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
 def _named(document: Any, at: str, faults: list[str]) -> tuple[str, str] | None:
     """Kind and name of a manifest, or None and a fault."""
     if not isinstance(document, dict):
-        faults.append(f"{at} is no object; expected a TabletCluster or a TabletGroup")
+        faults.append(f"{at} is not an object; expected a TabletCluster or a TabletGroup")
         return None
     kind, version = document.get("kind"), document.get("apiVersion")
     if kind not in _KINDS:

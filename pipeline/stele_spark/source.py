@@ -108,7 +108,7 @@ class Options:
             faults.append(f'"snapshot" is {text!r}: expected a hybrid time or an ISO 8601 time ({exc})')
         op = given.get("op", "upsert").lower()
         if op not in WRITE_OPS:
-            faults.append(f'"op" is {op!r}: one of {", ".join(WRITE_OPS)}')
+            faults.append(f'"op" is {op!r}: expected one of {", ".join(WRITE_OPS)}')
         _refuse(faults)
         return Options(masters, given["table"], snapshot, given.get("where", ""), op)
 

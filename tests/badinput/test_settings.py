@@ -88,7 +88,7 @@ def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path: Path, flag: str, v
         (["table", "load"], "stele: Missing argument 'NAME'; see `stele table load --help`"),
         (
             ["table", "delete", "t"],
-            "stele: standard input is no terminal, so nobody can confirm to delete t; add --yes; see `stele table delete --help`",
+            "stele: standard input is not a terminal, so nobody can confirm; add --yes to delete t; see `stele table delete --help`",
         ),
     ],
 )

@@ -1,7 +1,8 @@
-"""The sentences of a Markdown page, with their lines. Used by the test that keeps them short."""
+"""The sentences of a Markdown page or a docstring, with their lines. Used by the test that keeps them short."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _RULE = re.compile(r"[-:| ]+")
 _ITEM = re.compile(r"^\s*([-*]|\d+\.)\s+")
 _END = re.compile(r"""(?<=[.!?])["')*_]*\s+(?=["'(*_]*[A-Z0-9`“])|:\s*$""")
+_SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Examples?):\s*")
+_FIELD = re.compile(r"\s+[\w.*]+: ")
 _WORD = re.compile(r"[^\W_][\w'’.,:%/+-]*")
 
 
@@ -52,3 +55,23 @@ def _paragraphs(markdown: str) -> Iterator[tuple[int, str]]:
             if not parts:
                 begun = number
             parts.append(_ITEM.sub("", line, count=1).strip())
+
+
+def markdown(docstring: str) -> str:
+    """A docstring as a page: each argument and each error is a list item, and code is left out."""
+    lines = list[str]()
+    section, code = "", False
+    for line in inspect.cleandoc(docstring).replace("\b", "").splitlines():
+        if match := _SECTION.fullmatch(line):
+            section = match[1]
+            lines.append("")
+            continue
+        if line and not line.startswith(" "):
+            section = ""
+        code = line.startswith("    ") and (code or (not section and not (lines and lines[-1])))
+        if code or section.startswith("Example"):
+            line = ""
+        elif section and _FIELD.match(line):
+            line = f"- {line.lstrip()}"
+        lines.append(line)
+    return "\n".join(lines)

@@ -270,7 +270,7 @@ async def test_a_driver_that_had_nothing_to_do_says_so() -> None:
         printed, _ = await process.communicate()
     assert (process.returncode, printed) == (
         0,
-        b"nothing was to do; `stele ksck` shows the cluster's health\n",
+        b"there was nothing to do; `stele ksck` shows the cluster's health\n",
     )
 
 

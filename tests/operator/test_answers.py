@@ -140,7 +140,7 @@ async def test_work_that_nobody_waits_for_ends() -> None:
     o = observed("x")
     assert o.catalog is not None
     cut = respond(o, "image: x", o.catalog, lambda: next(rounds, True))
-    assert not cut.complete and not cut.fine and any("has not come to an end" in line for line in cut.lines())
+    assert not cut.complete and not cut.fine and any("did not end" in line for line in cut.lines())
 
 
 def test_the_annotation_is_read() -> None:

@@ -37,8 +37,8 @@ spec:
     ("text", "words"),
     [
         ("", ["no TabletCluster and no TabletGroup"]),
-        ("{", ["it is no YAML"]),
-        ("- 1", ["it is no object"]),
+        ("{", ["it is not YAML"]),
+        ("- 1", ["it is not an object"]),
         ("kind: Pod", ["it is a Pod; expected TabletCluster or TabletGroup"]),
         (CLUSTER.replace("v1alpha1", "v9"), ["apiVersion stele.dev/v9; expected stele.dev/v1alpha1"]),
         (CLUSTER.replace("name: flights, ", ""), ["no metadata.name"]),
@@ -62,7 +62,7 @@ spec:
             ["more than one namespace is meant: b, data"],
         ),
         ("x: " * 500_000, ["longer than 1 MiB"]),
-        ("[" * 5_000, ["it is no YAML"]),
+        ("[" * 5_000, ["it is not YAML"]),
     ],
 )
 def test_a_bad_file_is_refused_with_all_its_faults(text: str, words: list[str]) -> None:

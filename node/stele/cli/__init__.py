@@ -16,8 +16,8 @@ from types import ModuleType
 class _ImportBlocker(MetaPathFinder):
     """Blocks optional imports of our dependencies that no command needs.
 
-    pyarrow imports pandas with its first array, which costs half a second and 40 MB. structlog imports rich
-    to colour tracebacks, which costs 0.13 s and 5 MB. Commands that show progress import rich themselves.
+    pyarrow imports pandas with its first array, which costs half a second and 40 MB. For coloured tracebacks
+    structlog imports rich, which costs 0.13 s and 5 MB. Commands that show progress import rich themselves.
     """
 
     def find_spec(

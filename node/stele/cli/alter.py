@@ -95,7 +95,7 @@ def alter(
         what = f"{' and '.join(told)} of {name}"
         if not sys.stdin.isatty():
             raise click.UsageError(
-                f"standard input is no terminal, so nobody can confirm to drop {what}; add --yes"
+                f"standard input is not a terminal, so nobody can confirm; add --yes to drop {what}"
             )
         click.confirm(f"Drop {what} with all values permanently?", abort=True)
 

@@ -118,8 +118,8 @@ def read_csv(
 
     Raises:
         pa.ArrowInvalid: not CSV at all.
-        Rejected: the header names columns that the table does not have; a line that is not UTF-8 has a wrong number of
-            values; a quote is not closed, or has text behind it.
+        Rejected: the header names columns that the table does not have. Or a line that is not UTF-8 has a
+            wrong number of values. Or a quote is not closed, or has text behind it.
     """
     with _undecoded_lines_refused(name):
         reader = pa_csv.open_csv(

@@ -110,7 +110,7 @@ def run(
         )  # on cancellation it releases its claim, so that the next driver need not wait
         if not driving.cancelled():
             driving.result()
-            done = f"ended after {steps} steps: nothing is left to do" if steps else "nothing was to do"
+            done = f"ended after {steps} steps: nothing is left to do" if steps else "there was nothing to do"
             say(f"{done}; `stele ksck` shows the cluster's health")
         elif until_healthy:
             sys.exit(INTERRUPTED)

@@ -60,7 +60,7 @@ def delete_for_good(name: str, yes: bool, masters: str) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                f"standard input is no terminal, so nobody can confirm to delete {name}; add --yes"
+                f"standard input is not a terminal, so nobody can confirm; add --yes to delete {name}"
             )
         click.confirm(f"Delete {name} and all its rows permanently?", abort=True)
     with_client(masters, lambda client: client.delete_table(name))

@@ -31,7 +31,7 @@ def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
 
     Exit code 1 means NOT HEALTHY or WARNING. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
     its disk is nearly full so that it refuses writes, or its clock is wrong. A registered node that has never
-    started ("new") is named, but it is no fault: no tablet needs it.
+    started ("new") is named, but it is not a fault: no tablet needs it.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -88,11 +88,11 @@ def _print(health: ClusterHealth) -> None:
     for node in health.low_on_disk:
         say(f"{node.role} {node.label} {_low_disk_message(node)}")
     for node in health.wrong_clocks:
-        say(f"{node.role} {node.label}: {node.clock_fault}; set it right, with NTP")
+        say(f"{node.role} {node.label}: {node.clock_fault}; correct it with NTP")
     for node in health.new:
         pod = f"; `kubectl describe pod {node.name}` says what it waits for" if node.name else ""
         say(
-            f"{node.role} {node.label} is registered but has never started; no tablet needs it, so it is no fault{pod}"
+            f"{node.role} {node.label} is registered but has never started; no tablet needs it, so this is not a fault{pod}"
         )
     for intent in health.intents:
         say(f"under way: {intent}")

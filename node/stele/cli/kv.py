@@ -93,7 +93,7 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) 
 @masters_option
 @timeout_option
 def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
-    """Remove KEY. A key that does not exist is no error.
+    """Remove KEY. A key that does not exist is not an error.
 
     Example: stele kv delete settings colour
     """

@@ -80,8 +80,8 @@ def load(
 ) -> None:
     """Write CSV (also .csv.gz), Parquet or Arrow files into a table. Columns are matched by name; - is standard input.
 
-    A row with a bad value is reported with its line. The others are written, and the exit code is 2. --rejects writes
-    each refused row and the reason to a file, one JSON object a line.
+    A row with a bad value is reported with its line. The others are written, and the exit code is 2. With
+    --rejects each refused row and the reason go to a file, one JSON object a line.
 
     \b
     Examples:

@@ -95,7 +95,7 @@ def forget(node: str, yes: bool, masters: str) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                f"standard input is no terminal, so nobody can confirm to forget {node}; add --yes"
+                f"standard input is not a terminal, so nobody can confirm; add --yes to forget {node}"
             )
         click.confirm(f"Forget {node} for good?", abort=True)
 

@@ -97,8 +97,9 @@ def refuse_unclear(ctx: click.Context, name: str, command: click.Command, argume
 
 
 def refuse_unclear_options(own: click.Context, arguments: list[str]) -> None:
-    """Raises UsageError if an option has an empty value, as of a shell variable that is not set, or is given twice
-    although one value counts. `own`: the context of the command or group that takes `arguments`."""
+    """Raises UsageError if an option has an empty value, for example from a shell variable that is not set.
+    Also if an option is given twice although one value counts. `own`: the context of the command or group
+    that takes `arguments`."""
     values, _, given = own.command.make_parser(own).parse_args(list(arguments))
     for param in given:
         if not isinstance(param, click.Option) or param.multiple or param.is_flag:

@@ -55,8 +55,8 @@ def show_table(
 ) -> None:
     """Print rows under headers in aligned columns.
 
-    On a terminal they fit its width: long cells are cut, but for the first `whole` columns, and trailing columns that
-    do not fit are left out. A line below says so and names `all_shown_by`, the way to see all.
+    On a terminal they fit its width. Long cells are cut, except in the first `whole` columns. Trailing
+    columns that do not fit are left out. A line below says so and names `all_shown_by`, the way to see all.
     """
     lines = [[printable(str(cell)) for cell in row] for row in [headers, *rows]]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

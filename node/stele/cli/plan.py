@@ -59,8 +59,8 @@ def plan(
     those that could lose no more, and the copies. It also says whether the other nodes have room. Exit code 1
     means that a tablet would stop, or would not become whole again by itself.
 
-    With -f it shows what changed manifests would do to a cluster on Kubernetes: pods made again, nodes that come
-    and go, replicas copied, and what would be refused.
+    With -f it shows what changed manifests would do to a cluster on Kubernetes. It lists pods made again,
+    nodes that come and go, replicas copied, and what would be refused.
 
     Examples: stele plan --lose machine/n2; stele plan -f new.yaml
     """

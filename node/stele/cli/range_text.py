@@ -28,7 +28,7 @@ def parse_ranges(option: str, texts: Iterable[str]) -> list[Ends]:
     """The two ends of each text.
 
     Raises:
-        click.UsageError: a text is no range.
+        click.UsageError: a text is not a range.
     """
     found = []
     for text in texts:
@@ -52,7 +52,7 @@ def bounds_for(
     """The ranges in the form that `AsyncTable.alter` takes.
 
     Raises:
-        Rejected: an end is no value of the range columns.
+        Rejected: an end is not a value of the range columns.
     """
     columns = [schema.by_id[i] for i in column_ids]
     found = []

@@ -77,7 +77,7 @@ def finalize(yes: bool, masters: str, timeout_s: float) -> None:
     before = with_client(masters, look, timeout_s)
     if before.finalized < before.newest and not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("standard input is no terminal, so nobody can confirm it; add --yes")
+            raise click.UsageError("standard input is not a terminal, so nobody can confirm; add --yes")
         click.confirm(
             f"Finalize cluster version {before.newest}? The release before cannot come back.", abort=True
         )

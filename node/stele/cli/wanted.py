@@ -139,7 +139,7 @@ def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, master
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                f"standard input is no terminal, so nobody can confirm to retire {node}; add --yes"
+                f"standard input is not a terminal, so nobody can confirm; add --yes to retire {node}"
             )
         click.confirm(f"Retire {node} for good, once it is empty?", abort=True)
 

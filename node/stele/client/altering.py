@@ -75,7 +75,7 @@ def range_steps(
     """The steps of a change of ranges: drops, then new ones. Bounds are pairs of values.
 
     Raises:
-        Rejected: the table has no ranges, or a bound is no value of its columns; lists all faults.
+        Rejected: the table has no ranges, or a bound is not a value of its columns; lists all faults.
     """
     pairs = [(DropRange, "drop_ranges", pair) for pair in drop] + [
         (AddRange, "add_ranges", pair) for pair in add

@@ -3,10 +3,10 @@
 While blocks are in flight, rows wait. Then all that came meanwhile is converted, assigned to tablets and sent
 together.
 
-Invariants: each row's future ends exactly once, and a row is in one place only: it waits for a tablet, is in
-flight, or is a stray, which no known range covers. Of two rows given in different turns of the event loop, the
-later one is not written first. So new ranges count only once no block for a dropped one is in flight: its rows
-may have to go to a new range, ahead of later ones.
+Invariants: each row's future ends exactly once. A row is in one place only: it waits for a tablet, is in
+flight, or is a stray, which no known range covers. Of two rows given in different turns of the event loop,
+the later one is not written first. So new ranges count only once no block for a dropped one is in flight. Its
+rows may have to go to a new range, ahead of later ones.
 """
 
 from __future__ import annotations

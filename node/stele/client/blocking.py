@@ -84,8 +84,8 @@ class Client:
         cancels it.
 
         Raises:
-            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself; when the
-                interpreter ends; in a process forked from the client's.
+            Rejected: on the client's own thread, as in `on_rows`, where it would wait for itself. Also when
+                the interpreter ends, and in a process forked from the client's.
             Closed: after `close`.
 
         Example:

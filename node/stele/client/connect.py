@@ -21,11 +21,11 @@ def connect(
     No message is sent before the first call that needs one.
 
     Args:
-        masters: Addresses of some masters, "HOST:PORT,HOST:PORT" or a list of HOST:PORT. One that answers is
-        enough. timeout_s: How many seconds a write or read may take, unless the call says otherwise.
+        masters: Addresses of some masters, "HOST:PORT,HOST:PORT" or a list of HOST:PORT. One that answers
+            is enough.
+        timeout_s: How many seconds a write or read may take, unless the call says otherwise.
         first_contact_s: How many seconds to look for a master before any has ever answered. If no name
-        resolves, a fifth
-            of it.
+            resolves, a fifth of it.
         zone: The zone where this program runs, named as nodes name theirs. Scans read replicas there first.
 
     Raises:

@@ -4,8 +4,8 @@ One per TabletClient. A leader that is cut off or stopped refuses nothing, and i
 pings fail. The others have long elected a new leader by then.
 
 Invariants: requests are abandoned only for the leader of the newest term that any replica reported, the
-silent one included; never because a leader is slow. A tablet has one search at a time, a client a few. While
-answers stay late, the pause after each search grows.
+silent one included. They are never abandoned because a leader is slow. A tablet has one search at a time, a
+client a few. While answers stay late, the pause after each search grows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ranges of an open table, as they are added and dropped. Used by table.py, batcher.py and bulk.py.
 
-Invariant: a row is refused for want of a range only after the masters were asked, with a question that began
+Invariant: before a row is refused because no range covers it, the masters are asked. That question begins
 after the row was given.
 """
 

@@ -270,7 +270,7 @@ def _refusal(
                 f"{len(answering)} of {len(each.voters)} voters answer, which is a majority: nothing is lost"
             )
     if not survivors:
-        return "no replica with rows answers. Bring one of the lost nodes back; without any, only a backup has the rows"
+        return "no replica with rows answers. Bring one of the lost nodes back; without any of them the rows are gone"
     return ""
 
 

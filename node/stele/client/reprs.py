@@ -21,7 +21,7 @@ def shown_as(thing: object, what: str, cluster_id: str) -> str:
 
 
 def blocking(asynchronous: object) -> str:
-    """The repr of an object of the blocking client, from that of the object behind it."""
+    """The repr of an object of the blocking client, made from the repr of its asynchronous object."""
     return repr(asynchronous).replace("<stele.Async", "<stele.", 1)
 
 

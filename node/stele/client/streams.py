@@ -1,7 +1,8 @@
 """The client's half of its streams: one to each node. A number matches each request with its answer.
 
 Used by the writers and readers of tablets. Invariant: every request ends exactly once: with an answer, with
-`NotSent` (it certainly never left this process), or with UNAVAILABLE or TIMED_OUT (the node may have it).
+`NotSent`, or with UNAVAILABLE or TIMED_OUT. `NotSent`: it certainly never left this process. UNAVAILABLE and
+TIMED_OUT: the node may have it.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class NodeStream:
             self._queue.clear()
 
     def _mend(self) -> None:
-        """The loop has gone on."""
+        """The client stays open and its loop goes on, so the stream is dialled again."""
         self.cut = False
         self._run_again()
 

@@ -136,8 +136,8 @@ class AsyncTable:
     async def refresh(self) -> None:
         """Ask the masters for the table's present columns and tablets.
 
-        An open table learns of changes by itself when it must: when a node refuses a write or a scan, and when
-        a row has a column that it does not know.
+        An open table learns of changes by itself when it must. That is when a node refuses a write or a scan,
+        and when a row has a column that it does not know.
 
         Raises:
             Rejected: NOT_FOUND: the table was deleted.
@@ -319,7 +319,8 @@ class AsyncTable:
 
         `key`: a mapping of the key columns, their values in order, or a bare value if there is one key
         column. A datetime without a time zone is UTC, and results have UTC. Python has no dates outside the
-        years 1 to 9999; such a date or time is returned as its number of days or microseconds since 1970.
+        years 1 to 9999. Such a date is returned as its number of days since 1970, such a time as
+        microseconds.
 
         Raises:
             Rejected: a key that does not fit, or an unknown column.

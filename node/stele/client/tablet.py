@@ -39,8 +39,8 @@ class Observed:
     """The highest hybrid time that any answer carried. Later reads must not be below it.
 
     A client has one, and each table has one linked to it by `of`, which passes on what it saw. A timestamp
-    FAR_US or more ahead of this machine's clock stays with its table: a leader's clock was wrong, and other
-    tables cannot be read then.
+    FAR_US or more ahead of this machine's clock stays with its table. It comes from a leader whose clock was
+    wrong, and other tables cannot be read at that time.
     """
 
     __slots__ = ("__weakref__", "_of", "_timestamp")

@@ -66,8 +66,8 @@ def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
     """(column, operator, value) of each comparison. A time without a zone is UTC.
 
     Raises:
-        Rejected: an unknown column, a value that does not fit its column, or anything but comparisons, IN, IS
-            NULL and IS NOT NULL joined by AND.
+        Rejected: an unknown column, or a value that does not fit its column. Also anything but comparisons,
+            IN, IS NULL and IS NOT NULL joined by AND.
     """
     return _Reader(text, schema).conditions()
 

@@ -1,7 +1,8 @@
 """The giving side of a tablet copy: sessions on checkpoints, each with a lease. Served by stele.tserver.
 
-A session has a directory of hard links to a flushed state, an anchor that keeps the log from there on, and a
-lease that its receiver renews. When it ends, or its lease runs out, its directory and its anchor are removed.
+A session has a directory of hard links to a flushed state, and an anchor that keeps the log from there on. It
+has a lease that its receiver renews. When it ends, or its lease runs out, its directory and its anchor are
+removed.
 
 Invariant: while a session lives, its files do not change, and the log after its checkpoint is kept. A replica
 whose files cannot be read becomes FAILED. Otherwise it would be asked for a copy again and again.

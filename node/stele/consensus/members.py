@@ -115,7 +115,7 @@ class Members:
         """Let this replica stand for election at once. Its role shows whether it wins.
 
         Raises:
-            Rejected: it cannot lead, because it is no voter with rows, or has FAILED.
+            Rejected: it cannot lead, because it is not a voter with rows, or has FAILED.
         """
         core = self._runtime.core
         if not self._standing.running or not core.may_campaign or core.is_witness:

@@ -4,8 +4,8 @@ no I/O.
 Once proposed, a write belongs to the replica. Its outcome comes from applying it, even if its caller has
 gone.
 
-Invariant: every write's future ends exactly once: with its outcome; with a retryable error if it never
-entered a log; or with UNKNOWN_OUTCOME if it was dropped from this log.
+Invariant: every write's future ends exactly once. It ends with the outcome, with a retryable error if the
+write never entered a log, or with UNKNOWN_OUTCOME if this log dropped it.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
     """Refuse an order that this replica cannot carry out.
 
     Raises:
-        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one; CAS_FAILED, its log
-        is shorter than the administrator saw; INVALID_ARGUMENT, it holds no rows.
+        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one. CAS_FAILED, its log
+            is shorter than the administrator saw. INVALID_ARGUMENT, it holds no rows.
     """
     own = block.tablet_incarnation
     if not max(own, 1) <= order.incarnation <= own + TABLET_INCARNATION_JUMP_MAX:

@@ -146,7 +146,7 @@ class CoreRuntime:
     def _log_stalls(self, now_ms: int) -> bool:
         """Whether a Persist has waited for an election timeout in which the log did not move.
 
-        A slow log that moves is no stall: an entry waits for the sync under way, and then for its own. A
+        A slow log that moves is not a stall: an entry waits for the sync under way, and then for its own. A
         hand-over would not help if the other disks are as slow. If they are faster, the others commit without
         this one.
         """

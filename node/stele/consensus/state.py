@@ -42,7 +42,7 @@ class LifeEvent(Enum):
     STARTED = "bootstrap has ended"
     ROLE_CHANGED = "its role, term or leader has changed"
     TERM_COMMITTED = "an entry of the leader's term is known committed"
-    FAILED = "its disk, log or rows are not what they were"
+    FAILED = "its disk, log or rows are damaged"
     STOPPED = "it was removed, or its node stops"
 
 

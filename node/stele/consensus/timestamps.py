@@ -122,7 +122,7 @@ class Timestamps:
         return self._fault(self._wall_us())
 
     def next_ceiling(self, at_least: int = 0) -> int | None:
-        """A ceiling to propose now, or None: the present one lasts, one is on its way, time must pass first,
+        """A ceiling to propose now. None if the present one lasts, one is on its way, time must pass first,
         or the wall clock is wrong.
 
         Called at each use, so an unused tablet writes nothing (but one, when its clients are to be

@@ -74,7 +74,7 @@ class Report:
 
 class Executor:
     """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal.
-    `keeper`: of the view, if others use it too."""
+    `keeper`: keeps the view; pass one that others use too, to share it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Executor:
         )
         self.claim: Claim | None = None
         self.known = Known()
-        """For other plans of the same cluster, too."""
+        """What is kept from plan to plan. Other plans of the same cluster may use it too."""
         self._pool = pool
         self._keeper = keeper or ViewKeeper()
         self._holder = holder

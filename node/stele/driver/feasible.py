@@ -1,7 +1,7 @@
 """Says beforehand whether nodes can be drained or parked, and why not. Used by the command line and the
 operator; pure.
 
-It asks the planner's own choice of targets, so it refuses what would end in Blocked. This is no promise,
+It asks the planner's own choice of targets, so it refuses what would end in Blocked. It is not a promise,
 because the cluster may change meanwhile. Safety does not depend on it.
 """
 
@@ -116,7 +116,7 @@ class Absence:
 def absence(view: ClusterView, policy: Policy, away: Collection[str]) -> Absence:
     """The effects when these nodes are away, beside those that are parked already.
 
-    A node that is silent is away in any case, so it is no fault.
+    A node that is silent is away in any case, so it is not a fault.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     stopped, single = _Kind(), _Kind()

@@ -1,12 +1,12 @@
 """The situations of all tablets, renewed for what changed. Used by planner and executor.
 
-A tablet is judged again when its view or its intent changed, or when something changed of one of its nodes that a
-situation depends on. Everything else stands as it was judged. Most tablets are at rest, and a plan has nothing to
-ask of them (`is_quiet`); it walks the others (`restless`). Only the situations of these are kept: those of 10,000
-tablets would take 7 MB.
+A tablet is judged again when its view or its intent changed. So it is when something changed of one of its
+nodes that a situation depends on. Everything else stays as it was judged. Most tablets are at rest, and a
+plan skips them (`is_quiet`). It looks at the others (`restless`). Only the situations of these are kept:
+those of 10,000 tablets would take 7 MB.
 
-Invariant: after `renew`, everything equals what a new object says of the same view, except for numbers
-of nodes that change all the time (`_standing`): ages, disk space, clocks. Take these from the view.
+Invariant: after `renew`, everything equals what a new object says of the same view. Numbers of nodes that
+change all the time are excepted (`_standing`): ages, disk space, clocks. Take these from the view.
 """
 
 from __future__ import annotations

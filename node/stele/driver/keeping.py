@@ -118,7 +118,7 @@ class ViewKeeper:
         self._at: dict[str, int] = {}
         """Where in `_tablets` each of them is."""
         self._renewed: set[str] = set()
-        """Tablets that came in pages since then."""
+        """Tablets that came in pages since `_tablets` was given out."""
         self._members_changed = True
         self._lock = asyncio.Lock()
 

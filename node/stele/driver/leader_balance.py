@@ -1,9 +1,9 @@
 """Chooses which leaders move, so that they are spread over the nodes. Called by planner through
 `leader_moves.py`; pure.
 
-A group may be led by any of its `places`. To assign groups to places is a semi-matching, and one is optimal if
-no cost-reducing path is left (Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and load
-balancing, 2006). A path moves one leader from each of its nodes to the next. Where replicas are spread
+A group may be led by any of its `places`. An assignment of groups to places is a semi-matching. It is optimal
+if no cost-reducing path is left. See Harvey, Ladner, Lovász, Tamir: Semi-matchings for bipartite graphs and
+load balancing, 2006. A path moves one leader from each of its nodes to the next. Where replicas are spread
 unevenly, only paths of several nodes reach the optimum; most paths have one move.
 
 The share of a node is the most that it leads in any optimal assignment. So it depends on the places alone, and
@@ -43,8 +43,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The leader of a group moves. The numbers are those before all moves of a plan: how many the two nodes lead
-    (`of_table`: of its table), and the share of the source."""
+    """The leader of a group moves. The numbers are those before all moves of a plan. They say how many groups
+    the two nodes lead (`of_table`: of its table), and the share of the source."""
 
     tablet_id: str
     source: str

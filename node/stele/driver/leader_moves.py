@@ -98,7 +98,7 @@ def _reason(move: Move, table: str) -> str:
 
 
 def _is_of_table(move: Move) -> bool:
-    """Whether the table alone explains the move."""
+    """Whether the counts of the move's own table are reason enough for it."""
     return move.of_table[0] >= move.of_table[1] + STEP
 
 

@@ -35,8 +35,8 @@ _WAITS_MS = {
 
 @dataclass(frozen=True, slots=True)
 class LeaderTrials:
-    """`moved`: tablets whose leader this driver moved just now, and to which node. `refused`: (tablet, node)
-    where that failed lately. `left`: how many more leaders may move now."""
+    """`moved`: the tablets whose leaders this driver moved just now, with the node to which each went.
+    `refused`: (tablet, node) of moves that failed lately. `left`: how many more leaders may move now."""
 
     moved: Mapping[str, str] = field(default_factory=dict)
     refused: frozenset[tuple[str, str]] = frozenset()

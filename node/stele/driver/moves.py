@@ -2,7 +2,7 @@
 planner; pure.
 
 A move is an intent of the kind MOVE (for balance) or MOVE_BY_HAND. Its source is `leaving`, so the planner
-treats it like a replica on a DRAINING node: the new voter comes first, then the source is removed.
+treats it like a replica on a DRAINING node. The new voter comes first, then the source is removed.
 
 Invariant: a move begins only while every member of its tablet is a healthy voter.
 """

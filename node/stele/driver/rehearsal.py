@@ -1,8 +1,8 @@
 """Carries steps out on a view, as if each succeeded at once. Used by forecasts and by the operator's rehearsal.
 Pure.
 
-A step stands for all that follows from it: a replica that begins is a voter with its rows, and the replica that
-it replaces is gone. Invariant: only steps of the planner change the view.
+A step stands for all that follows from it. A replica that begins is at once a voter with its rows, and the
+replica that it replaces is gone. Invariant: only steps of the planner change the view.
 """
 
 from __future__ import annotations

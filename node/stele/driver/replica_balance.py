@@ -115,8 +115,8 @@ class ReplicaBalance:
     # --- zones
 
     def _zones_of(self, place: Place) -> tuple[str, list[str]] | None:
-        """The zone with too many replicas of a tablet, and the zones that should have one more; None if it
-        is spread as well as possible."""
+        """The zone with too many replicas of a tablet, and the zones that should have one more. None if the
+        tablet is spread as well as possible."""
         zones = Counter(n.zone for m in place.nodes if (n := self._nodes.get(m)) is not None)
         if not zones:
             return None

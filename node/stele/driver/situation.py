@@ -137,15 +137,15 @@ class Member:
 
     @property
     def unheard(self) -> bool:
-        """Neither known dead nor alive: a new leader master has not heard the node yet, or the node has not
-        reported the replica since its start."""
+        """Known neither as dead nor as alive. A new leader master has not heard the node yet, or the node has
+        not reported the replica since its start."""
         if self.dead:
             return False
         return self.untold or (self.node is not None and not self.node.ever_heard)
 
     @property
     def untold(self) -> bool:
-        """It is in doubt, and its node has not been silent for too long yet."""
+        """Whether its state is in doubt, and its leader has not reported it as unreached for long."""
         return self.in_doubt and not self.unreached
 
     @property

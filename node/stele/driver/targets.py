@@ -106,10 +106,10 @@ def choose_target(
 ) -> NodeView | None:
     """The best node for one more replica of the tablet, or None.
 
-    It is on another machine than each peer. Among these: not one to avoid, then as asked for by hand, the zone with
-    the fewest peers, the fewest replicas, the most free bytes, the smallest id. `without`: ignore this peer, because
-    it is removed first. `any_room`: accept a node whose disk has no room beside the copies under way. `among`: only
-    these nodes.
+    It is on another machine than each peer. Among these nodes it prefers, in this order: one not to avoid,
+    one asked for by hand, a zone with fewer peers. Then fewer replicas, more free bytes, a smaller id.
+    `without`: ignore this peer, because it is removed first. `any_room`: accept a node whose disk has no room
+    beside the copies under way. `among`: only these nodes.
     """
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]

@@ -69,8 +69,8 @@ class NodeView:
     that its volume is formatted, so no other volume is formatted under its id. `disk_low`: it reports that it
     refuses writes because space runs out. `clock_ahead_us`: how far its clock is ahead of most clocks, by its
     own last report; 0 if unknown. `given_up`: it is DRAINING only because it was silent. `wanted`: None if
-    its master's version does not report it (see `asked`); `wanted_by`: "administrator", "driver" or "";
-    `wanted_left_ms`: when it returns to service on its own; 0: it does not.
+    its master's version does not report it (see `asked`). `wanted_by`: "administrator", "driver" or "".
+    `wanted_left_ms`: when it returns to service on its own. 0: it does not.
     """
 
     node_id: NodeId

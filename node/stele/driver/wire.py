@@ -57,7 +57,7 @@ def claim_from_pb(pb: master_pb2.DriverClaimPB) -> Claim:
 
 
 def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
-    """The policy in the catalog."""
+    """The policy that masters drive by, from a message."""
     return StandingPolicy(
         pb.dead_after_ms,
         pb.max_lost_nodes,

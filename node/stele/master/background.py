@@ -1,8 +1,9 @@
 """The leader's background task: updates the catalog from reports, and orders nodes to match the catalog.
 
-Each pass compares the rows of some tablets with the newest reports, and does what is due. A tablet is looked at
-when its row or a report changed; in each sweep, as long as anything is due or it is not RUNNING; and now and then
-without a cause, as a safeguard. Between passes it remembers only such tablets, and when each order was last sent.
+Each pass compares the rows of some tablets with the newest reports, and does what is due. A tablet is looked
+at when its row or a report changed. While anything is due, or it is not RUNNING, each sweep looks at it. As a
+safeguard it is also looked at now and then without a cause. Between passes it remembers only such tablets,
+and when each order was last sent.
 
 Invariant: a row changes only under its lock, based on its value then.
 """

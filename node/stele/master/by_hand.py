@@ -1,9 +1,9 @@
 """An administrator's changes to one tablet's replicas: move, add, remove, take back. Called by service.py on
 the leader.
 
-Writes the tablet's row only; a driver carries it out. Invariant: nothing is recorded that would put two
-replicas on one machine, need a node that cannot hold one, or leave the tablet without a majority. A repeated
-request changes nothing more.
+Writes the tablet's row only; a driver carries it out. Invariant: no request is recorded that would put two
+replicas on one machine, or leave the tablet without a majority. Nor one that needs a node which cannot hold a
+replica. A repeated request changes nothing more.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ async def set_master_count(lead: Leadership, request: master_pb2.SetMasterCountR
     """Set the number of masters. The present one changes nothing. Returns the number before.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, too few masters were started for it, or an
-            administrator asks and a TabletCluster describes the cluster; STALE_EPOCH; UNSUPPORTED_VERSION, an earlier
-            release may come back, whose operator would take masters that left for lost.
+        Rejected: INVALID_ARGUMENT, it is not one of MASTER_COUNTS, or too few masters were started for it.
+            Also INVALID_ARGUMENT, an administrator asks and a TabletCluster describes the cluster.
+            STALE_EPOCH. UNSUPPORTED_VERSION, an earlier release may come back, whose operator would take
+            masters that left for lost.
         Retryable: NOT_READY, too few of the masters that are to stay answer now.
     """
     count = request.masters

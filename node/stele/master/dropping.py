@@ -1,8 +1,8 @@
 """Drops tables so that they can be taken back, takes them back, and deletes them once their time is over.
 
-Called by service.py and background.py on the leader. A DROPPED table has no name and serves nobody, but its tablets
-stay as they are: they are current tablets, so drivers heal, move and count them as any others. Nodes refuse clients'
-requests for it. They learn of it by the answers to their heartbeats, and keep the list on their volumes.
+Called by service.py and background.py on the leader. A DROPPED table has no name and serves nobody. Its
+tablets stay as they are, so drivers heal, move and count them as any others. Nodes refuse clients' requests
+for it. They learn of it by the answers to their heartbeats, and keep the list on their volumes.
 
 The time is counted by the leader's steady clock and written down now and then, so a new leader never shortens it.
 
@@ -47,9 +47,9 @@ async def drop_table(lead: Leadership, request: master_pb2.DropTableRequest) -> 
     """Take a table out of service and keep its tablets for a time. Returns its row. A repeated request does nothing.
 
     Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT, the time is too short; UNSUPPORTED_VERSION, the cluster version is not
-            finalized; TOO_LARGE, too many dropped tables are kept already; CAS_FAILED, this request dropped it before,
-            and it was recalled since.
+        Rejected: NOT_FOUND. INVALID_ARGUMENT, the time is too short. UNSUPPORTED_VERSION, the cluster version
+            is not finalized. TOO_LARGE, too many dropped tables are kept already. CAS_FAILED, this request
+            dropped it before, and it was recalled since.
         Retryable: NOT_READY, the table is renamed at this moment.
     """
     wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
@@ -92,9 +92,9 @@ async def recall_table(lead: Leadership, request: master_pb2.RecallTableRequest)
     """Bring a dropped table back into service. Returns its row. A repeated request does nothing.
 
     Raises:
-        Rejected: NOT_FOUND, there is no such table, or it was deleted; ALREADY_PRESENT, the name is used;
-            INVALID_ARGUMENT, it is no name, or the table is in service under another one; CAS_FAILED, this request
-            recalled it before, and it was dropped since.
+        Rejected: NOT_FOUND, there is no such table, or it was deleted. ALREADY_PRESENT, the name is used.
+            INVALID_ARGUMENT, it is not a name, or the table is in service under another one. CAS_FAILED, this
+            request recalled it before, and it was dropped since.
     """
     table_id, recall_id = id_from_pb(request.table_id), id_from_pb(request.recall_id)
     wanted = lead.catalog.table(table_id)
@@ -191,9 +191,9 @@ def _behind(lead: Leadership) -> list[NodeRecord]:
 
 
 async def _serving(lead: Leadership, table_id: str, among: set[str]) -> set[str]:
-    """Those of these nodes that may serve the table: they answer and hold a replica, they led a tablet when last heard,
-    or they are so many that they may have elected a leader since. One silent node alone is elected only if the leader
-    fails before the node hears a master."""
+    """Those of these nodes that may serve the table. They answer and hold a replica, or they led a tablet
+    when last heard. Or they are so many that they may have elected a leader since. One silent node alone is
+    elected only if the leader fails before the node hears a master."""
     alive = {n for n in among if lead.is_alive(lead.catalog.nodes[n])}
     found: set[str] = set()
     for number, row in enumerate(lead.catalog.current_tablets(table_id), 1):

@@ -1,13 +1,13 @@
 """Drops the rows of deleted tablets and tables from the catalog. Called by background.py on the leader.
 
 The row of a DELETED or REPLACED tablet is the permission to delete late replicas of it. A replica whose
-tablet has no row is kept for ever: the catalog may be wrong or restored from an older copy, and the tablet
+tablet has no row is kept for ever. The catalog may be wrong or restored from an older copy, and the tablet
 healthy. So a row must stay as long as a replica may appear. It is dropped when all of this holds:
 
 1. The tablet has been gone for `forget_after_ms`. By then orders to create replicas have ended, and no client repeats
    its create request.
-2. Every formed node that is not RETIRED is alive and has sent this leader a full report, and no report names a replica
-   of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
+2. Every formed node that is not RETIRED is alive and has sent this leader a full report. No report names a
+replica of the tablet. A silent node thus blocks all rows until it returns or is RETIRED.
 3. No intent and no order about the tablet is under way.
 
 A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last

@@ -3,8 +3,8 @@
 A heartbeat is never refused for its content, because its node would then count as lost, with all its
 replicas. What is kept goes into every cluster view, which is one message of at most 16 MiB.
 
-Invariant: on return each text of the registration and each status is within its bound, identifiers are valid,
-and configurations can be parsed and have plausible numbers.
+Invariant: on return each text of the registration and each status is within its bound. Identifiers are valid.
+Configurations can be parsed and have plausible numbers.
 """
 
 from __future__ import annotations

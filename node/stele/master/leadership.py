@@ -80,8 +80,8 @@ class Leadership:
     """When this leader last granted the driver's claim. A claim from an earlier leader counts as granted
     at the start."""
     claim_ttl_ms: int | None = None
-    """The claim's lifetime from then on; None: an earlier leader granted it, and only that one knew its
-    lifetime."""
+    """How long the claim lasts after `claim_seen_ms`. None: an earlier leader granted it, and only that
+    leader knew."""
     wanted_since_ms: dict[str, int] = field(default_factory=dict)
     """When this leader wrote the `left_ms` of a node's row. For other rows it counts from its own start, so a
     new leader never shortens a time."""
@@ -99,7 +99,7 @@ class Leadership:
         self.claim_seen_ms = self.began_ms = self.driver_heard_ms = self.now_ms()
 
     def hear_driver(self, holder: str) -> None:
-        """Record that a driver is at work. A master that drives is no such driver."""
+        """Record that a driver is at work. A master that drives does not count as one."""
         if holder and not holder.startswith(MASTER_HOLDER):
             self.driver_heard_ms = self.now_ms()
 
@@ -198,7 +198,7 @@ class Leadership:
         """Live nodes that take replicas and are `formed`, with the number of replicas that configurations give them,
         and of tablets that they lead.
 
-        A node that is not `formed` is left out: if its volume were lost, it would be formatted again under
+        A node that is not `formed` is left out. If its volume were lost, it would be formatted again under
         the same id, without its votes.
         """
         counts, leads = self.catalog.replicas, self.catalog.leads

@@ -116,7 +116,8 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
     node_id = id_from_pb(request.node_id)
     if request.incarnation == last.incarnation:
         raise Rejected(
-            f"another start of node {node_id} was incarnation {request.incarnation}", code=Code.VOLUME_OLD
+            f"incarnation {request.incarnation} of node {node_id} was another start; this volume is an older copy",
+            code=Code.VOLUME_OLD,
         )
     if 0 < request.log_found < last.log_synced:
         raise Rejected(
@@ -362,8 +363,8 @@ class Liveness:
         return agreed(list(bases.values())) if len(bases) > 1 else None
 
     def reports_of(self, tablet_id: str) -> list[Report]:
-        """The newest reports of a tablet's replicas, by node and replica_id, without those of a lower incarnation: they
-        speak of a log that was given up."""
+        """The newest reports of a tablet's replicas, by node and replica_id. Those of a lower incarnation are
+        left out, because they speak of a log that was given up."""
         found, lowest = self.all_reports_of(tablet_id), self._incarnation_of(tablet_id)
         return [r for r in found if not is_given_up(r.status, lowest)] if lowest else found
 

@@ -1,7 +1,7 @@
 """The core of a master: follows the catalog, starts and stops leading, keeps liveness. service.py and
 server.py use it.
 
-Invariant: a new leader answers nothing from memory before a read barrier has passed and the memory holds the
+Invariant: a new leader answers nothing from memory before a read barrier has passed. Its memory must hold the
 whole key space as of that barrier.
 """
 

@@ -2,9 +2,9 @@
 delete it. Repeated until a report shows that the order was done.
 
 Called by background.py. Remembers only which orders are under way, and when recent ones were sent. Each node
-has its own queue, with at most one order for each replica. Invariant: a replica is removed only if its tablet
-is deleted, or if a newer committed configuration omits it and no intent names it, or if it is of a lower
-incarnation than one whose survivor leads. Replicas of unknown tablets are kept.
+has its own queue, with at most one order for each replica. Invariant: a replica is removed in three cases
+only. Its tablet is deleted. Or a newer committed configuration omits it, and no intent names it. Or it is of
+a lower incarnation than one whose survivor leads. Replicas of unknown tablets are kept.
 """
 
 from __future__ import annotations

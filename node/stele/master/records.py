@@ -80,9 +80,9 @@ class TableRecord(Row):
     """A table. `state`: RUNNING, ALTERING, DROPPED, REMOVED. A removed one stays until the rows of its tablets are
     dropped.
 
-    A DROPPED one has no name any more and serves nobody; its tablets stay (dropping.py). `dropped_us`: since when, for
-    display. `keep_ms`: how long it was still to be kept when the row was written. `dropped_by`, `recalled_by`: the ids
-    of the last requests that did so, so that repeated ones are known.
+    A DROPPED one has no name any more and serves nobody; its tablets stay (dropping.py). `dropped_us`: since
+    when, for display. `keep_ms`: the time that was left to keep it when the row was written. `dropped_by`,
+    `recalled_by`: the ids of the last requests that did so, so that repeated ones are known.
 
     `replication_factor_before`: the one before its last change; 0 if it was never changed.
     `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while it is altered; else
@@ -113,7 +113,7 @@ class TabletRecord(Row):
     reported.
 
     `leader`: the master's choice until a replica reports one. `since_us`: when `state` began. For a DELETED
-    tablet, `holders`: the nodes that may have had a replica when it was deleted, empty if unknown;
+    tablet, `holders`: the nodes that may have had a replica when it was deleted, empty if unknown.
     `harmless`: this many of them are too few to commit anything. `by_hand`: what an administrator asked of
     its replicas.
     """

@@ -1,11 +1,13 @@
 """Recovery of a tablet whose majority is lost: an administrator gives up what the lost ones had. Called by service.py on the
 leader.
 
-Writes rows only, in one batch: the tablet's row (a higher incarnation, the survivor alone in its configuration), the record
-of it, which stays, and the end of its intent. `orders` then has the survivor's node carry it out, again and again until a
-report tells that it was done; only then are other replicas of the tablet removed.
+Writes rows only, in one batch. The tablet's row gets a higher incarnation and a configuration with the
+survivor alone. A record of the recovery is written, which stays. The tablet's intent ends. Then `orders`
+repeats the order to the survivor's node until a report says that it was done. Only then are other replicas of
+the tablet removed.
 
-Invariant: nothing is recorded while voters that are a majority of a configuration in force, or of one proposed, are heard.
+Invariant: nothing is recorded while a majority of voters is heard, of a configuration in force or of a
+proposed one.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
     """Make the survivor the only voter of its tablet. A repeated request gives the same record.
 
     Raises:
-        Rejected: NOT_FOUND; UNSAFE_CHANGE, a majority is heard; CAS_FAILED, the tablet was recovered meanwhile;
-            INVALID_ARGUMENT, the survivor is none; UNSUPPORTED_VERSION, a live member could not read it.
+        Rejected: NOT_FOUND. UNSAFE_CHANGE, a majority is heard. CAS_FAILED, the tablet was recovered
+            meanwhile. INVALID_ARGUMENT, the survivor cannot be used. UNSUPPORTED_VERSION, a live member could not
+            read it.
         Retryable: NOT_READY, too little is known yet of the nodes.
     """
     tablet_id = TabletId(id_from_pb(request.tablet_id))
@@ -142,7 +145,7 @@ def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: 
     """The survivor as the only voter.
 
     Raises:
-        Rejected: it is no replica of the tablet that could be used.
+        Rejected: it is not a replica of the tablet that could be used.
         Retryable: its node is not heard now.
     """
     what = f"replica {replica_id} of tablet {row.tablet_id} on node {node_id}"

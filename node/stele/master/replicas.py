@@ -29,8 +29,8 @@ async def set_replication_factor(
     """Set the replication factor of a table or key space. The present one changes nothing.
 
     Raises:
-        Rejected: NOT_FOUND; INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few machines or
-            too little room for it; TOO_LARGE, the tables would no longer fit into one view.
+        Rejected: NOT_FOUND. INVALID_ARGUMENT, it is not one of REPLICATION_FACTORS, or there are too few
+            machines or too little room for it. TOO_LARGE, the tables would no longer fit into one view.
         Retryable: NOT_READY, too few nodes answer now.
     """
     factor = request.replication_factor

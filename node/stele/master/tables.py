@@ -113,8 +113,9 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     nothing.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded; TOO_LARGE, also if the tables would
-            no longer fit into one view; ALREADY_PRESENT; TABLET_DELETED, the request was done and its table is removed.
+        Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded. TOO_LARGE, also if
+            the tables would no longer fit into one view. ALREADY_PRESENT. TABLET_DELETED, the request was
+            done and its table is removed.
         Retryable: NOT_READY, not all nodes were heard yet, or too few answer.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())

@@ -46,8 +46,8 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
     """Record what is wanted of a node. The same request again restarts its time.
 
     Raises:
-        Rejected: STALE_EPOCH (epoch 0: an administrator); NOT_FOUND; INVALID_ARGUMENT: it is RETIRED, or
-            somebody else asked for what is wanted now, or the time is missing or out of place;
+        Rejected: STALE_EPOCH (epoch 0: an administrator). NOT_FOUND. INVALID_ARGUMENT: it is RETIRED, or
+            somebody else asked for what is wanted now, or the time is missing or out of place.
             UNSUPPORTED_VERSION: DRAINED, PARKED or FENCED before the cluster version is finalized.
     """
     node_id = id_from_pb(request.node_id)

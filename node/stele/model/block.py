@@ -1,10 +1,15 @@
 """Packed column blocks: rows as they travel from the client through the log into the store. Opens no files.
 
 Layout, little-endian:
-    u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero, u32 schema
-    version, u32 rows, u16 columns, u16 zero, then u32 per column id, then (flag 1) u8 per row, zero padding
-    to eight bytes, then one Arrow IPC record batch message without its schema. Buffers are read in place.
-    Blocks in old logs may be compressed (LZ4, ZSTD); new ones never are.
+
+- u8 format version (1), u8 flags (1: an op per row), u8 op for all rows (0 if per row), u8 zero
+- u32 schema version, u32 rows, u16 columns, u16 zero
+- u32 per column id
+- with flag 1: u8 per row
+- zero padding to eight bytes
+- one Arrow IPC record batch message without its schema
+
+Buffers are read in place. Blocks in old logs may be compressed (LZ4, ZSTD); new ones never are.
 
 Invariant: `decode_block` of untrusted bytes either raises, or yields a batch that is safe to read and takes
 no more memory than the block.
@@ -36,9 +41,9 @@ _FLAG_ROW_OPS = 1
 class RowOp(IntEnum):
     """What is done with a row. The numbers are on disk and on the wire.
 
-    insert and upsert write whole rows: a column that the block lacks gets its default, else null. update
-    changes only the columns that the block has. insert fails (ALREADY_PRESENT) if the key is present; update
-    and delete fail (NOT_FOUND) if it is absent. The _ignore forms then do nothing.
+    INSERT and UPSERT write whole rows: a column that the block lacks gets its default, else null. UPDATE
+    changes only the columns that the block has. INSERT fails (ALREADY_PRESENT) if the key is present. UPDATE
+    and DELETE fail (NOT_FOUND) if it is absent. The IGNORE forms then do nothing.
     """
 
     INSERT = 1
@@ -123,9 +128,9 @@ def decode_block(data: bytes | memoryview, schema: Schema, *, trusted: bool = Fa
     A block of an older version of the schema is read by its column ids: it may lack columns.
 
     Raises:
-        Rejected: not a block, an unknown version (UNSUPPORTED_VERSION), missing key columns, or (SCHEMA_MISMATCH)
-            columns that the schema does not have, also dropped ones, or a newer version of the schema. Reports
-            all faults of the header together.
+        Rejected: it is not a block, or key columns are missing. UNSUPPORTED_VERSION: the version is unknown.
+            SCHEMA_MISMATCH: columns that the schema does not have, also dropped ones, or a newer version of
+            the schema. Reports all faults of the header together.
     """
     if len(data) < HEADER.size:
         raise Rejected(f"the block has {len(data)} bytes; expected at least {HEADER.size}")
@@ -203,8 +208,8 @@ def checked_rows(data: bytes | memoryview, schema: Schema) -> pa.RecordBatch:
 
 
 def _checked_rows(body: pa.Buffer, arrow: pa.Schema) -> pa.RecordBatch:
-    """Rows that were checked when they were accepted. A lack of memory is raised unchanged: it is not their
-    fault."""
+    """Rows that were checked when they were accepted. A MemoryError is raised unchanged, because the rows are
+    not damaged then."""
     try:
         return pa.ipc.read_record_batch(body, arrow)
     except MemoryError:

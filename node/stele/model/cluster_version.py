@@ -1,7 +1,7 @@
 """The cluster version: which formats and features a cluster uses. Masters, nodes and clients share it.
 
-Invariant: nothing that a program of an earlier cluster version cannot read, or would carry out wrongly, is written
-before the masters have finalized its version (stele.master.versions).
+Invariant: a program of an earlier version never meets what it cannot read, or would carry out wrongly. Such
+things are written only after the masters have finalized the version (`stele.master.versions`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Errors that cross package borders. Imported by every package; imports nothing of ours.
 
 Four kinds say who is wrong: `Retryable` (nobody: try again), `Rejected` (the caller or a peer), `Corrupt` (a
-disk), `InvariantViolation` (we are: stop). Each carries a `Code`. In one place each, the rpc layer maps it to
-a gRPC status, the command line to an exit code, and the operator to a condition.
+disk), `InvariantViolation` (we are: stop). Each carries a `Code`. Three places map it: the rpc layer to a
+gRPC status, the command line to an exit code, the operator to a condition.
 
 A message says what happened, to what, what was expected, and what to do.
 """

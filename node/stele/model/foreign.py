@@ -85,8 +85,8 @@ def _check_buffers(metadata: pa.Buffer, size: int, what: str) -> None:
 
 
 def batch_places(data: memoryview) -> tuple[int, int, int, int]:
-    """Places in the metadata of one of our record batch messages: of the body's length, the number of rows,
-    the first node and the first buffer."""
+    """Places in the metadata of one of our record batch messages. In order: the body's length, the number of
+    rows, the first node, the first buffer."""
     message = _OFFSET.unpack_from(data)[0]
     header = _field(data, message, _HEADER)
     batch = header + _OFFSET.unpack_from(data, header)[0]

@@ -2,8 +2,10 @@
 filters and checksums. So it never changes: a better hash would be v2, beside this one.
 
 For a string of n bytes, read as little-endian 64-bit words with the last one zero padded:
+
     h = fmix(seed + n * P1);  for each word w:  h = rotl(h ^ (w * P2), 29) * P3 + P4;  result fmix(h)
-with fmix of MurmurHash3 (public domain) and everything modulo 2^64.
+
+fmix is that of MurmurHash3 (public domain), and everything is modulo 2^64.
 
 Invariant: tests/model/test_hashing.py holds golden vectors.
 """

@@ -1,10 +1,14 @@
 """Order-preserving key bytes: comparing encoded keys byte by byte compares the keys column by column.
 
-Per column: bool one byte; int8…int64, date (days) and timestamp (microseconds) big-endian with the sign bit
-flipped; decimal sixteen bytes big-endian, sign bit flipped; string and binary raw if it is the last column,
-else with 00 written as 00 01 and the terminator 00 00 (00 00 sorts before 00 01 and before every other byte,
-so a prefix sorts first). Vectorised; only batches of a few rows go through Python values, because numpy costs
-more there.
+Per column:
+
+- bool: one byte.
+- int8…int64, date (days) and timestamp (microseconds): big-endian with the sign bit flipped.
+- decimal: sixteen bytes big-endian, sign bit flipped.
+- string and binary: raw in the last column. Elsewhere 00 is written as 00 01, and 00 00 ends the value. 00 00
+  sorts before 00 01 and before every other byte, so a prefix sorts first.
+
+Vectorised. Only batches of a few rows go through Python values, because numpy costs more there.
 
 Invariant: encoding is one-to-one for given column types, so equal bytes mean equal keys.
 """

@@ -1,8 +1,11 @@
 """Operations on a key space, as they are in a WRITE payload after its header. Built by masters and clients,
 applied by stele.tablet.keyspace; opens no files.
 
-Layout, little-endian: u8 version (1), u8 zero, u16 operations; each: u8 op, u8 flags (1: expected value
-given), u16 zero, u32 key length, u32 value length, u32 expected length, then key, value, expected.
+Layout, little-endian: u8 version (1), u8 zero, u16 number of operations. Then each operation:
+
+- u8 op, u8 flags (1: expected value given), u16 zero
+- u32 key length, u32 value length, u32 expected length
+- key, value, expected
 
 Invariant: a batch is applied whole or not at all.
 """

@@ -130,7 +130,7 @@ def encoded_bounds(pair: Any, columns: Sequence[Column]) -> Bounds:
     {"encoded": HEX}.
 
     Raises:
-        Rejected: it is no such pair, or a value does not fit.
+        Rejected: it is not such a pair, or a value does not fit.
     """
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise Rejected(

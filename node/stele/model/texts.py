@@ -32,8 +32,8 @@ def moment(text: str) -> datetime.datetime:
     """An ISO 8601 time. Without a zone it is UTC.
 
     Raises:
-        Inexact: it is finer than a microsecond, or has a fraction of an hour or a minute, which Python would
-            read as a fraction of a second.
+        Inexact: it is finer than a microsecond. Or it has a fraction of an hour or a minute, which Python
+            would read as a fraction of a second.
         ValueError: it is not a time.
     """
     found = datetime.datetime.fromisoformat(text)

@@ -3,11 +3,17 @@ operations, or a new schema).
 
 The leader builds it; it is decoded where the entry is applied. Opens no files.
 
-Header, 56 bytes, little-endian: u8 version, u8 body kind, u16 flags, u32 schema version, 16 bytes client id,
-u64 sequence, u64 lowest unfinished sequence, u64 time when the client id was made (µs since 1970), u64
-xxh3-64 of the body. 56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the
-leader has checked that the block only upserts whole rows and that none of them can be refused. Its outcome is
-known without decoding it.
+Header, 56 bytes, little-endian:
+
+- u8 version, u8 body kind, u16 flags, u32 schema version
+- 16 bytes client id
+- u64 sequence, u64 lowest unfinished sequence
+- u64 time when the client id was made (µs since 1970)
+- u64 xxh3-64 of the body
+
+56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that
+the block only upserts whole rows, and that none of them can be refused. Its outcome is known without decoding
+it.
 
 Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own
 proposals).

@@ -1,7 +1,7 @@
 """Raft as a pure state machine: events in, effects out.
 
 No I/O, no clock, no chance of its own, no asyncio. An owner (a node's replica, or the simulator) builds a
-`RaftCore` from what its log holds, feeds it events, and carries out the effects under the duties that
+`RaftCore` from what its log holds. It feeds it events, and carries out the effects under the duties that
 `effects` lists. The words are those of the Raft paper and dissertation (Ongaro, 2014).
 """
 

@@ -1,7 +1,8 @@
 """The state machine of one replica: events in, effects out. Entry point of the package.
 
-    core = RaftCore(options, self_replica, initial, rng) effects = core.step(Start(now_ms)) effects =
-    core.step_many(events)  # one turn: one Persist (as a rule) and one message per peer for all of them
+    core = RaftCore(options, self_replica, initial, rng)
+    effects = core.step(Start(now_ms))
+    effects = core.step_many(events)  # one turn: one Persist (as a rule) and one message per peer for all of them
 
 Composed of `RaftState`, which all roles share, and `Roles`, which holds the role that acts.
 

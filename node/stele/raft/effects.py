@@ -7,12 +7,12 @@ The owner's duties:
 4. ReadReady(context, index) is served once everything up to `index` is applied.
 5. A Propose that was answered by Proposed stays open until its OpId comes as Committed or as ProposalLost.
 
-Invariant: one list of effects has this order: each Send that waits for no Persist; each Persist; each Send
-that waits; all others, as they came about. So peers receive entries while the leader writes them
-(dissertation 10.2.1).
+Invariant: one list of effects has this order. First each Send that waits for no Persist, then each Persist,
+then each Send that waits. All others follow, as they came about. So peers receive entries while the leader
+writes them (dissertation 10.2.1).
 
-`cause` of an effect names the event it came from and says why it followed: "Tick at 612 ms: no leader heard
-within the election timeout" (`cause.cause_of`).
+`cause` of an effect names the event it came from and says why it followed (`cause.cause_of`). For example:
+"Tick at 612 ms: no leader heard within the election timeout".
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class RoleChanged:
 
 @record
 class ConfigChanged:
-    """The active configuration changed, or (`committed`) was committed.
+    """The active configuration changed, or was committed (`committed`).
 
-    It changes when one is appended, and when an appended one is dropped with its entry.
+    It changes when a new one is appended, and when the log drops an appended one.
     """
 
     config: Configuration

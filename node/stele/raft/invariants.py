@@ -125,7 +125,7 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
             peer.hold_from in (None, core.pending_change_index),
             f"held from {peer.hold_from}; the pending change is {core.pending_change_index}",
         ),
-        (member or not peer.promotes, "it is to be promoted, but is no peer"),
+        (member or not peer.promotes, "it is to be promoted, but is not a peer"),
         (peer.round_target <= last, f"a catch-up round to {peer.round_target}, log to {last}"),
     )
 

@@ -186,7 +186,7 @@ def _witness_start(
         if start.index > commit_index or term_at(start.index) != start.term:
             return Refusal(
                 Code.UNSAFE_CHANGE,
-                f"witness_start {start} is no committed entry of the leader's log (committed up to "
+                f"witness_start {start} is not a committed entry of the leader's log (committed up to "
                 f"{commit_index})",
             )
         for other in voters:

@@ -15,8 +15,8 @@ from stele.model.errors import Rejected
 class RaftOptions:
     """Times in milliseconds, sizes in bytes.
 
-    - `inflight_bytes_max` bounds what is on its way to one peer; `batch_bytes_max` one message (a larger
-      entry goes alone); `probe_bytes_max` a message to a peer whose log is not known yet.
+    - `inflight_bytes_max` bounds what is on its way to one peer. `batch_bytes_max` bounds one message; a
+      larger entry goes alone. `probe_bytes_max` bounds a message to a peer whose log is not known yet.
     - `tail_bytes_max` bounds the handed-out entries in memory; `uncommitted_bytes_max` the others. Beyond
       that, proposals are THROTTLED.
     - `unreached_ms`: the owner gets an effect for a peer that has not answered its leader for this long.

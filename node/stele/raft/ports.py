@@ -61,8 +61,8 @@ class Chance(Protocol):
 class LogPort(Protocol):
     """One replica's log. Calls take effect in the order they are made.
 
-    - `done` is called once this call and all before it survive power loss: later, never from within the call,
-      and in the order of the calls.
+    - `done` is called once this call and all before it survive power loss. It is called later, never from
+      within the call, and in the order of the calls.
     - `load` may find what was appended at once, and must find it after `done`.
     - A call that is refused raises `Retryable` (THROTTLED, DISK_FULL), and has done nothing.
     """

@@ -3,7 +3,7 @@
 Made by `core`, changed by the role that acts and by `any_role`. State that dies with a role is in that role's
 object.
 
-Invariants: the term never falls; a vote never changes within a term; the commit index never falls; only
+Invariants: the term never falls. A vote never changes within a term. The commit index never falls. Only
 entries that are committed and durable here are handed out.
 """
 

@@ -6,9 +6,8 @@ frame in line and connections that hold little are read; the others wait in thei
 arrive whole with one read and are never affected.
 
 While others wait, the first in line has a turn of TURN_S. If it makes progress, it then goes to the end of
-the line and keeps its bytes, so that a slow link delivers its message in several turns. A frame that brought
-less than TURN_BYTES_MIN in its turn is closed. So is one whose turn ends while more than `line_bytes` are
-held.
+the line and keeps its bytes. So a slow link delivers its message in several turns. A frame that brought less
+than TURN_BYTES_MIN in its turn is closed. So is one whose turn ends while more than `line_bytes` are held.
 
 Invariants: the held bytes stay below `close_bytes` plus one read of each connection. At least one frame is
 always read. A frame without progress is closed after STILL_S, or after TURN_STILL_S while others wait for

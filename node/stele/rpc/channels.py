@@ -1,8 +1,8 @@
 """Unary calls to other processes: one channel per address, made at the first call.
 
 Used by masters, nodes, drivers, clients and the command line. Owns the channels. It resolves names itself at
-each dial, and dials again after a connection failed. An address is dialled once at a time: a lookup cannot be
-cancelled, so it is left to the next caller, and a hanging resolver keeps only one thread per name. Invariant:
+each dial, and dials again after a connection failed. An address is dialled once at a time. A lookup cannot be
+cancelled, so it is left to the next caller. A hanging resolver keeps only one thread per name. Invariant:
 every call carries this process's identity, and every failure is raised as a `SteleError`. After `close`
 nothing is dialled.
 """

@@ -86,8 +86,8 @@ class CopyProvider(Protocol):
 def keep_grpc() -> None:
     """Keep Flight's gRPC library loaded until the process ends. Call before anything of Flight is made.
 
-    With its last object the library frees what its threads share. But a thread may still handle a stream
-    whose reader took nothing, for up to 10 s (`run_poller` in its tcp_posix.cc), and would then crash the
+    With its last object the library frees what its threads share. But for up to 10 s a thread may still
+    handle a stream whose reader took nothing (`run_poller` in its tcp_posix.cc). It would then crash the
     process. So one object, which connects to nobody, is never freed.
     """
     forks.use()
@@ -102,7 +102,7 @@ def _never_free(made: object) -> None:
 class FlightServer:
     """A Flight server. It answers as soon as it is made. `host` and `port` as for --listen; port 0 picks one.
 
-    pyarrow's `serve` is not used: it only waits for the end, and its handlers for SIGTERM and SIGINT would
+    pyarrow's `serve` is not used. It only waits for the end, and its handlers for SIGTERM and SIGINT would
     inform the node only after the last reader has gone. Here the node is informed first and the server last.
     """
 

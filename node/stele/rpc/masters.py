@@ -1,8 +1,8 @@
 """Calls to the leader master. Used by clients, drivers and the operator. Keeps the list of masters and who
 may lead.
 
-An address may be a name with several addresses. Invariant: a call is retried only if the answer says that it
-was not done, or if the caller says that it may be done twice.
+An address may be a name with several addresses. Invariant: a call is retried in two cases only. The answer
+says that it was not done, or the caller says that it may be done twice.
 """
 
 from __future__ import annotations

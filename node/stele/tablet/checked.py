@@ -5,7 +5,7 @@ Large ones are written and checked in pieces, because other threads wait while o
 string.
 
 Layout, little-endian: 8 bytes magic, u32 version, u64 body length, u32 CRC-32C of the body, u32 CRC-32C of
-the 24 bytes before; then the body, then nothing.
+the 24 bytes before. Then the body, then nothing.
 
 Invariant: a flipped, missing or extra byte is found before any of the body is used.
 """

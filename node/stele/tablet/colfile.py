@@ -2,7 +2,7 @@
 them.
 
 README.md beside this file describes the layout byte by byte. Invariant: no part is used before its checksum
-was compared, and nothing before the footer's was. The map is touched only after a read gave the same bytes: a
+was compared, and nothing before the footer's was. The map is touched only after a read gave the same bytes. A
 failed read is an error, while a failed map access ends the process.
 """
 

@@ -30,7 +30,7 @@ def translate(exc: OSError, what: str) -> SteleError:
     if exc.errno in NO_SPACE:
         return Retryable(f"{what}: the disk is full; free space or grow the volume", code=Code.DISK_FULL)
     if exc.errno in NO_MEANS:  # not a disk fault, so copying the replica would not help
-        return Retryable(f"{what}: {exc.strerror}; try again, or give the node more of it")
+        return Retryable(f"{what}: {exc.strerror}; try again, or raise this limit of the node")
     return Corrupt(f"{what}: {exc.strerror or exc}; the disk failed", code=Code.IO_ERROR)
 
 

@@ -83,7 +83,7 @@ class StoreFlush:
                 raise
 
     def _write_files(self, current: Manifest, numbers: Sequence[int]) -> None:
-        """`numbers`: one for each memtable, at least one."""
+        """Write the files of a flush. `numbers`: a file number for each memtable; at least one."""
         contents = self._contents
         once_name = f"once-{numbers[0]:08x}"
         body = seal(_ONCE_MAGIC, _ONCE_VERSION, exactly_once.encode(self._once))

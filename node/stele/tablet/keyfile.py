@@ -3,9 +3,11 @@
 It is written and read in small pieces, because other threads, also the event loop's, wait while one handles
 large bytes.
 
-Layout of the body, little-endian: u32 length and text (JSON: term, index, ceiling, timestamp), u32 length and
-exactly-once state, then each pair: u32 key length, u32 value length, u64 log index of the entry that set it,
-key, value.
+Layout of the body, little-endian:
+
+- u32 length and text (JSON: term, index, ceiling, timestamp)
+- u32 length and exactly-once state
+- each pair: u32 key length, u32 value length, u64 log index of the entry that set it, key, value
 
 Invariant: nothing of a file is used before the checksum of all of it was compared.
 """

@@ -3,16 +3,16 @@
 An order of a master carries the catalog's (term, index); an order of a driver carries its claim's epoch.
 Heartbeats of the leader master carry the newest term and epoch. node.json keeps what must survive a restart.
 That is a term or an epoch when it rises, which is once per election or take-over. It is also the OpId of an
-order that erases a replica for good: nothing else would be left to refuse a late order that makes the replica
+order that erases a replica for good. Nothing else would be left to refuse a late order that makes the replica
 again.
 
 What an order names becomes the newest only once the order was carried out. A number may exceed the newest
 known one by FENCE_STEP_MAX at most. Otherwise one order with a huge number would shut out all others for
 good.
 
-Invariant: an order is carried out only if no newer term or epoch is known, from an order or a heartbeat, and
-no newer index for its tablet. What an order raised is durable before the order is answered. For an order that
-erases, it is durable before anything is erased.
+Invariant: an order is carried out only if no newer term or epoch is known, from an order or a heartbeat. Nor
+may a newer index be known for its tablet. What an order raised is durable before the order is answered. For
+an order that erases, it is durable before anything is erased.
 """
 
 from __future__ import annotations

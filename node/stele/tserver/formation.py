@@ -51,8 +51,8 @@ async def take_volume(options: NodeOptions) -> Volume:
     """Lock and open the volume; format it first if it is empty and may be.
 
     Raises:
-        Fate: the volume is not for this process. Rejected: this process could not listen; nothing was
-        written.
+        Fate: the volume is not for this process.
+        Rejected: this process could not listen; nothing was written.
     """
     fd = lock_directory(options.data_dir)
     try:

@@ -10,8 +10,8 @@ name of a retired master stays in --masters. While fewer than a majority of the 
 each time.
 
 Reports are incremental. A change is sent to a master until that master, as leader, has acknowledged it. A
-full report goes to a new leader, after this node's own start, when a master asks for it, and when more
-changed than a full report says.
+full report goes to a new leader, after this node's own start, and when a master asks for it. So does one when
+more changed than a full report says.
 """
 
 from __future__ import annotations

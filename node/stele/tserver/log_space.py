@@ -81,8 +81,8 @@ class LogSpace:
         self._starts = starts
 
     def _let_go(self, replica: Replica) -> None:
-        """Release the log that a FAILED replica pins, once a majority without it has more: once the commit
-        index is above all that this replica had.
+        """Release the log that a FAILED replica pins, once a majority without it has more. That is when the
+        commit index is above all that this replica had.
 
         Until then it may be the only one left of the majority that has its entries.
         """

@@ -203,9 +203,9 @@ class TabletManager:
         `erases` is awaited before anything is removed for good.
 
         Raises:
-            Rejected: CAS_FAILED, the replica has a newer committed configuration than the order;
-            INVALID_ARGUMENT. Retryable: NOT_READY while replicas are being opened and this one is not known
-            yet.
+            Rejected: CAS_FAILED, the replica has a newer committed configuration than the order.
+                INVALID_ARGUMENT.
+            Retryable: NOT_READY while replicas are being opened and this one is not known yet.
         """
         if target not in (DataState.TOMBSTONED, DataState.DELETED):
             raise Rejected("data state of a delete: expected TOMBSTONED or DELETED")

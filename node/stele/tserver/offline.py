@@ -1,7 +1,7 @@
 """Looks at one replica on a volume that no process uses, and makes it the only voter of its tablet. For `stele local cmeta`.
 
-This recovers the catalog when its majority is gone: without a leader no master can order it.
-stele.consensus.recovering defines what is written in which order; the volume's record keeps when and why.
+This recovers the catalog when its majority is gone, because without a leader no master can order it.
+`stele.consensus.recovering` defines what is written in which order. The volume's record keeps when and why.
 
 Invariant: the volume is locked meanwhile. Until the caller has accepted the loss, nothing changes that the
 node's next start would not change anyway.

@@ -7,9 +7,10 @@ that each replica does. A replica that FAILED, or is gone, would leave the other
 a ping carries a digest of the groups that rest at both ends. If the digests differ for an election timeout,
 one node asks about each group, and wakes those that do not rest at the other.
 
-Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout, and each of them says
-that its own replica rests in the same term. A change is noticed after the time that the question above takes,
-at worst. However much other nodes ask, one tick handles one slice of it, and the nodes take turns.
+Invariant: a replica rests only while the nodes of all its peers were heard within an election timeout. Each
+of them must say that its own replica rests in the same term. A change is noticed after the time that the
+question above takes, at worst. However much other nodes ask, one tick handles one slice of it, and the nodes
+take turns.
 """
 
 from __future__ import annotations
@@ -235,7 +236,8 @@ class QuietGroups:
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
-        """The replica at rest of a group that is shared with a node; None if it does not rest or the node has no peer of it."""
+        """The replica at rest of a group that is shared with a node. None if it does not rest, or the node
+        has no peer of it."""
         key = self._by_group.get(group)
         if key is None or node_id not in self._resting[key].nodes:
             return None

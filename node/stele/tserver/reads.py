@@ -43,7 +43,7 @@ async def point_read(
     message. Gives up at `until` by the event loop's clock; the caller then tries again.
 
     Raises:
-        Rejected: keys that are no record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
+        Rejected: keys that are not a record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
             more columns than a table has.
         Retryable: TIMED_OUT, no thread was free in time.
     """

@@ -3,8 +3,8 @@
 Raft's time advances by at most `STEP_MS` per tick. If the loop stalls or the processor is overloaded,
 time-outs grow with the delay of messages. Otherwise one election would follow the next.
 
-Invariant: after a stall of the event loop, messages that came in meanwhile are read before time advances, so that this node
-does not take its own stall for the silence of others.
+Invariant: after a stall of the event loop, messages that came in meanwhile are read before time advances. So
+this node does not take its own stall for the silence of others.
 """
 
 from __future__ import annotations

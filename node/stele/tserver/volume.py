@@ -1,7 +1,7 @@
 """The data directory: its lock, and its owner by node.json (node_record.py). Opened before anything else of a
 node.
 
-Invariant: a volume belongs to one node of one cluster for ever, is used by one process at a time, and every
+Invariant: a volume belongs to one node of one cluster for ever, and one process uses it at a time. Every
 start has a higher incarnation than the one before, synced before it is sent anywhere. Incarnations count from
 the millisecond of the format. So nobody who heard of an earlier volume of the same node id takes this one for
 older.

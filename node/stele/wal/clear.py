@@ -1,7 +1,7 @@
 """Which streams a damaged place of the log may concern. Called by recovery; pure.
 
-Any of three things clears a stream: a footer says it has nothing there; all it still needs was written after
-the metadata's position; it was created later. Invariant: a stream that is not cleared is FAILED.
+Any of three things clears a stream. A footer says it has nothing there. All it still needs was written after
+the metadata's position. It was created later. Invariant: a stream that is not cleared is FAILED.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each file is written under another name, synced, renamed, and its directory synced: first `metadata`, then
 `metadata.copy`. Only then may segments that hold the same go. Called by log.py, collect.py and recovery.py.
 Invariant: each file holds the term, vote, start, configuration and tombstones that all records before its
-position say, and nothing that was not durable when it was written. `metadata` is never older than its copy.
+position say. All of it was durable when the file was written. `metadata` is never older than its copy.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _replace(files: Files, directory: Path, name: str, metadata: Metadata) -> No
 def read_metadata(files: Files, directory: Path) -> FoundMetadata:
     """Read both files. Writes nothing.
 
-    If only the copy is whole, it may be older than the lost file: by one write, or by more if a release
+    If only the copy is whole, it may be older than the lost file. It is one write older, or more if a release
     without a copy ran meanwhile. Then either the log still holds all records after its position, or the
     streams that miss some are FAILED.
 

@@ -37,7 +37,7 @@ class Found(Enum):
 
     WHOLE = "a whole group"
     TORN_BODY = "a group's header without its whole body"
-    TORN_HEADER = "bytes that are no group"
+    TORN_HEADER = "bytes that are not a group"
     BLANK = "nothing"
     UNREADABLE = "bytes that the disk cannot read"
 

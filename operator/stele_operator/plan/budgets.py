@@ -1,9 +1,9 @@
 """How many pods of a role may be evicted, and why none may. Called by cluster_plan; read by member_objects
 and status; pure.
 
-Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, and fewer where a tablet of the
-role could lose its majority, whichever pods they are. No pod may take its volume along. If the state of a tablet is
-unknown, no pod may be evicted. An existing budget is changed only on better knowledge.
+Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, whichever they are. It
+is fewer where a tablet of the role could lose its majority. No pod may take its volume along. If the state of
+a tablet is unknown, no pod may be evicted. An existing budget is changed only on better knowledge.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Brings the number of masters to `spec.masters.replicas`. Called by cluster_plan; pure.
 
-More masters: claims and pods are made; once all are heard the masters are told the number; the driver gives each new one a
-copy of the catalog and then a vote; the identity records the number. Fewer: the identity records the number, the masters are
-told, the driver takes votes away, and masters that nothing names any more retire (surplus.py).
+More masters: claims and pods are made. Once all are heard, the masters are told the number. The driver gives
+each new one a copy of the catalog and then a vote. Then the identity records the number. Fewer: the identity
+records the number, and the masters are told. The driver takes votes away, and masters that nothing names any
+more retire (surplus.py).
 
 Invariants: while no master leads, the identity says how many volumes a majority is of. Its number is never above the voters
 that the catalog has and keeps, so masters that left are not taken for lost volumes. A change begins only while nothing heals,

@@ -43,7 +43,7 @@ OPERATOR_OLDER = "OperatorOlder"
 
 HIBERNATING, HIBERNATED, WAKING = "Hibernating", "Hibernated", "Waking"
 SLEEP = (HIBERNATING, HIBERNATED, WAKING)
-"""Reasons of a cluster that serves nothing, or not all, because somebody asked for it. They are no alarms."""
+"""Reasons of a cluster that serves nothing, or not all, because somebody asked for it. They are not alarms."""
 PARK_WAITS, PARK_REFUSED = "ParkWaits", "ParkRefused"
 """Reasons why a node is not parked: it waits for others that are away, or a person must change the spec."""
 RESTING = ("Paused", HIBERNATED)

@@ -133,7 +133,7 @@ class Foretold:
         ]
         lines += [f"NOTE: {note}" for note in self.notes]
         if not self.complete:
-            lines.append("NOT KNOWN: what follows; the rehearsal has not come to an end")
+            lines.append("NOT KNOWN: what follows, because the rehearsal did not end")
         same = bool(order) and list(self.anyway) == order
         lines += [f"without this change too: {line}" for line in (["all of it"] if same else self.anyway)]
         if not (order or self.unmet or self.notes):

@@ -57,7 +57,8 @@ def staying_nodes(spec: TabletClusterSpec, everyone: Sequence[Member]) -> list[M
 
 
 def staying_masters(everyone: Sequence[Member]) -> list[Member]:
-    """The masters that there are: in service, or not needed lately and still to be taken back."""
+    """The masters that stay: those in service, and those that were not needed lately but can still be taken
+    back."""
     masters = (m for m in everyone if m.role == "master")
     return [m for m in masters if m.active or (leaves(m) and m.state is State.DRAINING)]
 

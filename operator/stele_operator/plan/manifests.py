@@ -169,9 +169,8 @@ def pod(
     keeps_off: Sequence[str],
     fork_id: str = "",
 ) -> Json:
-    """A member's pod. `masters`: names of master pods; `formation`: flags for an empty volume;
-    `keeps_off`: machines that it must not use; `fork_id`: the copy of the cluster's volumes to which it
-    belongs."""
+    """A member's pod. `masters`: names of master pods. `formation`: flags for an empty volume. `keeps_off`:
+    machines that it must not use. `fork_id`: the copy of the cluster's volumes to which it belongs."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":

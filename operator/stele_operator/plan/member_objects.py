@@ -333,8 +333,8 @@ def plan_retaining(
 ) -> tuple[Action, ...]:
     """Remove the owner from claims under Retain, so that the volumes outlive the TabletCluster.
 
-    This is the only change to a cluster that is paused, breaks a rule or is being deleted, because Kubernetes
-    deletes owned claims in these cases too.
+    This is the only change to a cluster that is paused, breaks a rule or is being deleted. In these cases too
+    Kubernetes deletes owned claims.
     """
     if spec.deletionPolicy is not DeletionPolicy.RETAIN:
         return ()

@@ -100,8 +100,9 @@ class Identity:
 
     `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
     one of this name. `fork_id`: which copy of its volumes this is; "": the original. `asleep`: it was put to
-    sleep, and not all members are back since (hibernation.py). `masters`: how many masters hold the catalog at
-    least, so that a loss of their volumes is known while none leads (counting.py); 0: as many as formed it.
+    sleep, and not all members are back since (hibernation.py). `masters`: how many masters hold the catalog
+    at least, so that a loss of their volumes is known while none leads (counting.py). 0: as many as formed
+    it.
     """
 
     resource_version: str
@@ -290,7 +291,8 @@ class Catalog:
     lagging: dict[str, int] = field(default_factory=dict)
     """What members read that do not read the newest version, by their labels."""
     steady: Steady = field(default_factory=Steady, repr=False, compare=False)
-    """Of the view, or of an earlier one from which `unwell` goes on."""
+    """Which tablets need no look. Made from this view, or from an earlier one that `unwell` brings up to
+    date."""
     _by_id: Mapping[str, Table] = field(init=False, repr=False, compare=False)
     _by_name: Mapping[str, Table] = field(init=False, repr=False, compare=False)
 
@@ -350,8 +352,8 @@ class Observation:
     catalog: Catalog | None = None
     catalog_problem: str = ""
     refused: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Refusals in this pass, by kind and name: of pods and claims by the API server, of a TabletGroup's
-    table and of the number of masters by the masters. Empty until actions were tried."""
+    """Refusals in this pass, by kind and name. The API server refuses pods and claims. The masters refuse a
+    TabletGroup's table, and the number of masters. Empty until actions were tried."""
     fresh_ids: tuple[str, ...] = ()
     """Random identifiers, enough for all that one pass may create. They are an input so that planning
     stays pure."""

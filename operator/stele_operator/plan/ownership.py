@@ -2,7 +2,7 @@
 pure.
 
 A member's name has a serial, so the catalog (before it exists, the identity) maps each name to one node. That
-is no proof: somebody else may have created a claim of that name. So its pod must have been created for this
+is not a proof: somebody else may have created a claim of that name. So its pod must have been created for this
 very claim, or its remaining metadata must say that it is ours. If its volume is another node's all the same,
 the node refuses it. Invariant: what a claim says has precedence. A claim that nothing proves ours is left
 alone.

@@ -114,7 +114,7 @@ def choose_zones(
 
     `staying`: claims of the members that they join. A member that is being retired holds no zone; otherwise
     its replacement would go to a zone that has a member already. A machine to which one of `everyone` may
-    return is no room (`keeps_off`).
+    return does not count as room (`keeps_off`).
     """
     if not spec.zones:
         return [""] * count

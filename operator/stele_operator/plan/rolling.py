@@ -1,5 +1,5 @@
-"""Gives running pods what the spec asks for now (image, resources, fields of pods), one pod at a time, or as many
-nodes as spec.budget.maxUnavailable allows. Called by cluster_plan; pure.
+"""Gives running pods what the spec asks for now: image, resources, fields of pods. It makes one pod again at
+a time, or as many nodes as `spec.budget.maxUnavailable` allows. Called by cluster_plan; pure.
 
 A pod is deleted, and made again on its volume from the present spec (member_objects). A node that ends hands its
 leaders over first.

@@ -3,8 +3,8 @@
 A pass over ten thousand healthy tablets asks nothing about each of them. `Steady` keeps, from pass to pass, which
 tablets are plainly well, and counts them by table. `unwell` gives all others.
 
-Invariant: a tablet that `unwell` leaves out is healthy, at once and with patience, can lose a voter, and has a
-majority; so the questions of health.py and majorities.py have one answer for all of them.
+Invariant: a tablet that `unwell` leaves out is healthy, at once and with patience. It has a majority, and can
+lose a voter. So the questions of health.py and majorities.py have one answer for all of them.
 """
 
 from __future__ import annotations

@@ -109,5 +109,5 @@ def _led(o: Observation, tablet: TabletView, away: set[str]) -> bool:
 
 
 def _whole(tablet: TabletView) -> int:
-    """Voters that it needs to lose one, if it ever can."""
+    """How many voters the tablet needs so that it can lose one. A tablet of one replica needs that one."""
     return tablet.config.majority + min(1, tablet.replication_factor - 1)

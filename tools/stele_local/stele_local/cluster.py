@@ -275,7 +275,7 @@ class LocalCluster:
                     raise bad_request(str(error)) from error
                 return self.status()
         raise bad_request(
-            f"{' '.join(words)!r} is no request to stele-local; `stele-local --help` lists them"
+            f"{' '.join(words)!r} is not a request that stele-local knows; `stele-local --help` lists them"
         )
 
 

@@ -386,7 +386,7 @@ async def _read_object(request: web.Request, kind: Kind) -> Json:
         try:
             body = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise status.bad_request(f"the body is no YAML: {error}") from error
+            raise status.bad_request(f"the body is not YAML: {error}") from error
     elif request.content_type in ("application/json", "application/octet-stream"):
         body = _decode(text)
     else:

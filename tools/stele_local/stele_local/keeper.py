@@ -2,8 +2,8 @@
 cluster that `down` stopped.
 
 Owns: the file. Must not know what objects mean. Invariant: the file is one moment of the store, replaced as a
-whole; a kill -9 loses at most the last second's writes, as if the API server had been restored from a backup
-of then."""
+whole. A kill -9 loses at most the last second's writes, as if the API server had been restored from a backup
+of that moment."""
 
 from __future__ import annotations
 
