@@ -30,8 +30,8 @@ from stele.cli.replicas import follow, wait_option
 def form(masters: str, cluster_id: str, wait_s: float) -> None:
     """Form a new cluster: introduce its first masters to each other, once all have formatted their volumes.
 
-    Until then none of them votes or serves. A cluster is formed once. To repeat the command does nothing
-    while the same masters exist; it is refused after one of them was replaced.
+    Until then none of them votes or serves. A cluster is formed once. Repeating the command does nothing
+    while the same masters exist. It is refused after one of them was replaced.
 
     Example: stele master form --masters 10.0.0.1:7051,10.0.0.2:7051,10.0.0.3:7051
     """

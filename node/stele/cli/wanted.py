@@ -75,7 +75,7 @@ def _taken_back(command: F) -> F:
 
 
 def _ask(masters: str, wish: Callable[..., Awaitable[Answer]], node: str, **how: object) -> None:
-    """Ask for a wish of `stele.client.admin`, and tell the answer."""
+    """Send a request about a node by `stele.client.admin`, and print the answer."""
 
     async def work(client: AsyncClient) -> None:
         _tell(await wish(client.masters, node, **how))

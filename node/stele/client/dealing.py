@@ -36,8 +36,8 @@ class Dealer:
     def deal(self, group: Sequence[Item]) -> tuple[list[tuple[int, Part]], list[RowError]]:
         """Parts by the ordinal of their tablet, and the errors of refused rows, by their place in `group`.
 
-        `group`: one or more rows of one shape, see `groups_of`. Any exception may come of a row's values: then nothing is
-        dealt out.
+        `group`: one or more rows of one shape, see `groups_of`. A row's values may raise any exception. Then
+        nothing is dealt out.
         """
         plain = self._deal_plain(group)
         return (plain, []) if plain is not None else self._deal_arrow(group)

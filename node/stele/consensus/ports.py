@@ -141,7 +141,7 @@ class ReplicaStream(CoreLog, Protocol):
 
     @property
     def start(self) -> OpId:
-        """It holds entries after this one."""
+        """The entry after which the stream begins."""
 
     @property
     def config(self) -> Configuration:

@@ -39,7 +39,8 @@ log = structlog.get_logger("stele.driver")
 
 STEPS_AT_ONCE = 16
 REPORTED_MS = 15_000
-"""By then the masters know the effect of an order: nodes report changes each second, and silent ones are not asked."""
+"""So long after an order the masters know its effect, since nodes report changes each second. Before, the
+driver asks the nodes themselves, except silent ones."""
 MASTERS_TIMEOUT_S, MASTERS_ROUNDS = 10.0, 2
 """Short, because a pass should fail rather than wait for masters; the next pass comes soon."""
 

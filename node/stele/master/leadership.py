@@ -86,8 +86,8 @@ class Leadership:
     """When this leader wrote the `left_ms` of a node's row. For other rows it counts from its own start, so a
     new leader never shortens a time."""
     kept_until_ms: dict[str, int] = field(default_factory=dict)
-    """Until when, on this leader's steady clock, a dropped table is kept. It stays whatever of `keep_ms` is written down
-    meanwhile, so a write with an unknown outcome shortens no time."""
+    """Until when, on this leader's steady clock, a dropped table is kept. A `keep_ms` that is written
+    meanwhile does not change it. So a write with an unknown outcome shortens no time."""
     began_ms: int = field(init=False)
     driver_heard_ms: int = field(init=False)
     """When a driver other than this master was last heard; at the earliest when this master began to lead."""

@@ -84,7 +84,7 @@ class Master:
         self.liveness = Liveness(now_ms(), adopted=adopted)
         self.lead: Leadership | None = None
         self.view_changes: ViewChanges | None = None
-        """Of the leadership in force."""
+        """What changed of the view, under the present leadership. None while this master does not lead."""
         self.starts = Starts(pool, lambda: self.liveness, now_ms, self.options.alive_ms)
         self._pool = pool
         self._on_failure = on_failure

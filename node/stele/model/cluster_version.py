@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 FIRST_CLUSTER_VERSION: Final = 1
-"""Of release 0.1.0. Its programs do not tell a cluster version."""
+"""The cluster version of release 0.1.0, whose programs report none."""
 CLUSTER_VERSION: Final = 2
 """The newest that this program reads and writes. It reads all before it, too. Raise it by one in the first change of a
 release that earlier programs would misread (docs/releasing.md)."""

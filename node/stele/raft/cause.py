@@ -39,7 +39,7 @@ END_OF_TURN = "end of turn"
 def cause_of(event: Event | None) -> str:
     """The text for `event`; None stands for the end of a turn.
 
-    An order that somebody outside the group gave has that one's own cause (`ProposeChange.cause`).
+    An order from outside the group has the cause that its sender gave (`ProposeChange.cause`).
     """
     match event:
         case None:

@@ -167,9 +167,9 @@ class RaftCore:
 
     @property
     def caught_up_ms(self) -> int | None:
-        """All entries that were committed at this time have been handed out; on the owner's clock.
+        """A time on the owner's clock: all entries that were committed then have been handed out.
 
-        None: unknown since the start.
+        None: no such time is known since the start.
         """
         return self._roles.acting.caught_up_ms
 

@@ -24,7 +24,8 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Withdrawal:
-    """Of one node. `dropped`: what its volume remembers. `remember(dropped)` writes that; it blocks."""
+    """The dropped tables of one node. `dropped`: what its volume remembers. `remember(dropped)` writes that;
+    it blocks."""
 
     def __init__(
         self,

@@ -253,7 +253,8 @@ def _last_end(pod: Pod) -> str:
 
 
 def _wanted(node: NodeView | None) -> str:
-    """Who wants a node that is not wanted in service elsewhere, and why; else ""."""
+    """Who wants the node in another state than in service, and why. "" if nobody does, or if it is
+    RETIRED."""
     if node is None or node.asked is Wanted.IN_SERVICE or node.state is NodeState.RETIRED:
         return ""
     who = "an administrator asked for it" if node.wanted_by == "administrator" else ""

@@ -175,7 +175,7 @@ Why = tuple[str, str]
 
 
 def _untroubled(sleep: Finding | None) -> Why | None:
-    """That nothing is wrong, of a cluster that is put to sleep or woken."""
+    """Reason and message of conditions that are False because the cluster is put to sleep or woken."""
     return (sleep.reason, sleep.message) if sleep is not None else None
 
 
