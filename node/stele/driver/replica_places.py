@@ -46,9 +46,9 @@ class Place:
 class Places:
     """The tablets of nodes, with counts.
 
-    `replicas` and `bytes`: by node. `of_table`: by node and table. `resting`: tablets that may be moved, by each of
-    their nodes, their zones and their table: balance asks for a whole group of these at once. `crowded`: those of them
-    that are crowded. `balanced`: for which nodes it was found that no move is left.
+    `replicas` and `bytes`: by node. `of_table`: by node and table. `resting`: tablets that may be moved, by
+    each of their nodes, their zones and their table. Balance asks for a whole group of these at once.
+    `crowded`: those of them that are crowded. `balanced`: for which nodes it was found that no move is left.
     """
 
     def __init__(self) -> None:

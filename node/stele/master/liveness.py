@@ -263,8 +263,9 @@ class Liveness:
         """Merge a heartbeat's report. Returns the ids of the tablets whose reports changed.
 
         An incremental report without a full one before it, or a late one, changes nothing. Then `full`
-        becomes false, and the answer must ask for a full report. So it is too if, in a pause of merging a large
-        report, the node started anew or this master began to lead: the rest of the report is outdated then.
+        becomes false, and the answer must ask for a full report. A large report is merged with pauses. The
+        same holds if the node started anew in a pause, or this master began to lead: the rest of the report
+        is outdated then.
         """
         life = self.nodes[id_from_pb(request.node_id)]
         if not request.has_report:

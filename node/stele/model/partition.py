@@ -328,8 +328,8 @@ def prune(
 
     `lower`, `upper`: encoded keys; only rows of [lower, upper) are wanted, b"" means unbounded.
 
-    It never omits a tablet that may, but may include one that cannot. A hash needs few possible values of all its
-    columns; a range needs = or "in" on a prefix of its columns and comparisons on the next one.
+    It never omits a tablet that may, but may include one that cannot. A hash needs few possible values of all
+    its columns. A range needs = or "in" on a prefix of its columns, and comparisons on the next one.
     """
     if not within(key_ranges(schema.key_column_ids, schema, predicates), lower, upper):
         return []
