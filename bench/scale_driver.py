@@ -25,7 +25,7 @@ from stele_operator.observe import parse_cluster
 from stele_operator.plan.health import Health, TableHealth, tablet_health
 from stele_operator.plan.observation import Catalog, Observation
 from stele_operator.plan.status import healing_status
-from stele_operator.report import without_progress
+from stele_operator.report import PROGRESS_INTERVAL_S, is_cut, without_progress
 
 POLICY = Policy(dead_after_ms=10_000, max_copies=8, balance_leaders=True, rebalance=True)
 _PAUSE_S = 0.5
@@ -67,21 +67,31 @@ class Told:
         self.events: Counter[str] = Counter()
         self.statuses = 0
         self.of_tables: Counter[str] = Counter()
-        self._status = ""
-        self._tables: dict[str, TableHealth] = {}
+        self._status, self._written_s = "", 0.0
+        self._tables: dict[str, tuple[TableHealth, float]] = {}
 
     def round(self, healer: Healer) -> None:
         """Count what is told of a round of the driver."""
         self.events.update(news.reason for news in healer.news())
-        mark = str(without_progress({"healing": healing_status(healer.progress)}))
-        self.statuses += mark != self._status
-        self._status = mark
+        status, now_s = healing_status(healer.progress), time.monotonic()
+        mark = str(without_progress({"healing": status}))
+        if mark != self._status or (is_cut(status) and now_s - self._written_s >= PROGRESS_INTERVAL_S):
+            self.statuses += 1
+            self._status, self._written_s = mark, now_s
 
     def health(self, health: Health) -> None:
-        """Count the tables whose status differs from the last one."""
+        """Count the statuses of tables as `Reporter` writes them: other numbers alone every 10 s."""
+        now_s = time.monotonic()
         for table_id, now in health.tables.items():
-            self.of_tables[table_id] += now != self._tables.setdefault(table_id, now)
-        self._tables.update(health.tables)
+            last, written_s = self._tables.setdefault(table_id, (now, now_s))
+            soon = now_s - written_s < PROGRESS_INTERVAL_S
+            if last != now and not (soon and _state(last) == _state(now)):
+                self.of_tables[table_id] += 1
+                self._tables[table_id] = now, now_s
+
+
+def _state(health: TableHealth) -> tuple[bool, bool]:
+    return health.counts.under_replicated > 0, health.counts.unavailable > 0
 
 
 def observed(catalog: Catalog) -> Observation:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable
 from typing import Any
@@ -26,6 +27,7 @@ _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
 WRITES_AT_ONCE = 8
 """Most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
+_NUMBERS = re.compile(r"(?<![\w-])\d[\d,]*(?![\w-])")
 _PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
 
 
@@ -50,10 +52,29 @@ def difference(there: Any, wanted: Any) -> Any:
 
 
 def without_progress(status: Json) -> Json:
-    """A status without the numbers that change all the time while a copy runs."""
-    healing = status.get("healing") or {}
-    active = [{k: v for k, v in h.items() if k not in _PROGRESS_FIELDS} for h in healing.get("active") or ()]
-    return {**status, "healing": {**healing, "active": active}} if healing else status
+    """A status without what changes all the time while copies run: bytes, how many tablets are left, and which of many
+    are being healed now."""
+    found = dict(status)
+    if healing := status.get("healing"):
+        active = healing.get("active") or ()
+        if is_cut(healing):
+            found["healing"] = "many"
+        else:
+            kept = [{k: v for k, v in h.items() if k not in _PROGRESS_FIELDS} for h in active]
+            found["healing"] = {**healing, "active": kept}
+    if tablets := status.get("tablets"):
+        found["tablets"] = {k: n if k == "total" else n > 0 for k, n in tablets.items()}
+        found.pop("worst", None)
+    if "conditions" in status:
+        found["conditions"] = [
+            {**c, "message": _NUMBERS.sub("", c.get("message", ""))} for c in status["conditions"]
+        ]
+    return found
+
+
+def is_cut(healing: Json) -> bool:
+    """Whether more is under way than the status lists. Then each round of the driver lists others."""
+    return int(healing.get("total", 0)) > len(healing.get("active") or ())
 
 
 async def at_once(writes: Iterable[Coroutine[Any, Any, object]]) -> None:
@@ -86,11 +107,11 @@ class Reporter:
         self._instance = instance
         self._sent: OrderedDict[str, float] = OrderedDict()
         self._written_s: dict[str, float] = {}
-        self._healing: dict[str, str] = {}
+        self._healing: dict[str, tuple[str, float]] = {}
 
     async def status(self, kind: str, raw: Json, wanted: Json, now_s: float) -> bool:
-        """Write a status if it changed; changed byte counts alone are written every 10 s. Returns whether
-        it was written."""
+        """Write a status if it changed; progress alone (`without_progress`) is written every 10 s. Returns
+        whether it was written."""
         metadata, there = raw["metadata"], raw.get("status") or {}
         uid = metadata["uid"]
         too_soon = 0 <= now_s - self._written_s.get(uid, -PROGRESS_INTERVAL_S) < PROGRESS_INTERVAL_S
@@ -105,12 +126,15 @@ class Reporter:
         return True
 
     async def healing(self, raw: Json, healing: Json) -> None:
-        """Write the driver's present work in the middle of a pass, if its step has changed."""
-        uid = raw["metadata"]["uid"]
+        """Write the driver's present work in the middle of a pass, if its step has changed. If there is more than can
+        be listed, every 10 s."""
+        uid, now_s = raw["metadata"]["uid"], self._kube.now_s()
         mark = str(without_progress({"healing": healing}))
-        if self._healing.get(uid) == mark:
+        last, written_s = self._healing.get(uid, ("", now_s - PROGRESS_INTERVAL_S))
+        # The API server's clock is known to a second.
+        if last == mark and not (is_cut(healing) and abs(now_s - written_s) >= PROGRESS_INTERVAL_S):
             return
-        self._healing[uid] = mark
+        self._healing[uid] = mark, now_s
         patch = {"metadata": {"uid": uid}, "status": {"healing": healing}}
         try:
             await self._kube.patch(

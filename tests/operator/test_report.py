@@ -23,7 +23,7 @@ from stele_operator.plan.cluster_plan import BUSY_S
 from stele_operator.plan.observation import Catalog
 from stele_operator.plan.status import cluster_status, healing_status
 from stele_operator.reconcile import ClusterTask
-from stele_operator.report import Reporter, difference, without_progress
+from stele_operator.report import PROGRESS_INTERVAL_S, Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
 from tests.operator.world import merged
 from tests.operator.worlds import made as made_world
@@ -58,6 +58,47 @@ def status(done: int, step: str = "Copying") -> Json:
 def test_bytes_alone_are_progress() -> None:
     assert without_progress(status(1)) == without_progress(status(2))
     assert without_progress(status(1)) != without_progress(status(1, "Promoting"))
+
+
+def group(lost: int, message: str = "") -> Json:
+    """The status of a table, so many of whose ten tablets lack a voter."""
+    text = message or f"{lost} of 10 tablets lack a voter"
+    return {
+        "tablets": {"total": 10, "healthy": 10 - lost, "underReplicated": lost, "unavailable": 0},
+        "worst": [{"tablet": f"{n:032x}", "reason": "VoterLost"} for n in range(lost)],
+        "conditions": [{"type": "Degraded", "status": "True" if lost else "False", "message": text}],
+    }
+
+
+def test_how_many_tablets_are_left_is_progress_and_whether_any_is_is_not() -> None:
+    """Each table was written for each of its tablets that were healed."""
+    assert without_progress(group(3)) == without_progress(group(2))
+    assert without_progress(group(1)) != without_progress(group(0))
+    one, other = group(1, "flights-node-3 is silent"), group(1, "flights-node-4 is silent")
+    assert without_progress(one) != without_progress(other)
+    larger = {**group(3), "tablets": {**group(3)["tablets"], "total": 11}}
+    assert without_progress(larger) != without_progress(group(3))
+
+
+async def test_of_heals_that_are_too_many_to_list_the_list_is_written_now_and_then(tmp_path: Path) -> None:
+    """1,500 tablets are healed in hundreds of rounds, and each listed others."""
+    many = [{"active": [{"tablet": f"{n}", "step": "Copying"}], "total": 30 - n} for n in range(3)]
+    async with bench(tmp_path, machines=1) as made:
+        raw = await made.apply("cluster")
+        reporter = Reporter(made.kube, "test")
+
+        async def written(healing: Json) -> bool:
+            await reporter.healing(raw, healing)
+            there = await made.kube.get("TabletCluster", "default", "flights")
+            assert there is not None
+            return bool(there["status"]["healing"] == healing)
+
+        assert [await written(h) for h in many] == [True, False, False]
+        mark, then_s = reporter._healing[raw["metadata"]["uid"]]
+        reporter._healing[raw["metadata"]["uid"]] = mark, then_s - 2 * PROGRESS_INTERVAL_S
+        assert await written(many[1]) and not await written(many[2])
+        few = {"active": [{"tablet": "9", "step": "Removing"}], "total": 1}
+        assert await written(few) and await written({"active": [], "total": 0})
 
 
 async def test_a_status_is_written_when_it_says_something_new(tmp_path: Path) -> None:
