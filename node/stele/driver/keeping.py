@@ -110,7 +110,7 @@ class ViewKeeper:
 
     def __init__(self) -> None:
         self._units: Units[tuple[TabletView, int], master_pb2.TableInfoPB, Intent] = Units(
-            _aged_from, lambda info: info, intent_from_pb
+            _aged_from, _copied, intent_from_pb
         )
         self._ageing: set[str] = set()
         self._tablets: list[TabletView] = []
@@ -222,6 +222,13 @@ def _older(replica: ReplicaView, by_ms: int) -> ReplicaView:
 def ageless(tablet: TabletView) -> TabletView:
     """The tablet without ages of reports that mean the same at any age."""
     return replace(tablet, replicas=tuple(r if r.ages else replace(r, age_ms=0) for r in tablet.replicas))
+
+
+def _copied(info: master_pb2.TableInfoPB) -> master_pb2.TableInfoPB:
+    """A message of its own. Kept as it came, it would keep the memory of its whole page."""
+    own = master_pb2.TableInfoPB()
+    own.CopyFrom(info)
+    return own
 
 
 def _aged_from(pb: master_pb2.TabletViewPB, now_ms: int) -> tuple[TabletView, int]:
