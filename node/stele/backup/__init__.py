@@ -6,8 +6,8 @@
         made = backup.create(client, "/backups", ["flights"])
         backup.restore(client, "/backups", tables={"flights": "flights_of_then"})
 
-Imports stele.client, stele.model and stele.rpc. Invariant: a backup is complete if and only if its manifest is whole, and
-then every row of its tables at its one snapshot is in its files.
+Imports stele.client, stele.model and stele.rpc. Invariants: a backup is complete if and only if its manifest is
+whole. Then it has every row of its tables at its one snapshot.
 """
 
 from __future__ import annotations

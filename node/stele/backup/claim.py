@@ -1,8 +1,7 @@
 """One writer per folder of backups: each has a file in `writers/` that it renews, and looks for others there.
 
-No file system has locks that hold everywhere, so this is a courtesy, and no backup relies on it: files of two writers
-never share a name, and a manifest names only its own. Invariant: of two writers that both live, at most one goes on for
-longer than it takes to notice the other.
+No file system has locks that hold everywhere, so no backup relies on this. Files of two writers never share a name, and a
+manifest names only its own. Invariant: of two living writers, at most one goes on once they have noticed each other.
 """
 
 from __future__ import annotations

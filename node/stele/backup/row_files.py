@@ -19,8 +19,8 @@ from stele.model.errors import Corrupt
 _GROUP_ROWS, _GROUP_BYTES = 128 << 10, 32 << 20
 """Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
 FILE_BYTES = 64 << 20
-"""A file ends once it has this many bytes: restore holds a file in memory, and an interrupted backup goes on behind its
-last whole file."""
+"""A file ends once it has this many bytes. Restore holds a file in memory, and an interrupted backup goes on behind its last
+whole file."""
 _READ_ROWS = 32_768
 
 

@@ -1,8 +1,8 @@
 """Checks a backup: against itself, and against tables. Changes nothing.
 
-Against itself: each file is there with the bytes that were written; its rows have the right columns and number; keys
-ascend without repetition, and belong to their tablet. Against a table: as many rows, and the same checksum over all values
-(`stele.model.checksum`), at the backup's time if it is the table that was backed up, else now.
+Against itself: each file has the bytes that were written. Its columns and number of rows are right. Its keys ascend
+without repetition, and belong to their tablet. Against a table: it has as many rows, and the same checksum over all values
+(`stele.model.checksum`). A table that was backed up is read at the backup's time, another one now.
 
 Invariant: everything that is wrong is reported, not only the first fault.
 """
@@ -116,7 +116,7 @@ async def compare_async(
     """Check a backup against itself, and against tables of a cluster.
 
     `tables`: names of some of its tables, or the names of tables to compare them with, by their names in the backup. A
-    table that was backed up is read as it was at the backup's time; another one, such as a restored one, as it is now.
+    table that was backed up is read as it was at the backup's time. Another one, such as a restored one, is read now.
 
     Raises:
         Rejected: NOT_FOUND: no such table. SNAPSHOT_TOO_OLD: its rows of that time are gone, so it cannot be compared.
