@@ -185,7 +185,7 @@ class Actor:
             case SetReplicationFactor():
                 await self._masters().set_replication_factor(action.table_id, action.factor)
             case AlterTable():
-                await self._masters().alter_table(action.table_id, action.steps)
+                await self._masters().alter_table(action.table_id, action.steps, dict(action.notes))
             case DeleteTable():
                 await self._masters().delete_table(action.table_id, kept=action.kept)
             case SetDriverPolicy():

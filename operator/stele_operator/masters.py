@@ -32,6 +32,7 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.observation import Catalog, Column, MasterReport, Table, TableRanges
 from stele_operator.plan.ranges import ranges_of
+from stele_operator.plan.rules import history_ms
 from stele_operator.plan.steady import Steady
 
 _ASK_TIMEOUT_S = 2.0
@@ -175,6 +176,7 @@ class MasterLink:
             ],
             key_column_ids=[ids[k] for k in spec.primaryKey],
             next_column_id=len(ids),
+            history_ms=history_ms(spec) or 0,
         )
         partitioning = common_pb2.PartitioningPB(
             hash=[
@@ -190,6 +192,8 @@ class MasterLink:
             partitioning=partitioning,
             replication_factor=spec.replicationFactor,
             table_id=id_to_pb(table_id),
+            owner=spec.owner or "",
+            comment=spec.comment or "",
         )
         await self._masters.call("CreateTable", request)
 
@@ -200,13 +204,17 @@ class MasterLink:
         )
         await self._masters.call("SetReplicationFactor", request)
 
-    async def alter_table(self, table_id: str, steps: Sequence[Step | RangeStep]) -> None:
-        """Change a table's columns and ranges. Repeats of this request are one change; a later call is another, although
-        it may ask for the same again after somebody took it back."""
+    async def alter_table(
+        self, table_id: str, steps: Sequence[Step | RangeStep], notes: Mapping[str, str]
+    ) -> None:
+        """Change a table's columns, ranges and history, and its notes by name. Repeats of this request are one change; a
+        later call is another, although it may ask for the same again after somebody took it back."""
         alter_id = id_to_pb(new_id())
         made = master_pb2.AlterTableRequest(
             table_id=id_to_pb(table_id), steps=steps_to_pb(steps), alter_id=alter_id
         )
+        for name, note in notes.items():
+            setattr(made, name, note)
         await self._masters.call("AlterTable", made)
 
     async def delete_table(self, table_id: str, *, kept: bool) -> None:
@@ -247,4 +255,7 @@ def _table(pb: master_pb2.TableInfoPB) -> Table:
         replication_factor=pb.replication_factor,
         tablets=pb.tablets,
         replication_factor_before=pb.replication_factor_before,
+        owner=pb.owner,
+        comment=pb.comment,
+        history_ms=pb.schema.history_ms,
     )

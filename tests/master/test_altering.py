@@ -309,7 +309,7 @@ async def test_a_deleted_table_is_altered_no_more(tmp_path: Path) -> None:
 def test_rows_of_the_release_before() -> None:
     row = TableRecord("a" * 32, "t", "RUNNING", SCHEMA.to_json(), "", 3, "table", 1)
     values = encode(row)
-    short = values.replace(b',"","",0,0,"",""]', b"]")
+    short = values.replace(b',"","",0,0,"","","",""]', b"]")
     assert short != values and decode(TableRecord, short) == row
     assert put(decode(TableRecord, values)).value == values
     assert Schema.from_json(row.schema) == SCHEMA

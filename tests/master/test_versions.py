@@ -67,8 +67,16 @@ def new_requests(w: World) -> dict[str, object]:
     gaps = create_request("gaps")
     ranged = of_ranges((0,), [(b"a", b"f"), (b"m", b"t")])
     gaps.partitioning.CopyFrom(partitioning_to_pb(PartitionSchema((), ranged)))
+    noted, kept = create_request("noted"), create_request("kept")
+    noted.owner, kept.schema.history_ms = "ops", 3_600_000
     return wants | {
         "CreateTable with gaps": gaps,
+        "CreateTable with an owner": noted,
+        "CreateTable with a history retention": kept,
+        "AlterTable of an owner": pb.AlterTableRequest(name="t", owner="ops"),
+        "AlterTable of the history": pb.AlterTableRequest(
+            name="t", steps=[pb.AlterStepPB(set_history_ms=60_000)]
+        ),
         "AlterTable": pb.AlterTableRequest(name="t", steps=[add]),
         "SetReplicationFactor": pb.SetReplicationFactorRequest(name="t", replication_factor=1),
         "SetMasterCount": pb.SetMasterCountRequest(masters=1),

@@ -99,6 +99,15 @@ def test_nodes_that_may_be_away_together_are_told() -> None:
     assert sum(len(e.stopped) for e in restarts) == 2, "only those of one replica"
 
 
+def test_owner_and_history_of_a_table_are_foretold_as_one_change() -> None:
+    world = made()
+    (raw,) = world.of("TabletGroup")
+    changed = {**raw["spec"], "owner": "ops", "historyRetention": "7d"}
+    told = ask(world, {"nodes": {"replicas": 5}}, {raw["metadata"]["name"]: changed})
+    assert told.fine, told.lines()
+    assert any("asks for other history retention and owner" in line for line in told.lines())
+
+
 def test_scale_out_makes_nodes_and_fills_them() -> None:
     world = made()
     world.machines.append(Machine("n6", True, "z3"))

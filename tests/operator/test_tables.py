@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stele.driver.progress import Progress
-from stele.model.alter import AddColumn, DropColumn, RenameColumn
+from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import (
     AlterTable,
@@ -169,6 +169,60 @@ def test_all_of_a_change_or_nothing() -> None:
     told = replace(world.observe(), refused={("TabletGroup", "events"): "too many columns"})
     (stalled,) = [f for f in make_plan(told).findings if f.kind is Kind.STALLED]
     assert stalled.reason == "Refused" and "too many columns" in stalled.message
+
+
+def test_owner_comment_and_history_are_set_with_the_table_and_follow_its_resource() -> None:
+    world = World()
+    notes = {"owner": "ops", "comment": "clicks", "historyRetention": "168h"}
+    world.group("events", **notes)
+    world.run()
+    (table,) = world.tables
+    assert (table.owner, table.comment, table.history_ms) == ("ops", "clicks", 604_800_000)
+    spec = world.objects["TabletGroup", "events"]["spec"]
+    spec |= {"owner": "data", "historyRetention": "1h30m", "columns": [*COLUMNS, MORE]}
+    (alter,) = make_plan(world.observe()).actions
+    assert isinstance(alter, AlterTable)
+    assert alter.steps == (AddColumn("more", "int8", True), SetHistory(5_400_000))
+    assert alter.notes == (("owner", "data"),)
+    assert (
+        alter.reason == "TabletGroup events asks for other columns or ranges and history retention and owner"
+    )
+    world.run()
+    assert (world.tables[0].owner, world.tables[0].comment) == ("data", "clicks")
+    for name in notes:
+        del spec[name]
+    assert not make_plan(world.observe()).actions, "what the resource does not name is left as it is"
+    spec["comment"] = ""
+    (alter,) = make_plan(world.observe()).actions
+    assert isinstance(alter, AlterTable) and (alter.steps, alter.notes) == ((), (("comment", ""),))
+    spec["historyRetention"] = "90m"
+    world.run()
+    assert (world.tables[0].comment, world.tables[0].history_ms) == ("", 5_400_000)
+
+
+def test_the_default_retention_alters_no_table_that_has_it() -> None:
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["historyRetention"] = "15m"
+    assert not make_plan(world.observe()).actions
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("historyRetention", "30s", "historyRetention is 30s; it must be 1m to 3650d"),
+        ("historyRetention", "3651d", "it must be 1m to 3650d"),
+        ("historyRetention", "soon", "spec.historyRetention"),
+        ("owner", "a\nb", "owner of 3 characters"),
+        ("owner", "x" * 129, "spec.owner"),
+        ("comment", "a\x07", "comment of 2 characters"),
+    ],
+)
+def test_bad_notes(field: str, value: str, why: str) -> None:
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"][field] = value
+    assert not make_plan(world.observe()).actions
+    found = conditions(world, "events")["Stalled"]
+    assert found[1] == "InvalidSpec" and why in found[2]
 
 
 def test_a_table_that_was_there_before_is_not_altered() -> None:

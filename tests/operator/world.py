@@ -29,7 +29,7 @@ from stele.driver.steps import (
     Step,
 )
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
-from stele.model.alter import AddColumn, DropColumn, RenameColumn
+from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
 from stele.model.ranges import AddRange, DropRange
@@ -59,6 +59,7 @@ from stele_operator.plan.actions import (
 from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
 from stele_operator.plan.order import Held
 from stele_operator.plan.ranges import table_ranges, tablets_of
+from stele_operator.plan.rules import history_ms
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
@@ -310,9 +311,11 @@ class World:
                     columns = [c for c in columns if c.name != step.name]
                 case RenameColumn():
                     columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
+                case SetHistory():
+                    table = replace(table, history_ms=step.history_ms)
         ranges = replace(table.range, covered=tuple(sorted(covered))) if table.range is not None else None
-        altered = replace(table, columns=tuple(columns), range=ranges)
-        self.tables = [altered if t is table else t for t in self.tables]
+        altered = replace(table, columns=tuple(columns), range=ranges, **dict(action.notes))
+        self.tables = [altered if t.table_id == altered.table_id else t for t in self.tables]
 
     def _set_master_count(self, action: SetMasterCount) -> None:
         """As the masters do it; and the identity must have a lower number before."""
@@ -341,9 +344,13 @@ class World:
         columns = tuple(Column(c.name, c.type, c.nullable) for c in spec.columns)
         key = tuple(spec.primaryKey)
         factor = spec.replicationFactor
-        self.tables.append(
-            Table(action.table_id, action.name, "RUNNING", columns, key, hashes, ranges, factor, count)
-        )
+        made = Table(action.table_id, action.name, "RUNNING", columns, key, hashes, ranges, factor, count)
+        notes = {
+            "owner": spec.owner or "",
+            "comment": spec.comment or "",
+            "history_ms": history_ms(spec) or 0,
+        }
+        self.tables.append(replace(made, **notes))
         able = [n for n in self.nodes.values() if n.role == "node" and n.state is NodeState.ACTIVE]
         for i in range(count):
             peers = tuple(

@@ -135,7 +135,7 @@ def test_a_store_at_rest_ends_its_history_and_serves_the_present_for_ever(tablet
             mark = tablet.store.history_mark
             assert caught.value.args[0] == (
                 f"snapshot {from_physical_us(before)} is {utc(before)}, below the history mark {mark}, which is "
-                f"{utc(written)}; old versions of rows are kept for 15 minutes; read at a newer snapshot"
+                f"{utc(written)}; old versions of rows are kept for 15 min; read at a newer snapshot"
             )
     assert tablet.store.history_mark == from_physical_us(written)
 

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from stele.cli.options import masters_option, timeout_option, with_client
 from stele.cli.output import say
+from stele.cli.wanted import seconds_of
 from stele.model.errors import Rejected
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient, AsyncTable
 
 Added = tuple[str, str, bool, str | None]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _history_of(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    return 0.0 if value == "default" else seconds_of(ctx, param, value)
+
+
+def history_option(command: F) -> F:
+    """--history TIME, in seconds; 0 for the default."""
+    return click.option(
+        "--history",
+        "history_s",
+        metavar="TIME",
+        callback=_history_of,
+        help="How long replaced and deleted rows stay readable: 30m, 2h, 7d, or default (15 min).",
+    )(command)
 
 
 @click.command()
@@ -47,6 +64,11 @@ Added = tuple[str, str, bool, str | None]
     metavar="FROM..TO",
     help="Drop a range partition with its rows.",
 )
+@click.option("--owner", default=None, help="Who the table belongs to, for people.")
+@click.option("--no-owner", "unowned", is_flag=True, help="Remove the owner.")
+@click.option("--comment", default=None, help="What it is for.")
+@click.option("--no-comment", "uncommented", is_flag=True, help="Remove the comment.")
+@history_option
 @click.option("--yes", is_flag=True, help="Do not ask before columns or ranges are dropped.")
 @masters_option
 @timeout_option
@@ -59,19 +81,25 @@ def alter(
     dropped: tuple[str, ...],
     added_ranges: tuple[str, ...],
     dropped_ranges: tuple[str, ...],
+    owner: str | None,
+    unowned: bool,
+    comment: str | None,
+    uncommented: bool,
+    history_s: float | None,
     yes: bool,
     masters: str,
     timeout_s: float,
 ) -> None:
-    """Change columns and ranges of a table while it is in use. All changes of one call are made together.
+    """Change columns, ranges and notes of a table while it is in use. All changes of one call are made together.
 
     Rows that are stored already get the default of a new column, else null. A changed default counts for later
-    rows. Drops come first, new columns last.
+    rows. Drops come first, new columns last. A longer history does not bring back rows that are gone.
 
     \b
     Examples:
       stele table alter flights --add gate:string? --add stops:int8 --default stops=0
       stele table alter flights --rename dest=destination --drop tailnum --yes
+      stele table alter flights --owner ops --comment "flights since 2013" --history 7d
       stele table alter events --add-range 2024-02-01..2024-03-01 --drop-range 2023-02-01..2023-03-01 --yes
     """
     from stele.cli.range_text import bounds_for, parse_ranges
@@ -84,10 +112,12 @@ def alter(
         raise click.UsageError(f"column {both[0]} has both --default and --no-default")
     changed: dict[str, str | None] = {**given, **dict.fromkeys(undefaults)}
     renames = _pairs("--rename", renamed, "OLD=NEW")
-    if not (columns or changed or renames or dropped or new_ranges or old_ranges):
+    owner, comment = _note("owner", owner, unowned), _note("comment", comment, uncommented)
+    noted = owner is not None or comment is not None or history_s is not None
+    if not (columns or changed or renames or dropped or new_ranges or old_ranges or noted):
         raise click.UsageError(
-            "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range or "
-            "--drop-range"
+            "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range, --drop-range, "
+            "--owner, --no-owner, --comment, --no-comment or --history"
         )
     if (dropped or old_ranges) and not yes:
         kinds = [("column", dropped), ("range", dropped_ranges)]
@@ -115,6 +145,9 @@ def alter(
             defaults=changed,
             add_ranges=bounds_for(table.schema, ids, "--add-range", new_ranges),
             drop_ranges=bounds_for(table.schema, ids, "--drop-range", old_ranges),
+            owner=owner,
+            comment=comment,
+            history_s=history_s,
             timeout_s=timeout_s,
         )
         return table
@@ -144,6 +177,13 @@ def rename(name: str, new_name: str, masters: str, timeout_s: float) -> None:
 
     with_client(masters, work, timeout_s)
     say(f"renamed table {name} to {new_name}")
+
+
+def _note(name: str, given: str | None, removed: bool) -> str | None:
+    """The note as it will be; None: as it is."""
+    if removed and given is not None:
+        raise click.UsageError(f"--{name} and --no-{name} exclude each other")
+    return "" if removed else given
 
 
 def _added(text: str, defaults: dict[str, str]) -> Added:

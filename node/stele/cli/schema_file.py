@@ -16,11 +16,12 @@ from typing import Any
 
 from stele.cli.document import Document, Entry, parse
 from stele.model.column import Column
+from stele.model.durations import seconds
 from stele.model.errors import Rejected
 from stele.model.nearest import did_you_mean
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.ranges import of_ranges
-from stele.model.schema import Schema
+from stele.model.schema import HISTORY_DEFAULT_MS, Schema
 from stele.model.split_json import split_key
 
 
@@ -32,6 +33,9 @@ class TableDefinition:
     schema: Schema
     partitioning: PartitionSchema
     replication_factor: int = 3
+    owner: str = ""
+    comment: str = ""
+    history_s: float | None = None
     unused: tuple[str, ...] = ()
 
 
@@ -47,7 +51,10 @@ _NOT_OURS = ("clusterRef", "deletionPolicy", "allowColumnDrop")
 """Fields of a TabletGroup that only the operator reads."""
 DELETION_POLICIES = ("Retain", "Delete")
 """As in the CustomResourceDefinition."""
-_SPEC_KEYS = ("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning")
+_SPEC_KEYS = (
+    *("name", "tableName", "replicationFactor", "columns", "primaryKey", "partitioning"),
+    *("owner", "comment", "historyRetention"),
+)
 _DESCRIBED_KEYS = ("kind", "id", "state", "tablets", "tabletsRunning", "tabletsReady", "size")
 """Fields of `describe --json` that are not part of the definition. A new table gets its own."""
 
@@ -158,13 +165,32 @@ def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> Table
     partitioning = (
         _partitioning(given["partitioning"], known) if "partitioning" in given else PartitionSchema()
     )
+    owner, comment = (_note(given[key]) if key in given else "" for key in ("owner", "comment"))
+    history_s = _history_s(given["historyRetention"]) if "historyRetention" in given else None
     unused = _checked_for_the_operator(given)
     spec.document.refuse_faults()
     assert schema is not None
     faults = partitioning.faults(schema)
     if faults:
         raise Rejected(f"{where}: {'; '.join(faults)}")
-    return TableDefinition(name or Path(where).stem, schema, partitioning, factor, unused)
+    name = name or Path(where).stem
+    return TableDefinition(name, schema, partitioning, factor, owner, comment, history_s, unused)
+
+
+def _note(entry: Entry) -> str:
+    """A text that may be empty."""
+    return "" if entry.value == "" else entry.text()
+
+
+def _history_s(entry: Entry) -> float | None:
+    """The history retention in seconds. The default is none, so that a cluster of any version takes it."""
+    text = entry.text("a time, such as 90m or 7d")
+    try:
+        found = seconds(text) if text else 0.0
+    except ValueError as exc:
+        entry.fault(str(exc))
+        return None
+    return None if found * 1000 == HISTORY_DEFAULT_MS else found
 
 
 def _schema(spec: Entry, columns: list[tuple[Any, ...]], primary: list[str]) -> Schema | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stele.cli.alter import history_option
 from stele.cli.health import cluster_health, names_of_nodes, show_unhealthy, warn_unsettled
 from stele.cli.options import (
     json_option,
@@ -16,6 +17,8 @@ from stele.cli.options import (
     with_client,
 )
 from stele.cli.output import say, short, show_json, show_table
+from stele.model import durations
+from stele.model.amounts import duration
 from stele.model.amounts import size as shown_bytes
 from stele.model.json_values import json_value
 
@@ -95,9 +98,14 @@ def describe(name: str, masters: str, as_json: bool) -> None:
         return
     warn_unsettled(health)
     say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
+    if info.owner:
+        say(f"owner {info.owner}")
+    for line in info.comment.splitlines():
+        say(f"# {line}")
     if info.schema is not None:
         key = [column.name for column in info.schema.key_columns]
         say(f"schema version {info.schema.version}, key {', '.join(key)}")
+        say(f"replaced and deleted rows stay readable for {duration(info.history_s)}")
         show_table(
             ("column", "type", "null", "default"),
             [(c.name, c.type, "yes" if c.nullable else "no", c.default or "") for c in info.schema.columns],
@@ -146,6 +154,9 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 @click.option("--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="Hash partitions.")
 @replication_option(default=None)
 @click.option("--name", "named", default="", help="Name of the table [default: the name in the file].")
+@click.option("--owner", default=None, help="Who the table belongs to, for people.")
+@click.option("--comment", default=None, help="What it is for.")
+@history_option
 @masters_option
 @timeout_option
 def create(
@@ -155,6 +166,9 @@ def create(
     hashes: tuple[str, ...],
     replication_factor: int | None,
     named: str,
+    owner: str | None,
+    comment: str | None,
+    history_s: float | None,
     masters: str,
     timeout_s: float,
 ) -> None:
@@ -178,6 +192,9 @@ def create(
     table.name = named or table.name
     if replication_factor is not None:
         table.replication_factor = replication_factor
+    table.owner = table.owner if owner is None else owner
+    table.comment = table.comment if comment is None else comment
+    table.history_s = table.history_s if history_s is None else history_s or None
 
     async def work(client: AsyncClient) -> None:
         await client.create_table(
@@ -185,6 +202,9 @@ def create(
             table.schema,
             table.partitioning,
             replication_factor=table.replication_factor,
+            owner=table.owner,
+            comment=table.comment,
+            history_s=table.history_s,
             timeout_s=timeout_s,
         )
 
@@ -274,6 +294,9 @@ def _as_json(info: TableInfo, ready: int) -> dict[str, Any]:
         "kind": info.kind,
         "state": info.state,
         "replicationFactor": info.replication_factor,
+        "owner": info.owner,
+        "comment": info.comment,
+        **({"historyRetention": durations.text(round(info.history_s * 1000))} if schema else {}),
         "tablets": info.tablets,
         "tabletsRunning": info.tablets_running,
         "tabletsReady": ready,

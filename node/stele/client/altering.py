@@ -11,7 +11,7 @@ from typing import Any
 
 from stele.client import arguments
 from stele.client.locations import Locations
-from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step
+from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import new_id
@@ -53,6 +53,21 @@ def steps_of(
         steps.append(ChangeDefault(arguments.text(name, "defaults"), default))
     steps += [_added(column) for column in add]
     return steps
+
+
+def history_steps(history_s: float | None) -> list[Step]:
+    """The step for another history retention; none for None. 0: the default."""
+    if history_s is None:
+        return []
+    return [SetHistory(arguments.history_ms(history_s) if history_s != 0 else 0)]
+
+
+def notes_of(owner: str | None, comment: str | None) -> dict[str, str]:
+    """The notes that change, by name."""
+    given = {"owner": owner, "comment": comment}
+    return {
+        name: arguments.of_kind(note, str, name, "text") for name, note in given.items() if note is not None
+    }
 
 
 def _added(column: Sequence[Any]) -> AddColumn:
@@ -123,7 +138,8 @@ async def _ask(
         if not drops:
             return answer  # what is left to delete is of another change
         request.ClearField("steps")
-        request.ClearField("new_name")
+        for field in ("new_name", "owner", "comment"):
+            request.ClearField(field)
         if time.monotonic() >= deadline:
             break
     if answer.unreached:
@@ -136,7 +152,11 @@ async def _ask(
 
 
 async def alter(
-    locations: Locations, steps: Sequence[Step | RangeStep], new_name: str | None, timeout_s: float
+    locations: Locations,
+    steps: Sequence[Step | RangeStep],
+    new_name: str | None,
+    notes: Mapping[str, str],
+    timeout_s: float,
 ) -> None:
     """Have the masters change a table, and wait until all its tablets have the change.
 
@@ -151,6 +171,8 @@ async def alter(
         steps=steps_to_pb(steps),
         new_name="" if new_name is None else arguments.text(new_name, "new name"),
     )
+    for name, note in notes.items():
+        setattr(request, name, note)
     drops = any(isinstance(step, DropRange) for step in steps)
     answer = await _ask(locations, request, deadline, drops=drops)
     added = any(isinstance(step, AddRange) for step in steps)

@@ -18,6 +18,7 @@ from stele.model.block import RowOp
 from stele.model.clock import from_datetime, future_snapshot
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected
+from stele.model.schema import HISTORY_MAX_MS, HISTORY_MIN_MS
 
 _YEAR_S = 365 * 86_400.0
 _HYBRID_TIME_MAX = (1 << 63) - 1
@@ -64,6 +65,19 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
     if 0 < found <= _YEAR_S or (zero and found == 0):
         return found
     raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0, of a year at most")
+
+
+def history_ms(given: Any) -> int:
+    """A table's history retention in ms, from seconds; 0 for None: the default. The masters check the rest."""
+    if given is None:
+        return 0
+    expected = "a number of seconds, 60 to ten years, or None"
+    if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
+        raise refusal("history_s", given, expected)
+    found = float(given)
+    if not HISTORY_MIN_MS <= found * 1000 <= HISTORY_MAX_MS:
+        raise refusal("history_s", given, expected)
+    return round(found * 1000)
 
 
 def seconds_or(given: Any, otherwise: float, what: str) -> float:

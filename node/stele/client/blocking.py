@@ -209,11 +209,17 @@ class Client:
         partitioning: Partitionings = None,
         *,
         replication_factor: int = 3,
+        owner: str = "",
+        comment: str = "",
+        history_s: float | None = None,
         wait: bool = True,
         timeout_s: float = 60.0,
     ) -> Table:
         """Create a table. With `wait`, return once every tablet has a leader, after at most `timeout_s`
         seconds.
+
+        `owner`, `comment`: notes for people. `history_s`: how many seconds replaced and deleted rows stay readable at
+        older snapshots, 60 to ten years; None: 15 minutes.
 
         Raises:
             Rejected: ALREADY_PRESENT: the name is used. INVALID_ARGUMENT: lists all faults.
@@ -229,6 +235,9 @@ class Client:
             schema,
             partitioning,
             replication_factor=replication_factor,
+            owner=owner,
+            comment=comment,
+            history_s=history_s,
             wait=wait,
             timeout_s=timeout_s,
         )

@@ -101,9 +101,12 @@ class Table:
         rename_to: str | None = None,
         add_ranges: Iterable[Sequence[Any]] = (),
         drop_ranges: Iterable[Sequence[Any]] = (),
+        owner: str | None = None,
+        comment: str | None = None,
+        history_s: float | None = None,
         timeout_s: float = ALTER_TIMEOUT_S,
     ) -> None:
-        """Change the table's columns, ranges or name, while it is read and written. Returns once all its tablets
+        """Change the table's columns, ranges, notes or name, while it is read and written. Returns once all its tablets
         have the change.
 
         `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
@@ -113,6 +116,10 @@ class Table:
 
         `add_ranges`, `drop_ranges`: pairs like (0, 1000), from inclusive, to exclusive, None for no bound. Values
         of several range columns are tuples. No later write to a dropped range is acknowledged.
+
+        `owner`, `comment`: other notes for people; "" removes one. `history_s`: how many seconds replaced and deleted
+        rows stay readable at older snapshots, 60 to ten years; 0: the default of 15 minutes. Rows that are gone already do
+        not come back.
 
         Raises:
             Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
@@ -136,6 +143,9 @@ class Table:
                 rename_to=rename_to,
                 add_ranges=add_ranges,
                 drop_ranges=drop_ranges,
+                owner=owner,
+                comment=comment,
+                history_s=history_s,
                 timeout_s=timeout_s,
             )
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning, by_names
-from stele.model.schema import Schema
+from stele.model.schema import HISTORY_DEFAULT_MS, Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
 from stele.rpc.masters import Masters
@@ -110,6 +110,8 @@ class TableInfo:
         replication_factor: The number of voters of each tablet.
         tablets: The number of its tablets.
         tablets_running: How many of them have had a leader.
+        owner: Who the table belongs to, for people; "" if nobody said.
+        comment: What it is for; "" if nobody said.
 
     Example:
         >>> info = client.describe("readings")
@@ -126,6 +128,18 @@ class TableInfo:
     replication_factor: int
     tablets: int
     tablets_running: int
+    owner: str = ""
+    comment: str = ""
+
+    @property
+    def history_s(self) -> float:
+        """How many seconds replaced and deleted rows stay readable at older snapshots. 0 for a key space, which has none.
+
+        Example:
+            >>> client.describe("readings").history_s
+            900.0
+        """
+        return 0.0 if self.schema is None else (self.schema.history_ms or HISTORY_DEFAULT_MS) / 1000
 
     @property
     def partitioning(self) -> tuple[Partitioning, ...]:
@@ -161,6 +175,8 @@ def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
         replication_factor=pb.replication_factor,
         tablets=pb.tablets,
         tablets_running=pb.tablets_running,
+        owner=pb.owner,
+        comment=pb.comment,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from stele.client import arguments, html, reprs
-from stele.client.altering import ALTER_TIMEOUT_S, alter, range_steps, steps_of
+from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_of, range_steps, steps_of
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
@@ -157,9 +157,12 @@ class AsyncTable:
         rename_to: str | None = None,
         add_ranges: Iterable[Sequence[Any]] = (),
         drop_ranges: Iterable[Sequence[Any]] = (),
+        owner: str | None = None,
+        comment: str | None = None,
+        history_s: float | None = None,
         timeout_s: float = ALTER_TIMEOUT_S,
     ) -> None:
-        """Change the table's columns, ranges or name, while it is read and written. Returns once all its tablets
+        """Change the table's columns, ranges, notes or name, while it is read and written. Returns once all its tablets
         have the change.
 
         `add`: columns as `Schema.make` takes them: (name, type[, nullable[, default]]). Stored rows get the
@@ -170,6 +173,10 @@ class AsyncTable:
         `add_ranges`, `drop_ranges`: pairs like (0, 1000), from inclusive, to exclusive, None for no bound. Values
         of several range columns are tuples. No later write to a dropped range is acknowledged.
 
+        `owner`, `comment`: other notes for people; "" removes one. `history_s`: how many seconds replaced and deleted
+        rows stay readable at older snapshots, 60 to ten years; 0: the default of 15 minutes. Rows that are gone already do
+        not come back.
+
         Raises:
             Rejected: lists all faults; nothing was changed. ALREADY_PRESENT: the new name is used.
             Retryable: NOT_READY: the change is made, but a tablet has not followed within `timeout_s`; it will.
@@ -177,8 +184,9 @@ class AsyncTable:
         """
         self._streams.ensure_open()
         ranges = range_steps(self.partition_schema, self.schema, add_ranges, drop_ranges)
-        steps = [*steps_of(add, drop, rename, defaults), *ranges]
-        await alter(self.locations, steps, rename_to, arguments.seconds(timeout_s, "timeout_s"))
+        steps = [*steps_of(add, drop, rename, defaults), *ranges, *history_steps(history_s)]
+        notes = notes_of(owner, comment)
+        await alter(self.locations, steps, rename_to, notes, arguments.seconds(timeout_s, "timeout_s"))
         self._take_news()
 
     @property

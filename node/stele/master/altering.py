@@ -28,6 +28,7 @@ from stele.model.alter import Step, altered
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import TabletId
 from stele.model.kvop import KeyOperation
+from stele.model.notes import note_faults
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb
 from stele.rpc.convert_schema import steps_from_pb
@@ -44,7 +45,7 @@ _AT_ONCE = 64
 
 
 async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -> TableRecord:
-    """Change columns, ranges or the name of a table, and return its row. Its tablets follow afterwards. A repeated
+    """Change columns, ranges, history, notes or the name of a table, and return its row. Its tablets follow afterwards. A repeated
     request (the same `alter_id`) does nothing.
 
     Raises:
@@ -98,7 +99,7 @@ def _changed(
     steps: list[Step] = []
     try:
         if request.steps and not table.schema:
-            raise Rejected("a key space has no columns")
+            raise Rejected("a key space has no columns and keeps no old versions")
         steps, ranges = steps_from_pb(request.steps)
         if ranges:
             tablets = reranged(lead, table, ranges)
@@ -112,16 +113,29 @@ def _changed(
     new_name = request.new_name or table.name
     if not is_name(new_name):
         faults.append(f"new name of {len(new_name)} characters; expected a name as for a new table")
-    if not request.steps and not request.new_name:
+    owner = request.owner if request.HasField("owner") else table.owner
+    comment = request.comment if request.HasField("comment") else table.comment
+    faults += note_faults(owner, comment)
+    noted = request.HasField("owner") or request.HasField("comment")
+    if not request.steps and not request.new_name and not noted:
         faults.append(
-            "it changes nothing; name a column to add, drop or rename, a default, a range, or a new name"
+            "it changes nothing; name a column to add, drop or rename, a default, a range, the history, an owner, a "
+            "comment, or a new name"
         )
     if faults:
         raise Rejected(where + "; ".join(faults))
     if new_name != table.name and new_name in lead.catalog.table_by_name:
         raise Rejected(f"{where}{new_name!r} exists already", code=Code.ALREADY_PRESENT)
-    altered_by = _remembered(table.altered_by, id_from_pb(request.alter_id))
-    changed = replace(table, name=new_name, altered_by=altered_by, partitioning=tablets.partitioning)
+    changed = replace(
+        table,
+        name=new_name,
+        altered_by=_remembered(table.altered_by, id_from_pb(request.alter_id)),
+        partitioning=tablets.partitioning,
+        owner=owner,
+        comment=comment,
+    )
+    if noted:
+        require_version(lead, 2, where.removesuffix(": "))
     if schema is None and not tablets.changes:
         return changed, tablets
     _check_may_alter(lead, table, where, columns=schema is not None)
@@ -152,8 +166,7 @@ def _check_room(
     """Refuse a change if it would make a row, the catalog or a view too large. A change that drops columns
     always passes."""
     row_bytes = sum(len(o.value) + len(o.key) for o in batch)
-    larger = len(changed.schema) + len(changed.partitioning) > len(table.schema) + len(table.partitioning)
-    if larger:
+    if _length(changed) > _length(table):
         what = f"alter table {table.name!r}: its new definition would make views larger"
         check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)
     if row_bytes > lead.options.create_bytes_max or not lead.has_room(batch, _QUARTERS):
@@ -163,6 +176,10 @@ def _check_room(
             "room for; use fewer columns, or delete tables",
             code=Code.TOO_LARGE,
         )
+
+
+def _length(table: TableRecord) -> int:
+    return len(table.schema) + len(table.partitioning) + len(table.owner) + len(table.comment)
 
 
 def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:

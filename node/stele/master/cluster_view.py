@@ -204,7 +204,8 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
     replica = 170 + config
     tablet = 100 + name + config + peers * (replica + 30)
     schemas = len(table.schema) + len(table.fully_applied_schema)
-    return 150 + name + schemas + len(table.partitioning) + tablets * tablet
+    notes = len(table.owner.encode()) + len(table.comment.encode())
+    return 150 + name + schemas + notes + len(table.partitioning) + tablets * tablet
 
 
 def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
@@ -432,6 +433,8 @@ def table_info(scene: Scene, table: TableRecord) -> master_pb2.TableInfoPB:
         replication_factor_before=table.replication_factor_before,
         dropped_us=min(table.dropped_us, WALL_US_MAX),
         keep_left_ms=scene.keep_left_ms(table) if table.state == "DROPPED" else 0,
+        owner=table.owner,
+        comment=table.comment,
     )
     if schema := table.fully_applied_schema or table.schema:
         info.schema.CopyFrom(schema_to_pb(Schema.from_json(schema)))

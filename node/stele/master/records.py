@@ -83,6 +83,7 @@ class TableRecord(Row):
     A DROPPED one has no name any more and serves nobody; its tablets stay (dropping.py). `dropped_us`: since
     when, for display. `keep_ms`: the time that was left to keep it when the row was written. `dropped_by`,
     `recalled_by`: the ids of the last requests that did so, so that repeated ones are known.
+    `owner`, `comment`: for people.
 
     `replication_factor_before`: the one before its last change; 0 if it was never changed.
     `schema`: the newest one. `fully_applied_schema`: the one before, which all tablets have, while it is altered; else
@@ -105,6 +106,8 @@ class TableRecord(Row):
     keep_ms: int = 0
     dropped_by: str = ""
     recalled_by: str = ""
+    owner: str = ""
+    comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from stele.master.versions import require_version
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
+from stele.model.notes import note_faults
 from stele.model.partition import Partition, PartitionSchema, numbered
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb
@@ -51,7 +52,7 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
             f"create table: the definition has {request.ByteSize()} bytes, at most {bytes_max}; use fewer columns or split keys",
             code=Code.TOO_LARGE,
         )
-    faults = []
+    faults = note_faults(request.owner, request.comment)
     if not is_name(request.name):
         faults.append(
             f"name of {len(request.name)} characters; expected 1 to {NAME_CHARS_MAX}, not blank, no control characters"
@@ -83,6 +84,8 @@ def parse(request: master_pb2.CreateTableRequest, bytes_max: int, created_us: in
         request.replication_factor or 3,
         kind,
         created_us,
+        owner=request.owner,
+        comment=request.comment,
     )
 
 
@@ -127,6 +130,10 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         partitioning = PartitionSchema.from_json(table.partitioning)
         if partitioning.has_gaps:
             require_version(lead, 2, f"create table {table.name!r} with gaps between its ranges")
+        if table.owner or table.comment or (table.schema and Schema.from_json(table.schema).history_ms):
+            require_version(
+                lead, 2, f"create table {table.name!r} with an owner, a comment or a history retention"
+            )
         check_replication_factor(
             table.replication_factor,
             len({c.machine for c in lead.candidates()}),
@@ -161,6 +168,8 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
             table,
             replication_factor=before.replication_factor,
             replication_factor_before=before.replication_factor_before,
+            owner=before.owner,
+            comment=before.comment,
         )
         same = _as_made(before, table.created_us) == asked
         if same and before.state not in GONE_TABLES:

@@ -58,7 +58,14 @@ class ChangeDefault:
     default: str | None
 
 
-Step = AddColumn | DropColumn | RenameColumn | ChangeDefault
+@dataclass(frozen=True, slots=True)
+class SetHistory:
+    """Keep old versions of rows for another time, in ms; 0: the default. Versions that are gone do not come back."""
+
+    history_ms: int
+
+
+Step = SetHistory | AddColumn | DropColumn | RenameColumn | ChangeDefault
 
 
 def altered(schema: Schema, steps: Sequence[Step]) -> Schema:
@@ -71,8 +78,11 @@ def altered(schema: Schema, steps: Sequence[Step]) -> Schema:
         raise Rejected(f"alter: {len(steps)} changes of columns; expected 1 to {STEPS_MAX}")
     faults: list[str] = []
     columns = list(schema.columns)
-    next_id = schema.next_column_id
+    next_id, history_ms = schema.next_column_id, schema.history_ms
     for step in steps:
+        if isinstance(step, SetHistory):
+            history_ms = step.history_ms
+            continue
         places = {column.name: at for at, column in enumerate(columns)}
         if isinstance(step, AddColumn):
             faults += _add_faults(step) + _taken(step.name, columns)
@@ -100,7 +110,8 @@ def altered(schema: Schema, steps: Sequence[Step]) -> Schema:
                     faults.append(fault)
     if faults:
         raise Rejected("alter: " + "; ".join(faults))
-    return Schema(SchemaVersion(schema.version + 1), tuple(columns), schema.key_column_ids, next_id)
+    version = SchemaVersion(schema.version + 1)
+    return Schema(version, tuple(columns), schema.key_column_ids, next_id, history_ms)
 
 
 def _add_faults(step: AddColumn) -> list[str]:

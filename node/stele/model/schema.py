@@ -24,6 +24,11 @@ from stele.model.nearest import did_you_mean
 COLUMNS_MAX = 1000
 """A bound that keeps block headers and footers small."""
 
+HISTORY_DEFAULT_MS = 15 * 60_000
+"""How long old versions of rows are kept for snapshots, unless a table says otherwise."""
+HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
+"""A scan reads at one snapshot; with less than a minute it would often outlast it."""
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CHOICES_MAX = 1_024
 """The most choices of columns whose Arrow schemas are remembered."""
@@ -48,6 +53,7 @@ class Schema:
     columns: tuple[Column, ...]
     key_column_ids: tuple[ColumnId, ...]
     next_column_id: int
+    history_ms: int = 0  # how long old versions of rows are kept; 0: HISTORY_DEFAULT_MS
     by_id: dict[int, Column] = field(init=False, repr=False, compare=False)
     by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
     key_columns: tuple[Column, ...] = field(init=False, repr=False, compare=False)
@@ -72,7 +78,13 @@ class Schema:
         put(self, "derived", {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Schema, (self.version, self.columns, self.key_column_ids, self.next_column_id)
+        return Schema, (
+            self.version,
+            self.columns,
+            self.key_column_ids,
+            self.next_column_id,
+            self.history_ms,
+        )
 
     @staticmethod
     def make(
@@ -166,6 +178,7 @@ class Schema:
 
     def to_json(self) -> str:
         """JSON text. Equal schemas give equal text."""
+        history = {"history_ms": self.history_ms} if self.history_ms else {}
         return json.dumps(
             {
                 "version": self.version,
@@ -176,6 +189,7 @@ class Schema:
                 ],
                 "key": list(self.key_column_ids),
                 "next_column_id": self.next_column_id,
+                **history,
             },
             separators=(",", ":"),
         )
@@ -195,7 +209,13 @@ class Schema:
                 for i, n, t, nullable, d, *read_default in raw["columns"]
             )
             key = tuple(ColumnId(int(k)) for k in raw["key"])
-            return Schema(SchemaVersion(int(raw["version"])), columns, key, int(raw["next_column_id"]))
+            return Schema(
+                SchemaVersion(int(raw["version"])),
+                columns,
+                key,
+                int(raw["next_column_id"]),
+                int(raw.get("history_ms", 0)),
+            )
         except (ValueError, TypeError, KeyError) as exc:
             raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
         except Rejected as exc:
@@ -251,6 +271,11 @@ def _faults(schema: Schema) -> list[str]:
     if len(set(schema.key_column_ids)) != len(schema.key_column_ids):
         faults.append(f"key {list(schema.key_column_ids)}: it names a column twice")
     faults.extend(f"key column id {k}: no such column" for k in schema.key_column_ids if k not in ids)
+    if schema.history_ms and not HISTORY_MIN_MS <= schema.history_ms <= HISTORY_MAX_MS:
+        faults.append(
+            f"history retention of {schema.history_ms / 1000:g} s; expected 1 minute to 10 years, or 0 for the default "
+            "of 15 minutes"
+        )
     return faults
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step
+from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
@@ -35,6 +35,7 @@ def schema_to_pb(schema: Schema) -> common_pb2.SchemaPB:
         ],
         key_column_ids=schema.key_column_ids,
         next_column_id=schema.next_column_id,
+        history_ms=schema.history_ms,
     )
 
 
@@ -59,6 +60,7 @@ def schema_from_pb(pb: common_pb2.SchemaPB) -> Schema:
         ),
         key_column_ids=tuple(ColumnId(i) for i in pb.key_column_ids),
         next_column_id=ColumnId(pb.next_column_id),
+        history_ms=pb.history_ms,
     )
 
 
@@ -84,6 +86,8 @@ def steps_to_pb(steps: Sequence[Step | RangeStep]) -> list[master_pb2.AlterStepP
             case ChangeDefault():
                 pb.change_default.name = step.name
                 pb.change_default.default_value = _bytes_of(step.default)
+            case SetHistory():
+                pb.set_history_ms = step.history_ms
             case AddRange():
                 pb.add_range.CopyFrom(master_pb2.RangePB(range_start=step.start, range_end=step.end))
             case DropRange():
@@ -113,13 +117,15 @@ def steps_from_pb(pbs: Iterable[master_pb2.AlterStepPB]) -> tuple[list[Step], li
             case "change_default":
                 change = pb.change_default
                 found.append(ChangeDefault(change.name, _text_of(change.default_value)))
+            case "set_history_ms":
+                found.append(SetHistory(pb.set_history_ms))
             case "add_range":
                 ranges.append(AddRange(pb.add_range.range_start, pb.add_range.range_end))
             case "drop_range":
                 ranges.append(DropRange(pb.drop_range.range_start, pb.drop_range.range_end))
             case _:
                 raise Rejected(
-                    "alter: a change of a kind that this program does not know; expected add, drop, rename or default"
+                    "alter: a change of a kind that this program does not know; expected add, drop, rename, default or history"
                 )
     return found, ranges
 

@@ -40,7 +40,7 @@ LENGTHS: dict[str, int] = {
     "from_address": bounds.ADDRESS_CHARS_MAX,
     "source_address": bounds.ADDRESS_CHARS_MAX,
     **dict.fromkeys(("holder", "owner"), bounds.HOLDER_CHARS_MAX),
-    **dict.fromkeys(("reason", "told"), bounds.TEXT_CHARS_MAX),
+    **dict.fromkeys(("reason", "told", "comment"), bounds.TEXT_CHARS_MAX),
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
         ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id", "cause"),
@@ -73,6 +73,7 @@ NUMBERS: dict[str, int] = {
     "ttl_ms": bounds.CLAIM_TTL_MAX_MS,
     "for_ms": bounds.WANTED_FOR_MAX_MS,
     "keep_ms": bounds.KEEP_DROPPED_MAX_MS,
+    **dict.fromkeys(("history_ms", "set_history_ms"), ELSEWHERE),  # the schema says what is wrong
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second", "bytes", "ViewPlacePB.sequence"), ELSEWHERE),

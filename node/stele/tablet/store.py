@@ -21,6 +21,7 @@ import structlog
 
 from stele.model import writeop
 from stele.model.alter import follows
+from stele.model.amounts import duration
 from stele.model.block import decode_block, of_schema, size_told
 from stele.model.clock import from_physical_us, physical_us, utc
 from stele.model.entry import Entry, EntryKind
@@ -71,8 +72,8 @@ _LOOKUPS_BESIDE_FILES = 4
 class StoreOptions:
     """`flush_bytes`: bytes of recent rows that make a flush worthwhile.
 
-    `history_us`: how long old versions are kept for snapshots, in microseconds before the present. The
-    present is the newest write's time plus what has passed by `steady_us` since it was applied. If `wall_us`
+    `history_us`: how long old versions are kept for snapshots if the schema does not say, in microseconds before
+    the present. The present is the newest write's time plus what has passed by `steady_us` since it was applied. If `wall_us`
     is earlier, that is used instead. So a wrong clock ends no history."""
 
     flush_bytes: int = 32 << 20
@@ -166,6 +167,11 @@ class TabletStore:
         return self._contents.state.active.schema
 
     @property
+    def history_us(self) -> int:
+        """How long old versions are kept for snapshots, in microseconds before the present."""
+        return self.schema.history_ms * 1_000 or self.options.history_us
+
+    @property
     def history_mark(self) -> int:
         """Hybrid time below which no snapshot is served. It follows the present, but stays below the newest
         write.
@@ -178,7 +184,7 @@ class TabletStore:
         # `apply` sets these in the reverse order, so another thread can only see too short a time.
         newest, written_us = self.last_timestamp, self._written_us
         rested_us = max(0, self.options.steady_us() - written_us)
-        lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.options.history_us
+        lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.history_us
         over = min(self._readable, from_physical_us(lag)) if lag > 0 else 0
         return max(self._contents.state.manifest.history_mark, over)
 
@@ -379,7 +385,7 @@ class TabletStore:
                 raise Rejected(
                     f"snapshot {at} is {utc(physical_us(at))}, below the history mark {mark}, which is "
                     f"{utc(physical_us(mark))}; old versions of rows are kept for "
-                    f"{self.options.history_us // 60_000_000} minutes; read at a newer snapshot",
+                    f"{duration(self.history_us / 1_000_000)}; read at a newer snapshot",
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
             memory: list[MemView] = [table.view() for table in (state.active, *state.frozen)]

@@ -9,9 +9,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from stele.model.notes import COMMENT_CHARS_MAX, OWNER_CHARS_MAX
 from stele_operator.api.base import Model, rule, with_rules
 from stele_operator.api.cluster import DeletionPolicy
-from stele_operator.api.scalars import CLUSTER_NAME, ColumnName, KeyText
+from stele_operator.api.scalars import CLUSTER_NAME, ColumnName, Duration, KeyText
 
 COLUMN_TYPE = (
     r"^(bool|int8|int16|int32|int64|float|double|string|binary|date|timestamp"
@@ -197,6 +198,18 @@ class TabletGroupSpec(Model):
     allowRangeDrop: bool = Field(
         default=False,
         description="Whether ranges of the table that are not in partitioning.range.ranges are dropped, with all their rows.",
+    )
+    owner: Annotated[str, Field(max_length=OWNER_CHARS_MAX)] | None = Field(
+        default=None,
+        description="Who the table belongs to, for people: no rights follow from it. Absent: it is left as it is.",
+    )
+    comment: Annotated[str, Field(max_length=COMMENT_CHARS_MAX)] | None = Field(
+        default=None, description="What the table is for. Absent: it is left as it is."
+    )
+    historyRetention: Duration | None = Field(
+        default=None,
+        description="How long replaced and deleted rows stay readable at older snapshots, such as 168h; 1m to 3650d. They use disk "
+        "meanwhile. Absent: 15m for a new table, and as it is for an existing one.",
     )
     deletionPolicy: DeletionPolicy = Field(
         default=DeletionPolicy.RETAIN,

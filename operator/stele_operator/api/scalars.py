@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-_DURATION = r"^([0-9]+(ms|s|m|h|d))+$"
-_DURATION_PART = re.compile(r"([0-9]+)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from stele.model.durations import PATTERN
+from stele.model.durations import seconds as seconds
 
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 _QUANTITY_PARTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)([a-zA-Z]*)\Z")
@@ -26,19 +25,6 @@ _FACTOR = {
 
 CLUSTER_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 """Names of Services contain it. Before Kubernetes 1.34 those could not begin with a digit."""
-
-
-def seconds(text: str) -> float:
-    """Seconds in a duration such as `90s`, `1h30m` or `250ms`.
-
-    Raises:
-        ValueError: for any other text.
-    """
-    if re.match(_DURATION, text) is None:
-        raise ValueError(
-            f"duration {text!r}: expected a number with a unit ms, s, m, h or d, such as 90s or 1h30m"
-        )
-    return sum(int(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 
 def byte_count(text: str) -> int:
@@ -81,7 +67,7 @@ def _as_text(value: Any) -> Any:
 Duration = Annotated[
     str,
     AfterValidator(_checked_duration),
-    WithJsonSchema({"type": "string", "pattern": _DURATION, "maxLength": 32}),
+    WithJsonSchema({"type": "string", "pattern": PATTERN, "maxLength": 32}),
 ]
 """Text such as `90s`; `seconds()` reads it."""
 

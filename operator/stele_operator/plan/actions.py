@@ -190,13 +190,14 @@ class SetReplicationFactor(Base):
 
 @dataclass(frozen=True, slots=True)
 class AlterTable(Base):
-    """Give the table of a TabletGroup the columns and ranges that it asks for."""
+    """Give the table of a TabletGroup the columns, ranges, history and notes (by name) that it asks for."""
 
     event = "TableAltered"
     group: str
     table_id: str
     name: str
     steps: tuple[Step | RangeStep, ...]
+    notes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,6 +271,10 @@ class Table:
     replication_factor: int
     tablets: int
     replication_factor_before: int = 0
+    owner: str = ""
+    comment: str = ""
+    history_ms: int = 0
+    """How long old versions of rows are kept; 0: the default."""
 
 
 @dataclass(frozen=True, slots=True)

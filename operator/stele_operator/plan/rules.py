@@ -6,10 +6,13 @@ all faults are found, not only the first.
 
 from __future__ import annotations
 
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, Step
+from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory, Step
+from stele.model.notes import note_faults
 from stele.model.ranges import RangeStep
+from stele.model.schema import HISTORY_DEFAULT_MS, HISTORY_MAX_MS, HISTORY_MIN_MS
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.api.scalars import seconds
 from stele_operator.plan.observation import Observation, Table
 from stele_operator.plan.ranges import range_columns, range_faults, range_steps
 
@@ -78,6 +81,10 @@ def group_faults(spec: TabletGroupSpec) -> tuple[str, ...]:
         faults.append(f"partitioning.range names {name} twice")
     if not faults:
         faults += range_faults(spec)
+    kept_ms = history_ms(spec)
+    if kept_ms is not None and not HISTORY_MIN_MS <= kept_ms <= HISTORY_MAX_MS:
+        faults.append(f"historyRetention is {spec.historyRetention}; it must be 1m to 3650d")
+    faults += note_faults(spec.owner or "", spec.comment or "")
     if spec.replicationFactor not in (1, 3, 5, 7):
         faults.append(f"replicationFactor is {spec.replicationFactor}; it must be 1, 3, 5 or 7")
     return tuple(faults)
@@ -141,6 +148,23 @@ def table_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[Step | Range
         return tuple(steps), tuple(faults)
     ranges, more = range_steps(spec, table)
     return (*steps, *ranges), (*faults, *more)
+
+
+def history_ms(spec: TabletGroupSpec) -> int | None:
+    """The history retention that a TabletGroup asks for, in ms; None if it asks for none."""
+    return None if spec.historyRetention is None else round(seconds(spec.historyRetention) * 1000)
+
+
+def history_steps(spec: TabletGroupSpec, table: Table) -> tuple[Step, ...]:
+    """The change that gives a table the history retention of its TabletGroup."""
+    wanted, present = history_ms(spec), table.history_ms or HISTORY_DEFAULT_MS
+    return (SetHistory(wanted),) if wanted is not None and wanted != present else ()
+
+
+def other_notes(spec: TabletGroupSpec, table: Table) -> tuple[tuple[str, str], ...]:
+    """Owner and comment of the TabletGroup that the table has not, by name."""
+    asked = (("owner", spec.owner, table.owner), ("comment", spec.comment, table.comment))
+    return tuple((name, wanted) for name, wanted, is_now in asked if wanted is not None and wanted != is_now)
 
 
 def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from stele.driver.rehearsal import carried_out
 from stele.driver.steps import Step
 from stele.driver.view import ClusterView, NodeView
-from stele.model.alter import AddColumn, DropColumn, RenameColumn
+from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.ranges import AddRange, DropRange
 from stele_operator.api.scalars import byte_count
@@ -54,6 +54,7 @@ from stele_operator.plan.observation import (
 )
 from stele_operator.plan.placement import admits, never_share
 from stele_operator.plan.ranges import table_ranges, tablets_of
+from stele_operator.plan.rules import history_ms
 
 
 class Stage:
@@ -377,6 +378,9 @@ def _table(action: CreateTable) -> Table:
         table_ranges(spec),
         spec.replicationFactor,
         tablets_of(spec),
+        owner=spec.owner or "",
+        comment=spec.comment or "",
+        history_ms=history_ms(spec) or 0,
     )
 
 
@@ -395,5 +399,9 @@ def _altered(table: Table, action: AlterTable) -> Table:
                 columns = [c for c in columns if c.name != step.name]
             case RenameColumn():
                 columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
+            case SetHistory():
+                table = replace(table, history_ms=step.history_ms)
     ranges = replace(table.range, covered=tuple(sorted(covered))) if table.range is not None else None
-    return replace(table, columns=tuple(columns), range=ranges)
+    notes = dict(action.notes)
+    owner, comment = notes.get("owner", table.owner), notes.get("comment", table.comment)
+    return replace(table, columns=tuple(columns), range=ranges, owner=owner, comment=comment)

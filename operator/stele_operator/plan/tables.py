@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stele.model.alter import Step
+from stele.model.alter import SetHistory, Step
 from stele.model.amounts import plural
 from stele.model.ranges import DropRange, RangeStep
 from stele_operator.api.cluster import DeletionPolicy
@@ -27,7 +27,14 @@ from stele_operator.plan.findings import OPERATOR_OLDER, Finding, Kind, overlook
 from stele_operator.plan.health import Health
 from stele_operator.plan.naming import FINALIZER_TABLE
 from stele_operator.plan.observation import GroupObject, Observation, Table
-from stele_operator.plan.rules import group_faults, other_differences, table_differences, table_steps
+from stele_operator.plan.rules import (
+    group_faults,
+    history_steps,
+    other_differences,
+    other_notes,
+    table_differences,
+    table_steps,
+)
 
 _KEEPS_DROPPED = 2
 """The cluster version from which on a dropped table can be taken back."""
@@ -253,8 +260,10 @@ def _staying(
     if table is not None:
         differences = _differences(o, group, spec, table)
         steps: tuple[Step | RangeStep, ...] = ()
+        notes: tuple[tuple[str, str], ...] = ()
         if table.table_id == group.own_table_id:
             steps, faults = table_steps(spec, table)
+            steps, notes = (*steps, *history_steps(spec, table)), other_notes(spec, table)
             differences = (*faults, *other_differences(spec, table))
         actions: list[Action] = []
         if table.state == "ALTERING":
@@ -265,8 +274,8 @@ def _staying(
                 "TableDiffers",
                 f"table {table.name} exists with another definition and is left unchanged: {'; '.join(differences)}",
             )
-        elif steps:
-            actions = _alter(o, group, table, steps, found)
+        elif steps or notes:
+            actions = _alter(o, group, table, steps, notes, found)
         elif spec.replicationFactor != table.replication_factor:
             actions = _factor(o, group, spec, table, findings)
         counts = health.of(table.table_id).counts
@@ -355,9 +364,13 @@ def _alter(
     group: GroupObject,
     table: Table,
     steps: tuple[Step | RangeStep, ...],
+    notes: tuple[tuple[str, str], ...],
     found: Callable[[Kind, str, str], list[Action]],
 ) -> list[Action]:
-    """Give the table the columns and ranges that its TabletGroup asks for; all of them, or nothing."""
+    """Give the table the columns, ranges, history and notes that its TabletGroup asks for; all of them, or nothing."""
+    parts = ["columns or ranges"] * any(not isinstance(step, SetHistory) for step in steps)
+    parts += ["history retention"] * any(isinstance(step, SetHistory) for step in steps)
+    what = " and ".join([*parts, *(name for name, _ in notes)])
     if group.unknown:
         message = (
             f"the table is not altered yet, because fields may matter for it: {overlooked(group.unknown)}"
@@ -365,17 +378,14 @@ def _alter(
         return found(Kind.NOT_READY, OPERATOR_OLDER, message)
     refused = o.refused.get(("TabletGroup", group.name))
     if refused is not None:
-        found(
-            Kind.STALLED, "Refused", f"{refused}; the table is left unchanged: correct the columns or ranges"
-        )
+        found(Kind.STALLED, "Refused", f"{refused}; the table is left unchanged: correct the {what}")
     else:
-        found(
-            Kind.RECONCILING, "Altering", f"table {table.name} gets the columns and ranges of the TabletGroup"
-        )
+        gets = what.replace(" or ", " and ")
+        found(Kind.RECONCILING, "Altering", f"table {table.name} gets the {gets} of the TabletGroup")
     dropped = sum(isinstance(s, DropRange) for s in steps)
     drops = f"; {plural(dropped, 'range')} dropped with all rows" if dropped else ""
-    reason = f"TabletGroup {group.name} asks for other columns or ranges{drops}"
-    return [AlterTable(reason, group.name, table.table_id, table.name, steps)]
+    reason = f"TabletGroup {group.name} asks for other {what}{drops}"
+    return [AlterTable(reason, group.name, table.table_id, table.name, steps, notes)]
 
 
 def _may_still_start(o: Observation, member: Member) -> bool:

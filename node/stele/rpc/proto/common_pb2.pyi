@@ -365,8 +365,11 @@ class SchemaPB(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     KEY_COLUMN_IDS_FIELD_NUMBER: _builtins.int
     NEXT_COLUMN_ID_FIELD_NUMBER: _builtins.int
+    HISTORY_MS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     next_column_id: _builtins.int
+    history_ms: _builtins.int
+    """how long old versions of rows are kept; 0: 15 minutes"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___ColumnPB]: ...
     @_builtins.property
@@ -378,10 +381,11 @@ class SchemaPB(_message.Message):
         columns: _abc.Iterable[Global___ColumnPB] | None = ...,
         key_column_ids: _abc.Iterable[_builtins.int] | None = ...,
         next_column_id: _builtins.int = ...,
+        history_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "key_column_ids", b"key_column_ids", "next_column_id", b"next_column_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "history_ms", b"history_ms", "key_column_ids", b"key_column_ids", "next_column_id", b"next_column_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

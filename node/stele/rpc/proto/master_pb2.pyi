@@ -385,12 +385,17 @@ class CreateTableRequest(_message.Message):
     REPLICATION_FACTOR_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     TABLE_ID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    COMMENT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     replication_factor: _builtins.int
     kind: _builtins.str
     """"table" (default), "keyspace" """
     table_id: _builtins.bytes
     """chosen by the caller, so that a retry is harmless; empty: the master's choice"""
+    owner: _builtins.str
+    """for people; no rights follow from it"""
+    comment: _builtins.str
     @_builtins.property
     def schema(self) -> _common_pb2.SchemaPB: ...
     @_builtins.property
@@ -404,10 +409,12 @@ class CreateTableRequest(_message.Message):
         replication_factor: _builtins.int = ...,
         kind: _builtins.str = ...,
         table_id: _builtins.bytes = ...,
+        owner: _builtins.str = ...,
+        comment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "schema", b"schema", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comment", b"comment", "kind", b"kind", "name", b"name", "owner", b"owner", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "schema", b"schema", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1040,7 +1047,10 @@ class AlterStepPB(_message.Message):
     CHANGE_DEFAULT_FIELD_NUMBER: _builtins.int
     ADD_RANGE_FIELD_NUMBER: _builtins.int
     DROP_RANGE_FIELD_NUMBER: _builtins.int
+    SET_HISTORY_MS_FIELD_NUMBER: _builtins.int
     drop_column: _builtins.str
+    set_history_ms: _builtins.int
+    """how long old versions of rows are kept; 0: 15 minutes"""
     @_builtins.property
     def add_column(self) -> _common_pb2.ColumnPB:
         """its id is the master's choice"""
@@ -1064,12 +1074,13 @@ class AlterStepPB(_message.Message):
         change_default: Global___ColumnDefaultPB | None = ...,
         add_range: Global___RangePB | None = ...,
         drop_range: Global___RangePB | None = ...,
+        set_history_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "set_history_ms", b"set_history_ms", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_column", b"add_column", "add_range", b"add_range", "change_default", b"change_default", "drop_column", b"drop_column", "drop_range", b"drop_range", "rename_column", b"rename_column", "set_history_ms", b"set_history_ms", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["add_column", "drop_column", "rename_column", "change_default", "add_range", "drop_range"]  # noqa: Y015
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["add_column", "drop_column", "rename_column", "change_default", "add_range", "drop_range", "set_history_ms"]  # noqa: Y015
     _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
 
@@ -1087,6 +1098,8 @@ class AlterTableRequest(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     NEW_NAME_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    COMMENT_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     """or"""
     name: _builtins.str
@@ -1096,6 +1109,10 @@ class AlterTableRequest(_message.Message):
     """empty: as before"""
     wait_ms: _builtins.int
     """how long to wait for nodes to delete the replicas of dropped ranges; 0: not at all"""
+    owner: _builtins.str
+    """unset: as before"""
+    comment: _builtins.str
+    """unset: as before"""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterStepPB]:
         """in this order"""
@@ -1109,12 +1126,21 @@ class AlterTableRequest(_message.Message):
         steps: _abc.Iterable[Global___AlterStepPB] | None = ...,
         new_name: _builtins.str = ...,
         wait_ms: _builtins.int = ...,
+        owner: _builtins.str | None = ...,
+        comment: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_comment", b"_comment", "_owner", b"_owner", "comment", b"comment", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter_id", b"alter_id", "name", b"name", "new_name", b"new_name", "steps", b"steps", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_comment", b"_comment", "_owner", b"_owner", "alter_id", b"alter_id", "comment", b"comment", "name", b"name", "new_name", b"new_name", "owner", b"owner", "steps", b"steps", "table_id", b"table_id", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__comment: _TypeAlias = _typing.Literal["comment"]  # noqa: Y015
+    _WhichOneofArgType__comment: _TypeAlias = _typing.Literal["_comment", b"_comment"]  # noqa: Y015
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__comment) -> _WhichOneofReturnType__comment | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
 
 Global___AlterTableRequest: _TypeAlias = AlterTableRequest  # noqa: Y015
 
@@ -1169,6 +1195,8 @@ class TableInfoPB(_message.Message):
     NEWEST_SCHEMA_FIELD_NUMBER: _builtins.int
     DROPPED_US_FIELD_NUMBER: _builtins.int
     KEEP_LEFT_MS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    COMMENT_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
     name: _builtins.str
     state: _builtins.str
@@ -1184,6 +1212,9 @@ class TableInfoPB(_message.Message):
     """of a DROPPED one"""
     keep_left_ms: _builtins.int
     """of a DROPPED one: how long it can still be taken back"""
+    owner: _builtins.str
+    """for people; no rights follow from it"""
+    comment: _builtins.str
     @_builtins.property
     def schema(self) -> _common_pb2.SchemaPB:
         """while ALTERING: the one before, which all tablets have"""
@@ -1211,10 +1242,12 @@ class TableInfoPB(_message.Message):
         newest_schema: _common_pb2.SchemaPB | None = ...,
         dropped_us: _builtins.int = ...,
         keep_left_ms: _builtins.int = ...,
+        owner: _builtins.str = ...,
+        comment: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest_schema", b"newest_schema", "partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_us", b"created_us", "dropped_us", b"dropped_us", "keep_left_ms", b"keep_left_ms", "kind", b"kind", "name", b"name", "newest_schema", b"newest_schema", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comment", b"comment", "created_us", b"created_us", "dropped_us", b"dropped_us", "keep_left_ms", b"keep_left_ms", "kind", b"kind", "name", b"name", "newest_schema", b"newest_schema", "owner", b"owner", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "replication_factor_before", b"replication_factor_before", "schema", b"schema", "state", b"state", "table_id", b"table_id", "tablets", b"tablets", "tablets_running", b"tablets_running"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
