@@ -34,7 +34,7 @@ async def test_a_table_is_made_with_them_and_altered_while_it_is_used(cluster: L
         assert table.schema.history_ms == 0 and (await client.describe("t")).history_s == 900.0
 
 
-@pytest.mark.parametrize("history_s", [1, 59.9, -5, "1h", True, float("nan"), 1e12])
+@pytest.mark.parametrize("history_s", [1, 59.9, -5, "1h", True, False, float("nan"), 1e12, 10**400])
 async def test_bad_retentions_are_refused_before_anything_is_asked(
     cluster: LocalCluster, history_s: float
 ) -> None:
@@ -42,6 +42,22 @@ async def test_bad_retentions_are_refused_before_anything_is_asked(
         with pytest.raises(Rejected, match="history_s"):
             await client.create_table("t", SCHEMA, history_s=history_s)
         assert await client.list_tables() == []
+        table = await client.create_table("t", SCHEMA)
+        with pytest.raises(Rejected, match="history_s"):
+            await table.alter(history_s=history_s)
+        assert table.schema.version == 1
+
+
+async def test_notes_that_are_no_text_are_refused(cluster: LocalCluster) -> None:
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        for wrong in (7, b"ops", "\ud800"):
+            with pytest.raises(Rejected, match="owner"):
+                await client.create_table("u", SCHEMA, owner=wrong)  # type: ignore[arg-type]
+            with pytest.raises(Rejected, match="comment"):
+                await table.alter(comment=wrong)  # type: ignore[arg-type]
+        with pytest.raises(Rejected, match="owner of 129 characters"):
+            await table.alter(owner="x" * 129)
 
 
 async def test_the_commands(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

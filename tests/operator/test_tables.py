@@ -234,6 +234,60 @@ def test_a_table_that_was_there_before_is_not_altered() -> None:
     assert conditions(world, "events")["Stalled"][1] == "TableDiffers"
 
 
+def test_notes_and_history_of_an_adopted_table_are_told_first_and_followed_later() -> None:
+    """Another made it. What differs at first is told, and nothing is changed; once it is adopted, they follow."""
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    del world.objects["TabletGroup", "events"]
+    notes = {"owner": "ops", "comment": "clicks", "historyRetention": "2d"}
+    world.group(
+        "events",
+        deletionPolicy="Retain",
+        partitioning={"hash": [{"columns": ["id"], "buckets": 4}]},
+        **notes,
+    )
+    assert not touching(make_plan(world.observe()))
+    stalled = conditions(world, "events")["Stalled"]
+    assert stalled[1] == "TableDiffers"
+    for told in (
+        "owner of the table is empty",
+        "comment of the table is empty",
+        "retention of the table is 15m",
+    ):
+        assert told in stalled[2]
+    o = world.observe()
+    assert "tableID" not in group_status(o, make_plan(o), the_group(o, "events"), NOW)
+    (table,) = world.tables
+    world.tables = [replace(table, owner="ops", comment="clicks", history_ms=2 * 86_400_000)]
+    o = world.observe()
+    group = world.objects["TabletGroup", "events"]
+    group["status"] = group_status(o, make_plan(o), the_group(o, "events"), NOW)
+    assert group["status"]["tableID"] == table.table_id
+    group["spec"] |= {"owner": "data", "historyRetention": "1h"}
+    world.run()
+    (table,) = world.tables
+    assert (table.owner, table.comment, table.history_ms) == ("data", "clicks", 3_600_000)
+    assert conditions(world, "events")["Ready"][0] == "True"
+
+
+def test_an_adopted_table_is_dropped_with_its_group_though_its_owner_differs() -> None:
+    world = made()
+    world.objects["TabletGroup", "events"]["spec"]["deletionPolicy"] = "Retain"
+    world.run()
+    del world.objects["TabletGroup", "events"]
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    o = world.observe()
+    group = world.objects["TabletGroup", "events"]
+    group["status"] = group_status(o, make_plan(o), the_group(o, "events"), NOW)
+    group["spec"]["owner"] = "another"
+    group["metadata"]["deletionTimestamp"] = NOW
+    world.run()
+    assert ("TabletGroup", "events") not in world.objects
+    assert [t.state for t in world.tables] == ["REMOVED"]
+
+
 @pytest.mark.parametrize(
     ("columns", "why"),
     [

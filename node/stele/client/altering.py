@@ -59,15 +59,13 @@ def history_steps(history_s: float | None) -> list[Step]:
     """The step for another history retention; none for None. 0: the default."""
     if history_s is None:
         return []
-    return [SetHistory(arguments.history_ms(history_s) if history_s != 0 else 0)]
+    return [SetHistory(arguments.history_ms(history_s))]
 
 
 def notes_of(owner: str | None, comment: str | None) -> dict[str, str]:
     """The notes that change, by name."""
     given = {"owner": owner, "comment": comment}
-    return {
-        name: arguments.of_kind(note, str, name, "text") for name, note in given.items() if note is not None
-    }
+    return {name: arguments.note(note, name) for name, note in given.items() if note is not None}
 
 
 def _added(column: Sequence[Any]) -> AddColumn:

@@ -67,17 +67,29 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
     raise refusal(what, given, f"a number of seconds{', 0 or' if zero else ''} above 0, of a year at most")
 
 
-def history_ms(given: Any) -> int:
-    """A table's history retention in ms, from seconds; 0 for None: the default. The masters check the rest."""
-    if given is None:
+def history_ms(given: Any, *, none: bool = False) -> int:
+    """A table's history retention in ms, from seconds; 0: the default. With `none`, None is the default, else 0 is."""
+    if none and given is None:
         return 0
-    expected = "a number of seconds, 60 to ten years, or None"
+    expected = f"a number of seconds, 60 to ten years, or {'None' if none else '0'} for the default"
     if isinstance(given, (str, bytes, bool)) or not hasattr(given, "__float__"):
         raise refusal("history_s", given, expected)
-    found = float(given)
-    if not HISTORY_MIN_MS <= found * 1000 <= HISTORY_MAX_MS:
+    try:
+        ms = float(given) * 1000
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, a huge int
+        ms = math.inf
+    if not none and ms == 0:
+        return 0
+    if not HISTORY_MIN_MS <= ms <= HISTORY_MAX_MS:
         raise refusal("history_s", given, expected)
-    return round(found * 1000)
+    return round(ms)
+
+
+def note(given: Any, what: str) -> str:
+    """Text for people, UTF-8; it may be empty. The masters check the rest."""
+    found: str = of_kind(given, str, what, "text")
+    raw(found, what)
+    return found
 
 
 def seconds_or(given: Any, otherwise: float, what: str) -> float:

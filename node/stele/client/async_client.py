@@ -188,13 +188,13 @@ class AsyncClient:
         request = master_pb2.CreateTableRequest(
             name=arguments.text(name, "table name"),
             schema=schema_to_pb(
-                replace(schema, history_ms=arguments.history_ms(history_s) or schema.history_ms)
+                replace(schema, history_ms=arguments.history_ms(history_s, none=True) or schema.history_ms)
             ),
             partitioning=partitioning_to_pb(partitions),
             replication_factor=arguments.replication_factor(replication_factor),
             table_id=id_to_pb(new_id()),
-            owner=arguments.of_kind(owner, str, "owner", "text"),
-            comment=arguments.of_kind(comment, str, "comment", "text"),
+            owner=arguments.note(owner, "owner"),
+            comment=arguments.note(comment, "comment"),
         )
         locations = await self._make(request, wait, timeout_s)
         await _seek_pandas()

@@ -179,7 +179,8 @@ def _check_room(
 
 
 def _length(table: TableRecord) -> int:
-    return len(table.schema) + len(table.partitioning) + len(table.owner) + len(table.comment)
+    notes = len(table.owner.encode()) + len(table.comment.encode())
+    return len(table.schema) + len(table.partitioning) + notes
 
 
 def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:

@@ -6,7 +6,9 @@ all faults are found, not only the first.
 
 from __future__ import annotations
 
+from stele.model import durations
 from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory, Step
+from stele.model.column import shown
 from stele.model.notes import note_faults
 from stele.model.ranges import RangeStep
 from stele.model.schema import HISTORY_DEFAULT_MS, HISTORY_MAX_MS, HISTORY_MIN_MS
@@ -165,6 +167,19 @@ def other_notes(spec: TabletGroupSpec, table: Table) -> tuple[tuple[str, str], .
     """Owner and comment of the TabletGroup that the table has not, by name."""
     asked = (("owner", spec.owner, table.owner), ("comment", spec.comment, table.comment))
     return tuple((name, wanted) for name, wanted, is_now in asked if wanted is not None and wanted != is_now)
+
+
+def note_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
+    """How a table differs from its TabletGroup in owner, comment and history retention, in words."""
+    present = {"owner": table.owner, "comment": table.comment}
+    found = [
+        f"the {name} of the table is {shown(present[name]) if present[name] else 'empty'}"
+        for name, _ in other_notes(spec, table)
+    ]
+    if history_steps(spec, table):
+        kept = durations.text(table.history_ms or HISTORY_DEFAULT_MS)
+        found.append(f"the history retention of the table is {kept}")
+    return tuple(found)
 
 
 def other_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
 """Creates, alters and drops the tables of TabletGroups. Called by cluster_plan; pure.
 
-Invariants: a table is altered only for the TabletGroup under whose uid it was created. A table is dropped only for its own TabletGroup, while that is being deleted and its spec says
+Invariants: columns and ranges of a table are altered only for the TabletGroup under whose uid it was created. A
+table that another made is adopted if it is as the TabletGroup asks for; from then on its replication factor, owner,
+comment and history follow the TabletGroup. A table is dropped only for its own TabletGroup, while that is being deleted and its spec says
 `deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that
 matter, no table is created.
 """
@@ -30,6 +32,7 @@ from stele_operator.plan.observation import GroupObject, Observation, Table
 from stele_operator.plan.rules import (
     group_faults,
     history_steps,
+    note_differences,
     other_differences,
     other_notes,
     table_differences,
@@ -76,13 +79,15 @@ def _is_recorded(o: Observation, group: GroupObject, table: Table) -> bool:
 def _differences(o: Observation, group: GroupObject, spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
     """How the table differs from its TabletGroup in what is left as it is.
 
-    The replication factor is among it only as long as the table is not the TabletGroup's own.
+    Replication factor, owner, comment and history are among it only until the table is the TabletGroup's own.
     """
     found = table_differences(spec, table)
     own = table.table_id == group.own_table_id or _is_recorded(o, group, table)
-    if not own and spec.replicationFactor != table.replication_factor:
+    if own:
+        return found
+    if spec.replicationFactor != table.replication_factor:
         found += (f"the table has replication factor {table.replication_factor}",)
-    return found
+    return found + note_differences(spec, table)
 
 
 def _foreign(o: Observation, group: GroupObject, table: Table) -> bool:
@@ -263,8 +268,8 @@ def _staying(
         notes: tuple[tuple[str, str], ...] = ()
         if table.table_id == group.own_table_id:
             steps, faults = table_steps(spec, table)
-            steps, notes = (*steps, *history_steps(spec, table)), other_notes(spec, table)
             differences = (*faults, *other_differences(spec, table))
+        steps, notes = (*steps, *history_steps(spec, table)), other_notes(spec, table)
         actions: list[Action] = []
         if table.state == "ALTERING":
             found(Kind.RECONCILING, "Altering", f"table {table.name}: its tablets take over a change")
