@@ -16,6 +16,7 @@ from typing import Any
 import pydantic
 import structlog
 import yaml
+from yaml.composer import ComposerError
 
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.masters import MasterLink
@@ -32,6 +33,18 @@ _LINE_MAX = 2_000
 _QUESTION_MAX = 64 << 10
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases. A few lines of them stand for more values than any memory holds, and whoever may annotate one
+    TabletCluster must not end the operator of all."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            where = event.start_mark if event is not None else None
+            raise ComposerError(None, None, "it has an alias; write the value itself", where)
+        return super().compose_node(parent, index)
+
+
 class Answers:
     """The answer for one TabletCluster. `wake`: called once it is there."""
 
@@ -43,7 +56,7 @@ class Answers:
 
     def to(self, o: Observation, link: MasterLink | None, there: Json | None, now: str) -> Json | None:
         """What status.plan should be now; None if nobody asks. `there`: what it is. The work on a new question
-        begins if the masters answer; until it is done, the answer before stays."""
+        begins if the masters answer and have heard from all nodes; until it is done, the answer before stays."""
         question = o.cluster.question
         if not question.strip():
             self._asked = self._found = None
@@ -55,7 +68,8 @@ class Answers:
         if self._asked == asked and self._found is not None:
             return self._found
         begun = self._asked == asked and self._task is not None and not self._task.done()
-        if not begun and o.catalog is not None and link is not None:
+        # To a new leader master most nodes seem silent. An answer stands for good, so it waits.
+        if not begun and o.catalog is not None and o.catalog.view.settled and link is not None:
             if self._task is not None:
                 self._task.cancel()
             self._asked, self._found = asked, None
@@ -111,7 +125,7 @@ def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], 
     if len(question) > _QUESTION_MAX:
         return Foretold(cluster, refused=(f"the annotation is longer than {_QUESTION_MAX >> 10} KiB",))
     try:
-        patch = yaml.safe_load(question)
+        patch = yaml.load(question, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
         return Foretold(
             cluster, refused=(f"the annotation is neither JSON nor YAML: {' '.join(str(exc).split())}",)

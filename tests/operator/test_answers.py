@@ -44,6 +44,13 @@ def test_the_question_is_a_patch_of_the_present_spec() -> None:
     ("question", "words"),
     [
         ("{", "neither JSON nor YAML"),
+        (
+            "\n".join(
+                ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{l: *a{n - 1}, r: *a{n - 1}}}" for n in range(1, 12))]
+            ),
+            "it has an alias",
+        ),
+        ("nodes: &n {replicas: 4, more: *n}", "it has an alias"),
         ("4", 'such as {"nodes": {"replicas": 4}}'),
         ("nodes: {replicaz: 4}", "spec.nodes.replicaz"),
         ("nodes: {replicas: many}", "spec.nodes.replicas"),
@@ -92,6 +99,9 @@ async def test_it_is_answered_once_and_no_pass_waits_for_it() -> None:
     link = cast(MasterLink, sizes)
     o = observed("nodes: {replicas: 4}")
     assert answers.to(replace(o, catalog=None), link, None, "t0") is None
+    assert o.catalog is not None
+    new_leader = replace(o.catalog, view=replace(o.catalog.view, settled=False))
+    assert answers.to(replace(o, catalog=new_leader), link, None, "t0") is None
     assert answers.to(o, link, None, "t1") is None
     assert answers.to(o, link, None, "t2") is None, "it is under way"
     sizes.gate.set()

@@ -421,3 +421,32 @@ def test_at_random_no_tablet_loses_its_majority_by_our_doing_and_a_roll_always_e
     for _ in range(300):
         plan = world.step()
     assert not {"Rolling", "RollWaits", "RollStopped"} & set(found(plan)), found(plan)
+
+
+@pytest.mark.parametrize(("most", "taken"), [(1, []), (2, ["flights-node-4"])])
+def test_a_parked_node_that_is_still_there_counts_as_away(most: int, taken: list[str]) -> None:
+    """Whoever parked it may switch its machine off at any moment, without asking again."""
+    world = made(most, factor=3, tablets=6)
+    world.cluster["spec"]["nodes"]["park"] = ["flights-node-1"]
+    for _ in range(3):
+        world.step()
+    change_nodes(world)
+    order: list[str] = []
+    parked = of_nodes(world)["flights-node-1"]
+    world.tablets = [  # leaders leave it
+        replace(t, leader_node=next(p.node_id for p in t.config.voters if p.node_id != parked))
+        for t in world.tablets
+    ]
+    for _ in range(40):
+        plan = world.step()
+        order += rolled(plan)
+        gone = set(of_nodes(world).values()) - up(world) | {parked}
+        for tablet in world.tablets:
+            voters = {p.node_id for p in tablet.config.voters}
+            assert len(voters - gone) > len(voters) // 2, (tablet.tablet_id, gone)
+    assert order == taken
+    assert "flights-node-1 must be ready first" in found(plan)["RollWaits"]
+    status = cluster_status(world.observe(), plan, (), "now")["budget"]
+    assert status == {"holder": "park/flights-node-1", "waiting": ["upgrade"]}
+    world.cluster["spec"]["nodes"]["park"] = []
+    assert set(roll(world)[0]) == {f"flights-node-{n}" for n in range(6)} - set(taken)

@@ -16,7 +16,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.plan import naming
 from stele_operator.plan.fates import Member, State
-from stele_operator.plan.health import going, masters_wanted, may_be_away, without_spare
+from stele_operator.plan.health import going, masters_wanted, may_be_away, needless, without_spare
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
@@ -63,7 +63,7 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     if o.catalog is None:
         why = f"no master leads, so the state of the tablets is unknown: {o.catalog_problem}"
         return _blocked(role, pods, "MastersUnavailable", why)
-    needed = without_spare(o, role)
+    needed = [t for t in without_spare(o, role) if not needless(o, t)]
     single = [t for t in needed if t.replication_factor == 1]
     if single:
         return _blocked(role, pods, "SingleReplica", _single(single, {m.node_id: m.name for m in everyone}))

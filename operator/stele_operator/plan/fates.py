@@ -79,6 +79,12 @@ class Member:
         return self.node is None or stays
 
     @property
+    def parked(self) -> bool:
+        """Whether it is away because somebody parked it, or may be at any moment."""
+        there = self.state is State.READY and self.node is not None and self.node.parked
+        return there or self.state is State.PARKED
+
+    @property
     def machine(self) -> str:
         """The machine on which its pod runs, or ran last; else the machine for which its volume was made."""
         return _machine(self.claim, self.pod, self.node)

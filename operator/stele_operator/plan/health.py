@@ -105,6 +105,12 @@ def in_danger(o: Observation, role: Role) -> tuple[TabletView, ...]:
     return tuple(t for t in _ailing(o, role) if not _can_lose(o, t, min(1, t.replication_factor - 1)))
 
 
+def needless(o: Observation, tablet: TabletView) -> bool:
+    """Whether nobody uses a tablet, so that its node may be away: the only replica of a part of a dropped table. Its
+    volume comes back, and so can the table be taken back."""
+    return tablet.replication_factor == 1 and o.catalog is not None and o.catalog.is_dropped(tablet)
+
+
 def may_be_away(
     o: Observation, role: Role, absent: Collection[str]
 ) -> tuple[int, tuple[TabletView, ...]] | None:
@@ -114,7 +120,7 @@ def may_be_away(
     role has no tablets yet.
     """
     tablets = o.catalog.view.tablets if o.catalog is not None else ()
-    running = [t for t in tablets if t.node_role == role and t.state == "RUNNING"]
+    running = [t for t in tablets if t.node_role == role and t.state == "RUNNING" and not needless(o, t)]
     there = {t.tablet_id: live_nodes(o, t) | (row_nodes(t) & set(absent)) for t in _ailing(o, role)}
     # Those that do not ail have each of their voters.
     bounds = [(len(there.get(t.tablet_id, row_nodes(t))) - t.config.majority, t) for t in running]
@@ -144,7 +150,7 @@ def leads(o: Observation, tablet: TabletView) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TableHealth:
-    """The tablets of one table, or of all. `ailing`: the unhealthy ones, in the catalog's order."""
+    """The tablets of one table, or of all tables that serve. `ailing`: the unhealthy ones, in the catalog's order."""
 
     counts: TabletCounts = TabletCounts()
     ailing: tuple[TabletHealth, ...] = ()
@@ -155,7 +161,10 @@ _NO_TABLETS = TableHealth()
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The health of all tablets, judged once in a pass. Each TabletGroup looks up its own."""
+    """The health of all tablets, judged once in a pass. Each TabletGroup looks up its own.
+
+    Tablets of dropped tables are not counted: they serve nobody. The driver heals them all the same.
+    """
 
     counts: TabletCounts = TabletCounts()
     tables: Mapping[str, TableHealth] = field(default_factory=dict)
@@ -188,6 +197,9 @@ def _tablet_health(o: Observation, catalog: Catalog) -> Health:
                 settled, reason = False, _ailment(o, tablet, patience)
             looked_at.setdefault(tablet.table_id, []).append(TabletHealth(tablet.tablet_id, reason))
     well.update(catalog.steady.by_table)
+    for table_id in [i for i in well.keys() | looked_at.keys() if catalog.table(i) is None]:
+        well.pop(table_id, None)
+        looked_at.pop(table_id, None)
     tables = {}
     for table_id in well.keys() | looked_at.keys():
         tablets = looked_at.get(table_id, [])

@@ -55,7 +55,7 @@ def drains(everyone: Sequence[Member]) -> list[str]:
 
 
 def _parks(everyone: Sequence[Member]) -> list[str]:
-    return [f"park/{m.name}" for m in everyone if m.state is State.PARKED]
+    return [f"park/{m.name}" for m in everyone if m.parked]
 
 
 def _drains_out(m: Member) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from stele.driver.policy import StandingPolicy
-from stele.driver.view import ClusterView
+from stele.driver.view import ClusterView, TabletView
+from stele.model.ids import CATALOG_TABLET_ID
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.steady import Steady
@@ -307,6 +308,10 @@ class Catalog:
     def table(self, table_id: str) -> Table | None:
         """The table of this id, or None."""
         return self._by_id.get(table_id)
+
+    def is_dropped(self, tablet: TabletView) -> bool:
+        """Whether a tablet is of a table that was dropped and can be taken back. Such a table is in no list."""
+        return tablet.tablet_id != CATALOG_TABLET_ID and tablet.table_id not in self._by_id
 
     def table_named(self, name: str) -> Table | None:
         """The table of this name, or None."""

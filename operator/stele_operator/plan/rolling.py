@@ -22,7 +22,7 @@ from stele_operator.plan.actions import Action, RollPod
 from stele_operator.plan.budgets import some, tablet_name
 from stele_operator.plan.fates import START_PATIENCE_S, Member, State
 from stele_operator.plan.findings import Finding, Kind
-from stele_operator.plan.health import in_danger
+from stele_operator.plan.health import in_danger, needless
 from stele_operator.plan.observation import ROLES, Observation, Pod
 from stele_operator.plan.placement import misplaced
 
@@ -120,10 +120,10 @@ def _stopped(o: Observation, spec: TabletClusterSpec, members: Sequence[Member])
 
 def _waits_for(o: Observation, members: Sequence[Member]) -> str:
     """Why no pod may be deleted now; "" if one may."""
-    away = [m.name for m in members if m.state is not State.READY or not together.serves(o, m.pod)]
+    away = [m.name for m in members if together.is_away(o, m)]
     if away:
-        return f"{some(away)} must be ready first, and no member may be leaving"
-    weak = [tablet_name(t) for role in ROLES for t in in_danger(o, role)]
+        return f"{some(away)} must be ready first, and no member may be parked or leaving"
+    weak = [tablet_name(t) for role in ROLES for t in in_danger(o, role) if not needless(o, t)]
     if weak:
         return f"tablets must be healed first: {some(weak)}"
     assert o.catalog is not None
@@ -151,7 +151,7 @@ def _in_order(o: Observation, old: Sequence[Member]) -> list[Member]:
 def _alone(o: Observation, member: Member) -> list[str]:
     """Tablets with one replica, which nobody can use while this member is away."""
     assert o.catalog is not None
-    return [tablet_name(t) for t in o.catalog.view.tablets if _is_alone(t, member)]
+    return [tablet_name(t) for t in o.catalog.view.tablets if _is_alone(t, member) and not needless(o, t)]
 
 
 def _is_alone(tablet: TabletView, member: Member) -> bool:

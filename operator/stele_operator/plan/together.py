@@ -30,6 +30,11 @@ def serves(o: Observation, pod: Pod | None) -> bool:
     return o.machines is None or (machine is not None and machine.ready)
 
 
+def is_away(o: Observation, m: Member) -> bool:
+    """Whether a member does not serve, or may stop at any moment because it is parked."""
+    return m.state is not State.READY or m.parked or not serves(o, m.pod)
+
+
 def away_nodes(o: Observation, everyone: Sequence[Member]) -> list[Member]:
     """Nodes that may have replicas and are parked, or do not serve, whatever the reason."""
     return [
@@ -54,14 +59,14 @@ def beside(
 
     `present`: names of members whose pods have the present spec. `most`: the most members away at once.
     """
-    away = [m for m in members if m.state is not State.READY or not serves(o, m.pod)]
+    away = [m for m in members if is_away(o, m)]
     if o.catalog is None or o.catalog.view.intents or not 0 < len(away) < most:
         return None
     if any(m.role == "master" for m in (*away, *order)) or not all(_by_us(o, m, present) for m in away):
         return None
     # The first one goes alone: it shows whether pods come back from the present spec.
     proven = any(m.role == "node" and m.name in present and m not in away for m in members)
-    if not proven and any(m.state is not State.PARKED for m in away):
+    if not proven and not all(m.parked for m in away):
         return None
     barred = _barred(o, {m.node_id for m in away})
     if barred is None:
@@ -71,7 +76,7 @@ def beside(
 
 def _by_us(o: Observation, m: Member, present: Collection[str]) -> bool:
     """Whether a node is away because it is parked, or because its pod ends or was just made again."""
-    if m.state is State.PARKED:
+    if m.parked:
         return True
     if m.state not in _COMING or m.fate not in _FATES or not m.formed:
         return False
@@ -92,7 +97,7 @@ def _barred(o: Observation, away: set[str]) -> set[str] | None:
     for tablet in o.catalog.view.tablets:
         if tablet.state != "RUNNING":
             continue
-        if tablet.replication_factor == 1 and row_nodes(tablet) & away:
+        if tablet.replication_factor == 1 and (row_nodes(tablet) & away or o.catalog.is_dropped(tablet)):
             continue  # nobody can use it before its node is back, whoever else goes
         left = live_nodes(o, tablet) - away
         if not _led(o, tablet, away) or len(left | (row_nodes(tablet) & away)) < _whole(tablet):
