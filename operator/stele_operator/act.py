@@ -1,11 +1,13 @@
 """Act: carries planned actions out, in their order. Called by reconcile; decides nothing.
 
-Invariant: an action that depends on a failed one is not done (plan/order.py), and all others are. The next
-pass plans again from the present state.
+Invariants: an action that depends on a failed one is not done (plan/order.py), and all others are. The next
+pass plans again from the present state. A pod that runs is not deleted for a roll once the actions before have taken
+long: by then another may be away.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,7 @@ from stele_operator.plan.actions import (
     FinalizeVersion,
     PatchObject,
     RegisterNode,
+    RollPod,
     SetDriverPolicy,
     SetFinalizers,
     SetMasterCount,
@@ -42,6 +45,9 @@ from stele_operator.plan.order import Held
 log = structlog.get_logger("stele.operator.act")
 Json = dict[str, Any]
 _REFUSALS = (400, 403, 422)
+ROLL_WITHIN_S = 3.0
+"""How long after the first action of a pass a pod may be deleted for a roll: three heartbeats, by which masters know that
+a member is silent."""
 _UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
 
 
@@ -102,6 +108,7 @@ class Actor:
         namespace: str,
         link: MasterLink | None,
         waits: Callable[[Action], Outcome | None] = lambda action: None,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`waits`: the outcome of an action that failed a moment ago and must not be tried yet; None: try
         it."""
@@ -109,21 +116,25 @@ class Actor:
         self._namespace = namespace
         self._link = link
         self._waits = waits
+        self._now_s = now_s
 
     async def carry_out(self, actions: Sequence[Action]) -> list[Outcome]:
         """Carry out each action once, in order, except those that depend on one that failed. Returns all
         outcomes."""
-        outcomes, held = [], Held()
+        outcomes, held, began_s = [], Held(), self._now_s()
         for action in actions:
-            outcome = self._not_now(action, held) or await self._one(action)
+            outcome = self._not_now(action, held, began_s) or await self._one(action)
             outcomes.append(outcome)
             if outcome.error:
                 held.failed(action, outcome)
             _log_outcome(outcome)
         return outcomes
 
-    def _not_now(self, action: Action, held: Held) -> Outcome | None:
+    def _not_now(self, action: Action, held: Held, began_s: float) -> Outcome | None:
         if why := held.why(action):
+            return Outcome(action, why, changed_under=True, held=True)
+        if isinstance(action, RollPod) and self._now_s() - began_s > ROLL_WITHIN_S:
+            why = "the actions before it took long, and another member may be away by now; the next pass looks again"
             return Outcome(action, why, changed_under=True, held=True)
         return self._waits(action)
 

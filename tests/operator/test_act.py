@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from stele_operator.act import Actor, Outcome
+from stele.model.errors import Code, Retryable
+from stele_operator.act import ROLL_WITHIN_S, Actor, Outcome
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.backoff import Backoff
 from stele_operator.kube import Conflict, Kube, KubeError
+from stele_operator.masters import MasterLink
 from stele_operator.observe import observe_kubernetes
 from stele_operator.plan.actions import (
     Action,
@@ -27,6 +29,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
+    RollPod,
     SetFinalizers,
 )
 from stele_operator.plan.formation import replace_identity
@@ -102,6 +105,30 @@ async def test_what_counts_on_a_serial_or_a_registration_is_not_done_without_it(
             assert failed.error and not failed.held
             assert held.held and failed.error in held.error and held.error.startswith("waits until ")
             assert not await made.names(rest.kind)
+
+
+class Silent:
+    """A link to masters that do not answer any more."""
+
+    async def register(self, node_id: str, role: str, name: str) -> None:
+        raise Retryable("no master leads", code=Code.UNAVAILABLE)
+
+
+async def test_no_pod_is_rolled_by_what_was_seen_long_ago(tmp_path: Path) -> None:
+    """An action before it took long, or masters have stopped to answer: by now another member may be away."""
+    async with bench(tmp_path, machines=1) as made:
+        there = await made.kube.create("Pod", "default", pod("flights-node-1"))
+        roll = RollPod("its image", "Pod", "flights-node-1", there["metadata"]["uid"], "")
+        clock = iter((0.0, ROLL_WITHIN_S + 1))
+        (late,) = await Actor(made.kube, "default", None, now_s=lambda: next(clock)).carry_out([roll])
+        register = RegisterNode("part of the cluster", "a" * 32, "node", "flights-node-0")
+        link = cast(MasterLink, Silent())
+        failed, held = await Actor(made.kube, "default", link).carry_out([register, roll])
+        assert failed.unanswered and not failed.held
+        for found in (late, held):
+            assert found.held and found.changed_under and found.error
+        assert await made.names("Pod") == {"flights-node-1"}
+        assert not (await outcome(made, roll)).error
 
 
 async def test_a_refused_registration_holds_up_neither_volumes_nor_other_pods(tmp_path: Path) -> None:

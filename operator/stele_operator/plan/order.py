@@ -25,6 +25,7 @@ from stele_operator.plan.actions import (
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
+    RollPod,
     SetDriverPolicy,
     SetFinalizers,
     SetMasterCount,
@@ -75,7 +76,9 @@ def needs(action: Action) -> tuple[str, ...]:
             return _MASTERS, _held_by_finalizer(action.group)
         case RegisterNode() | AlterTable() | DeleteTable() | SetReplicationFactor() | SetDriverPolicy():
             return (_MASTERS,)
-        case FinalizeVersion():
+        case (
+            FinalizeVersion() | RollPod()
+        ):  # masters that stopped to answer may have lost one of them meanwhile
             return (_MASTERS,)
         case SetMasterCount():
             return _MASTERS, _SERIALS  # the identity records the number first
