@@ -39,9 +39,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            where = event.start_mark if event is not None else None
-            raise ComposerError(None, None, "it has an alias; write the value itself", where)
+            raise ComposerError(None, None, "it has an alias; write the value itself")
         return super().compose_node(parent, index)
 
 
