@@ -6,66 +6,16 @@ The batcher alone: the test answers in place of the tablets and of the masters.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from stele.client.batcher import Batcher
 from stele.client.ranges import Ranges
-from stele.model.block import RowOp, decode_block
+from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
-from stele.model.keys import encode_tuple
-from stele.model.partition import PartitionSchema
-from stele.model.ranges import AddRange, DropRange, of_ranges, with_steps
-from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
-
-SCHEMA = Schema.make([("n", "int64"), ("text", "string")], ["n"])
-
-
-def at(n: int) -> bytes:
-    return encode_tuple([n], [pa.int64()])
-
-
-FIRST = of_ranges((0,), [(at(0), at(10)), (at(10), at(20))])
-DROP, ADD, LATER = DropRange(at(0), at(10)), AddRange(at(0), at(10)), AddRange(at(20), at(30))
-
-
-class Places:
-    """At the port to the masters: what they told last, and a question that waits until the test answers it."""
-
-    def __init__(self) -> None:
-        self.info = SimpleNamespace(partition_schema=PartitionSchema((), FIRST))
-        self.asked = 0
-        self.answered = asyncio.Event()
-
-    async def ask_anew(self, *, timeout_s: float) -> None:
-        self.asked += 1
-        await self.answered.wait()
-
-    def tell(self, *steps: Any) -> None:
-        told = with_steps(self.info.partition_schema.range, steps)
-        self.info = SimpleNamespace(partition_schema=PartitionSchema((), told))
-
-
-class Sent:
-    """At the port to the tablets: the blocks that were sent, and who ends each."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[int, list[tuple[int, str]]]] = []
-        self.end: list[Callable[[Any], None]] = []
-
-    def tablet(self, ordinal: int) -> Any:
-        def start_write(block: bytes, timeout_s: float, ended: Callable[[Any], None]) -> Any:
-            batch = decode_block(block, SCHEMA).batch
-            self.blocks.append((ordinal, [tuple(row.values()) for row in batch.to_pylist()]))
-            self.end.append(ended)
-            return SimpleNamespace(cancel=lambda: None)
-
-        return SimpleNamespace(start_write=start_write)
+from tests.client.dealt import ADD, DROP, LATER, SCHEMA, Places, Sent, turns
 
 
 def made() -> tuple[Batcher, Places, Sent]:
@@ -81,11 +31,6 @@ def put(batcher: Batcher, n: int, text: str) -> asyncio.Future[int]:
     """As a table does for each row."""
     batcher.adopt_ranges()
     return batcher.put(RowOp.UPSERT, {"n": n, "text": text})
-
-
-async def turns() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 async def test_a_row_for_which_a_range_was_found_meanwhile_is_sent_once() -> None:

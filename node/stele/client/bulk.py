@@ -1,9 +1,12 @@
 """Writes Arrow data: assigns rows to tablets by column, cuts them into blocks, and bounds the bytes in
 flight.
 
-Used by `Table.write_arrow` and by sessions. Blocks of one tablet are sent one after another, so that of two
-rows with the same key the later one wins. Invariant: every input row is counted once, as written or as an
-error.
+Used by `Table.write_arrow` and by sessions.
+
+Invariants: every input row is counted once, as written or as an error. Of two rows with the same key the later
+one wins: blocks of one tablet are sent one after another, and all waiting rows are dealt out by one partitioning.
+So new ranges count only once no block for a dropped one is in flight: its rows may have to go to a new range,
+ahead of later ones.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import OUTSIDE, PartitionSchema, assign, rows_by_tablet
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, numbered, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -46,14 +49,12 @@ Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Some of the caller's rows as they are sent: those of each tablet, and the errors of the others."""
+    """Some of the caller's rows as they are sent: those of each tablet, and the errors of refused ones."""
 
     column_ids: tuple[int, ...]
     row_bytes: int
     pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
     errors: list[RowError]
-    outside: bool
-    """Whether some of the errors are because no range covers the row."""
 
 
 class BulkWriter:
@@ -77,6 +78,10 @@ class BulkWriter:
         self._ranges = ranges
         self._schema = schema
         self._partitioning = partitioning
+        self._next = partitioning  # what the masters told last
+        self._dropped: frozenset[int] = (
+            frozenset()
+        )  # tablets without a range in it, while a block is in flight
         self._tablet_of = tablet_of
         self._op = op
         self._timeout_s = timeout_s
@@ -108,19 +113,17 @@ class BulkWriter:
         """
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
-            prepared = await in_thread(self._prepared, chunk)
-            if prepared.outside and self._ranges is not None:
-                await self._ranges.ask(self._timeout_s)
-                self._partitioning = self._ranges.now
-                prepared = await in_thread(self._prepared, chunk)
+            while True:
+                partitioning = self._partitioning
+                prepared = await in_thread(self._prepared, chunk, partitioning)
+                if partitioning is self._partitioning:
+                    break  # else new ranges took effect meanwhile
             self._column_ids, self._row_bytes = prepared.column_ids, prepared.row_bytes
             self.result.row_errors.extend(prepared.errors)
             self._fed_rows += chunk.num_rows
             for ordinal, rows, where in prepared.pieces:
-                self._pending.setdefault(ordinal, deque()).append((rows, where))
-                self._pending_rows[ordinal] = self._pending_rows.get(ordinal, 0) + rows.num_rows
                 self._rows_waiting += rows.num_rows
-                self._start(ordinal)
+                self._place(ordinal, rows, where)
             await self._wait_for_room()
 
     def check(self, data: object) -> None:
@@ -180,7 +183,7 @@ class BulkWriter:
                 "all batches must have the same columns"
             )
 
-    def _prepared(self, chunk: pa.RecordBatch) -> _Chunk:
+    def _prepared(self, chunk: pa.RecordBatch, partitioning: PartitionSchema) -> _Chunk:
         """Prepare the next rows, in a thread; changes no state. Rows with a forbidden null, or with a value
         that does not fit, are left out, with an error each."""
         begun = bool(self._column_ids)
@@ -194,20 +197,7 @@ class BulkWriter:
         if faults:
             good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
             batch, positions = batch.take(pa.array(good)), positions[good]
-        pieces = _pieces(batch, positions, self._schema, self._partitioning)
-        uncovered = self._without_range(pieces)
-        return _Chunk(ids, row_bytes, pieces, errors + uncovered, bool(uncovered))
-
-    def _without_range(
-        self, pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
-    ) -> list[RowError]:
-        """Take the rows that no range covers out of `pieces`. Returns their errors."""
-        if not pieces or pieces[0][0] != OUTSIDE:
-            return []
-        _, rows, positions = pieces.pop(0)
-        return self._placed(
-            [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(positions))], rows, positions
-        )
+        return _Chunk(ids, row_bytes, _pieces(batch, positions, self._schema, partitioning), errors)
 
     def _placed(
         self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
@@ -221,12 +211,22 @@ class BulkWriter:
     def _full(self) -> bool:
         return self._rows_waiting * self._row_bytes >= self._bytes_max
 
+    def _place(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
+        """Have rows wait for their tablet; for OUTSIDE, until the masters have said whether a range covers them."""
+        self._pending.setdefault(ordinal, deque()).append((rows, positions))
+        self._pending_rows[ordinal] = self._pending_rows.get(ordinal, 0) + rows.num_rows
+        self._start(ordinal)
+
     def _start(self, ordinal: int) -> None:
         if self._abandoned or self._failure is not None or ordinal in self._tasks:
             return
-        enough = self._pending_rows.get(ordinal, 0) >= self._block_rows or self._final or self._full
-        if enough and self._pending_rows[ordinal]:
-            task = asyncio.get_running_loop().create_task(self._send(ordinal))
+        if self._dropped and (ordinal == OUTSIDE or ordinal in self._dropped):
+            return  # `_adopt` will deal its rows out anew
+        rows = self._pending_rows.get(ordinal, 0)
+        enough = rows >= self._block_rows or self._final or self._full or ordinal == OUTSIDE
+        if enough and rows:
+            sending = self._seek() if ordinal == OUTSIDE else self._send(ordinal)
+            task = asyncio.get_running_loop().create_task(sending)
             self._tasks[ordinal] = task
             task.add_done_callback(lambda done: self._ended(ordinal, done))
 
@@ -237,12 +237,54 @@ class BulkWriter:
             let_go(error)
             self._ended_by[ordinal] = error
             self._failure = self._failure or error
-        elif self._pending_rows[ordinal]:
+        elif self._failure is None:
+            if ordinal in self._dropped:
+                self._adopt()
             self._start(ordinal)
         self._room.set()
 
+    def _adopt(self) -> None:
+        """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
+
+        While a block for a dropped range is in flight, the present partitioning stays in force."""
+        if self._ranges is None or self._ranges.now is self._partitioning:
+            return
+        if self._ranges.now is not self._next:
+            self._next = self._ranges.now
+            there = {ordinal for ordinal, _ in numbered(self._next)}
+            before = (ordinal for ordinal, _ in numbered(self._partitioning))
+            self._dropped = frozenset(ordinal for ordinal in before if ordinal not in there)
+        if any(ordinal in self._tasks for ordinal in self._dropped):
+            return  # `_ended` comes back to it
+        again: list[Piece] = []
+        for ordinal in (*sorted(self._dropped), OUTSIDE):
+            again += self._pending.pop(ordinal, ())
+            self._pending_rows.pop(ordinal, None)
+        self._partitioning, self._dropped = self._next, frozenset()
+        try:
+            for rows, positions in again:
+                for ordinal, piece, where in _pieces(rows, positions, self._schema, self._partitioning):
+                    self._place(ordinal, piece, where)
+        except Exception as exc:  # noqa: BLE001 - `feed` and `finish` must raise any error
+            self._failure = exc
+
+    async def _seek(self) -> None:
+        """Refuse the rows that no range covers now, unless the masters tell of a range for them."""
+        sought, partitioning = len(self._pending[OUTSIDE]), self._partitioning
+        if self._ranges is not None:
+            await self._ranges.ask(self._timeout_s)
+            self._adopt()
+        if self._dropped or self._partitioning is not partitioning:
+            return  # others may be outside now; `_ended` asks again about those
+        waiting = self._pending[OUTSIDE]
+        for rows, positions in [waiting.popleft() for _ in range(sought)]:
+            refused = [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(positions))]
+            self.result.row_errors.extend(self._placed(refused, rows, positions))
+            self._pending_rows[OUTSIDE] -= len(positions)
+            self._rows_waiting -= len(positions)
+
     async def _send(self, ordinal: int) -> None:
-        while self._failure is None:
+        while self._failure is None and ordinal not in self._dropped:
             rows, positions = self._take_block(ordinal)
             if not len(positions):
                 return
@@ -252,11 +294,15 @@ class BulkWriter:
                 answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
             except Rejected as exc:
                 if exc.code is Code.TABLET_DELETED and self._ranges is not None:
-                    self._deal_again(ordinal, rows, positions)
+                    # Its range was dropped, with what an earlier attempt wrote. Perhaps there is a new one.
+                    self._put_back(ordinal, rows, positions)
+                    self._adopt()
                     continue
                 if exc.code is not Code.TOO_LARGE:
                     raise
                 if len(positions) > 1:
+                    # That is known before a proposal. From now on blocks have half its rows.
+                    self._block_rows = min(self._block_rows, len(positions) // 2)
                     self._put_back(ordinal, rows, positions)
                     continue
                 answer = tserver_pb2.WriteResponse()
@@ -272,24 +318,8 @@ class BulkWriter:
             if self._on_rows is not None:
                 self._on_rows(written)
 
-    def _deal_again(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
-        """The range of these rows was dropped. Perhaps there is a new one; else they are refused."""
-        assert self._ranges is not None
-        self._partitioning = self._ranges.now
-        pieces = _pieces(rows, positions, self._schema, self._partitioning)
-        refused = self._without_range(pieces)
-        self.result.row_errors.extend(refused)
-        self._rows_waiting -= len(refused)
-        del self._under_way[ordinal]
-        for other, piece, where in pieces:
-            self._pending.setdefault(other, deque()).append((piece, where))
-            self._pending_rows[other] = self._pending_rows.get(other, 0) + piece.num_rows
-            self._start(other)
-        self._room.set()
-
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
-        """A block was too large, which is known before a proposal. From now on blocks have half its rows."""
-        self._block_rows = min(self._block_rows, len(positions) // 2)
+        """Nothing came of this block: its rows wait again, ahead of the others."""
         self._pending[ordinal].appendleft((rows, positions))
         self._pending_rows[ordinal] += len(positions)
         del self._under_way[ordinal]
@@ -324,7 +354,7 @@ class BulkWriter:
     async def _wait_for_room(self) -> None:
         while self._full and self._failure is None:
             if not self._tasks:
-                # Only small blocks could be sent: send the largest as it is.
+                # Only small blocks could be sent: send the largest as it is. No range waits: it would have a task.
                 self._start(max(self._pending_rows, key=lambda n: self._pending_rows[n]))
             self._room.clear()
             await self._room.wait()
