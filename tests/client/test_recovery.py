@@ -6,6 +6,7 @@ from typing import Any
 
 from stele.client.recovery import Answers, judge
 from stele.model.clock import from_physical_us
+from stele.model.incarnation import raised
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
@@ -81,7 +82,7 @@ def test_a_term_weighs_more_than_an_index_and_an_incarnation_more_than_both() ->
     later_term = status(5, 50, last_logged=common_pb2.OpIdPB(term=5, index=50))
     found = judged((1, 2, 3), {NODES[3]: [status(4, 100)], NODES[4]: [later_term]}, voters=5)
     assert found.survivors[0].replica_id == 5
-    recovered = status(4, 20, tablet_incarnation=1)
+    recovered = status(4, 20, tablet_incarnation=raised(0))
     found = judged((1, 2, 3), {NODES[3]: [recovered], NODES[4]: [later_term]}, voters=5)
     assert found.survivors[0].replica_id == 4
 
@@ -124,6 +125,20 @@ def test_a_second_recovery_counts_no_replica_that_the_first_gave_up() -> None:
     del config.peers[1:]
     found = judged((1,), {NODES[1]: [status(2)], NODES[2]: [status(3)]}, committed_config=config)
     assert not found.refused and found.incarnation == 1 and found.survivors[0].replica_id == 2
+
+
+def test_a_history_that_the_tablet_does_not_have_is_the_last_choice() -> None:
+    """Two were recovered by hand, without knowing of each other. The masters know one of the two."""
+    known, other = raised(0, 7), raised(0, 9)
+    config = view(()).tablets[0].committed_config
+    config.incarnation = known
+    told = {
+        NODES[1]: [status(2, 100, tablet_incarnation=known)],
+        NODES[2]: [status(3, 900, tablet_incarnation=other)],
+    }
+    found = judged((1,), told, committed_config=config)
+    assert [s.replica_id for s in found.survivors] == [2, 3]
+    assert "of incarnation 1-0000000009: given up before" in [m.state for m in found.voters]
 
 
 def test_the_catalog_and_what_does_not_run_are_refused() -> None:

@@ -9,14 +9,16 @@ import pytest
 from stele.consensus.incarnations import same_incarnation
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import write_superblock
-from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
 from stele.model.errors import Retryable
 from stele.model.ids import NodeId, ReplicaId
+from stele.model.incarnation import MARK_BITS, RECOVERIES_AHEAD_MAX, raised
 from tests.consensus.cluster import Group, TestNode, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
+ONCE = raised(0, 42)
 
-async def raised(group: Group, nodes: list[TestNode], number: int, incarnation: int) -> None:
+
+async def restarted(group: Group, nodes: list[TestNode], number: int, incarnation: int) -> None:
     """Restart a node with its replica at this incarnation."""
     replica = group.replica(number)
     await nodes[number - 1].stop()
@@ -32,9 +34,11 @@ async def test_a_leader_that_hears_of_a_higher_incarnation_neither_commits_nor_a
     await group.write(rows([1]))
     leader = await group.leader()
     survivor = next(n for n in (1, 2, 3) if n != leader.replica_id)
-    await raised(group, nodes, survivor, 1)
+    await restarted(group, nodes, survivor, ONCE)
     await wait_until(lambda: leader.state is ReplicaState.FAILED)
-    assert "recovered as incarnation 1" in leader.error and table(leader)[1] == "x1", "its files stay"
+    assert "recovered as incarnation 1-000000002a" in leader.error and table(leader)[1] == "x1", (
+        "its files stay"
+    )
     with pytest.raises(Retryable):
         leader.writes.submit(rows([2]))
     with pytest.raises(Retryable):
@@ -50,9 +54,10 @@ async def test_only_a_peer_is_believed_and_only_a_small_step(group_of: MakeGroup
     replica = group.replica(1)
     peer = replica.config.peers[1]
     assert same_incarnation(replica, peer.node_id, peer.replica_id, 0)
-    assert not same_incarnation(replica, NodeId("e" * 32), peer.replica_id, 1)
-    assert not same_incarnation(replica, peer.node_id, ReplicaId(9), 1)
-    assert not same_incarnation(replica, peer.node_id, peer.replica_id, TABLET_INCARNATION_JUMP_MAX + 1)
+    assert not same_incarnation(replica, NodeId("e" * 32), peer.replica_id, ONCE)
+    assert not same_incarnation(replica, peer.node_id, ReplicaId(9), ONCE)
+    far = (RECOVERIES_AHEAD_MAX + 1) << MARK_BITS
+    assert not same_incarnation(replica, peer.node_id, peer.replica_id, far)
     assert replica.running and [cause for _, cause, _ in nodes[0].drops] == ["incarnation"] * 3
-    assert not same_incarnation(replica, peer.node_id, peer.replica_id, 1)
+    assert not same_incarnation(replica, peer.node_id, peer.replica_id, ONCE)
     assert replica.state is ReplicaState.FAILED

@@ -17,6 +17,7 @@ from stele.consensus.replica import Replica
 from stele.model.config import MemberType
 from stele.model.errors import SteleError
 from stele.model.ids import OpId
+from stele.model.incarnation import raised, recoveries
 from tests.consensus import copies
 from tests.consensus.cluster import Group, TestNode, leads, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
@@ -41,7 +42,7 @@ class Story:
         for replica in self.group.replicas():
             if not replica.is_leader:
                 continue
-            incarnation, self.number = replica.superblock.tablet_incarnation, self.number + 1
+            incarnation, self.number = recoveries(replica.superblock.tablet_incarnation), self.number + 1
             who = self._led.setdefault((incarnation, replica.term), replica.replica_id)
             assert who == replica.replica_id, "two leaders in one term of one incarnation"
             self.asked[incarnation].add(self.number)
@@ -101,7 +102,7 @@ async def test_the_most_advanced_survivor_goes_on_and_the_lost_ones_return(
     left = [group.replica(at + 1) for at in range(VOTERS) if at not in gone]
     survivor = max(left, key=log_end)
     number, home = survivor.replica_id, nodes[survivor.replica_id - 1]
-    order = SoleVoter(survivor.superblock.key, 1, max(r.term for r in left) + 1, log_end(survivor))
+    order = SoleVoter(survivor.superblock.key, raised(0), max(r.term for r in left) + 1, log_end(survivor))
     await home.manager.make_sole_voter(order)
     await wait_until(lambda: leads(group.replica(number)))
     kept = set(table(group.replica(number)))

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from stele.consensus.recovering import SoleVoter, with_incarnation
+from stele.consensus.recovering import SoleVoter, check_order, with_incarnation
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import read_superblock, write_superblock
 from stele.model.alter import AddColumn, altered
 from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
+from stele.model.incarnation import MARK_BITS, RECOVERIES_AHEAD_MAX, raised, recoveries
 from stele.rpc.convert import id_to_pb, peer_to_pb
 from stele.rpc.convert_schema import schema_to_pb
 from stele.rpc.proto import consensus_pb2, tserver_pb2
@@ -29,8 +30,11 @@ from stele.tserver.fences import Fences
 from tests.consensus.cluster import SCHEMA, Group, TestNode, leads, rows, table, wait_until
 from tests.consensus.conftest import MakeGroup
 
+ONCE = raised(0, 42)
+FAR = (RECOVERIES_AHEAD_MAX + 1) << MARK_BITS
 
-def order_for(group: Group, number: int, incarnation: int = 1, term: int = 0) -> SoleVoter:
+
+def order_for(group: Group, number: int, incarnation: int = ONCE, term: int = 0) -> SoleVoter:
     replica = group.replica(number)
     assert replica.core is not None
     status = replica.core.status()
@@ -66,7 +70,7 @@ async def test_the_survivor_serves_alone_with_all_that_its_log_holds(group_of: M
     assert table(replica) == {i: f"x{i}" for i in range(20)}
     await replica.writes.propose(rows([99]), 5_000)
     assert [p.replica_id for p in replica.committed_config.peers] == [number]
-    assert replica.committed_config.incarnation == 1 == replica.superblock.tablet_incarnation
+    assert replica.committed_config.incarnation == ONCE == replica.superblock.tablet_incarnation
     again, changed = await survivor.manager.make_sole_voter(order)
     assert not changed and again == config, "the order comes again until a report tells that it was done"
     nodes[number - 1] = group.nodes[number - 1] = await survivor.restart()
@@ -100,7 +104,7 @@ async def test_a_crash_after_the_superblock_leaves_a_replica_that_does_nothing_u
 
 def order_for_stopped(group: Group, replica: object) -> SoleVoter:
     key = replica.superblock.key  # type: ignore[attr-defined]
-    return SoleVoter(key, 1, 9)
+    return SoleVoter(key, ONCE, 9)
 
 
 async def test_orders_that_do_not_fit_are_refused_and_change_nothing(group_of: MakeGroup) -> None:
@@ -110,12 +114,19 @@ async def test_orders_that_do_not_fit_are_refused_and_change_nothing(group_of: M
     for wrong, code in (
         (replace(order, at_least=OpId(order.at_least.term, order.at_least.index + 9)), Code.CAS_FAILED),
         (replace(order, incarnation=0), Code.STALE_INCARNATION),
-        (replace(order, incarnation=1 << 40), Code.STALE_INCARNATION),
+        (replace(order, incarnation=FAR), Code.STALE_INCARNATION),
         (replace(order, key=replace(order.key, replica_id=7)), Code.NOT_FOUND),  # type: ignore[arg-type]
     ):
         with pytest.raises(Rejected) as refused:
             await manager.make_sole_voter(wrong)
         assert refused.value.code is code
+    once = with_incarnation(group.replica(1).superblock, order)
+    other = replace(order, incarnation=raised(0, 43))
+    check_order(once, order.at_least, replace(order, incarnation=raised(ONCE)))
+    for mine, wrong in ((order, other), (other, order)):
+        with pytest.raises(Rejected) as refused:  # two recoveries that did not know of each other
+            check_order(with_incarnation(once, mine), order.at_least, wrong)
+        assert refused.value.code is Code.STALE_INCARNATION
     group.replica(1).fail("damaged")
     with pytest.raises(Rejected, match="damaged"):
         await manager.make_sole_voter(order)
@@ -147,7 +158,7 @@ async def test_a_disk_that_refuses_leaves_a_replica_that_can_be_ordered_again(
     with pytest.raises(OSError, match="no space left"):
         await survivor.manager.make_sole_voter(order)
     survivor.in_thread = in_thread  # type: ignore[method-assign]
-    assert group.replica(2).superblock.tablet_incarnation == int(written)
+    assert group.replica(2).superblock.tablet_incarnation == (ONCE if written else 0)
     await survivor.manager.make_sole_voter(order)
     await led_alone(group, 2)
     assert table(group.replica(2)) == {1: "x1"}
@@ -207,7 +218,7 @@ async def test_under_random_cuts_nothing_of_the_old_incarnation_counts_under_the
         for replica in group.replicas():
             if not replica.is_leader:
                 continue
-            incarnation = replica.superblock.tablet_incarnation
+            incarnation = recoveries(replica.superblock.tablet_incarnation)
             try:
                 await replica.writes.propose(rows([step * 10 + replica.replica_id], f"i{incarnation}-"), 300)
             except Retryable:
@@ -262,7 +273,7 @@ async def test_an_order_made_for_a_configuration_that_was_given_up_is_refused(gr
         await service.BulkChangeConfig(late, None)
     assert refused.value.code is Code.STALE_INCARNATION
     assert group.replica(3).config == config
-    late.tablet_incarnation = 1
+    late.tablet_incarnation = ONCE
     await service.BulkChangeConfig(late, None)
     assert group.replica(3).committed_config.peer(4) == added
 

@@ -11,6 +11,7 @@ from stele.client import AsyncClient
 from stele.client.admin import cluster_view, list_replicas
 from stele.model.errors import SteleError
 from stele.model.ids import CATALOG_TABLET_ID
+from stele.model.incarnation import recoveries
 from stele.model.schema import Schema
 from stele.rpc.proto import common_pb2
 from tests.driver.test_recover_on_processes import stele, stele_local
@@ -42,7 +43,7 @@ async def test_one_master_left_of_three_becomes_a_working_catalog_of_one(tmp_pat
         assert code == 2 and "holds no replica of tablet" in said, said
         code, said = await stele_local("cmeta", "rewrite", "--data-dir", data_dir, "--accept-data-loss")
         print(said)
-        assert code == 0 and "is the only voter from entry" in said and "incarnation 1" in said, said
+        assert code == 0 and "is the only voter from entry" in said and "incarnation 1-" in said, said
 
         began = time.monotonic()
         cluster.launch(left)
@@ -57,7 +58,7 @@ async def test_one_master_left_of_three_becomes_a_working_catalog_of_one(tmp_pat
         print(f"a catalog of one after {time.monotonic() - began:.1f} s")
         (catalog,) = [t for t in view.tablets if t.tablet_id.hex() == CATALOG_TABLET_ID]
         assert [p.node_id.hex() for p in catalog.committed_config.peers] == [left.node_id]
-        assert catalog.committed_config.incarnation == 1
+        assert recoveries(catalog.committed_config.incarnation) == 1
         await client.create_table("after", SCHEMA)
         await (await client.open_table("after")).put({"id": 2, "n": 14})
         rows = [row async for row in (await client.open_table("before")).scan()]

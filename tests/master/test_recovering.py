@@ -14,6 +14,7 @@ from stele.model.alter import AddColumn
 from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID, OpId, new_id
+from stele.model.incarnation import raised, recoveries
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
 from stele.rpc.convert_schema import steps_to_pb
@@ -103,7 +104,8 @@ async def test_the_record_stays_and_the_survivor_alone_is_ordered_until_it_leads
         answer = await w.leader.RecoverTablet(request_for(row, survivor), None)
         assert answer == await w.leader.RecoverTablet(request_for(row, survivor), None), "a retry is harmless"
         changed = w.catalog.tablets[row.tablet_id]
-        assert changed.incarnation == 1 == changed.config.incarnation
+        incarnation = changed.incarnation
+        assert recoveries(incarnation) == 1 and changed.config.incarnation == incarnation
         assert [p.node_id for p in changed.config.peers] == [survivor] and changed.term == 7
         done = w.catalog.recoveries[row.tablet_id]
         assert (done.owner, done.reason, done.config_before) == ("ann@desk", "rack burnt", row.config)
@@ -125,17 +127,17 @@ async def test_the_record_stays_and_the_survivor_alone_is_ordered_until_it_leads
             w.nodes[node_id].configs[row.tablet_id] = config_to_pb(Configuration(900, row.config.peers))
         ((method, to, request),) = await due()
         assert (method, to) == ("UnsafeChangeConfig", survivor) and request.term == 7
-        assert (request.tablet_incarnation, request.at_least) == (1, opid_to_pb(OpId(4, 100)))
+        assert (request.tablet_incarnation, request.at_least) == (incarnation, opid_to_pb(OpId(4, 100)))
         assert w.catalog.tablets[row.tablet_id].config == changed.config, "what they say counts no more"
         node = w.nodes[survivor]
-        node.incarnations[row.tablet_id] = 1
-        node.configs[row.tablet_id] = config_to_pb(Configuration(101, changed.config.peers, 1))
+        node.incarnations[row.tablet_id] = incarnation
+        node.configs[row.tablet_id] = config_to_pb(Configuration(101, changed.config.peers, incarnation))
         node.replicas[row.tablet_id, changed.config.peers[0].replica_id] = True
         await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].config.opid_index == 101)
         orders = await due()
         assert sorted((m, n) for m, n, _ in orders) == sorted(("DeleteTablet", n) for n in lost)
         assert {(r.tablet_incarnation, r.cas_config_opid_index_less_or_equal) for *_, r in orders} == {
-            (1, 101)
+            (incarnation, 101)
         }
         # A copy that is on its way does not know its incarnation yet.
         spare = next(n for n in w.nodes if row.config.peer_on(n) is None)
@@ -151,7 +153,7 @@ async def test_the_record_stays_and_the_survivor_alone_is_ordered_until_it_leads
         )
         copied = Report(spare, status.replica_id, status.SerializeToString(), 0)
         assert fate_of(w.lead, w.catalog.tablets[row.tablet_id], copied) == "keep"
-        assert not is_given_up(status, 1), "and the view of a driver shows how far it is"
+        assert not is_given_up(status, incarnation), "and the view of a driver shows how far it is"
         (shown,) = [
             t
             for t in (await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)).tablets
@@ -179,10 +181,11 @@ async def test_a_survivor_that_missed_changes_of_columns_is_given_them(tmp_path:
         await w.beat(silent=lost)
         row = w.catalog.tablets[row.tablet_id]
         await w.leader.RecoverTablet(request_for(row, survivor), None)
-        peer = w.catalog.tablets[row.tablet_id].config.peers[0]
+        recovered = w.catalog.tablets[row.tablet_id]
+        peer = recovered.config.peers[0]
         node = w.nodes[survivor]
-        node.incarnations[row.tablet_id] = 1
-        node.configs[row.tablet_id] = config_to_pb(Configuration(101, (peer,), 1))
+        node.incarnations[row.tablet_id] = recovered.incarnation
+        node.configs[row.tablet_id] = config_to_pb(Configuration(101, (peer,), recovered.incarnation))
         node.replicas[row.tablet_id, peer.replica_id] = True
         await w.beat(silent=lost)
         alter = Order("alter", survivor, peer.replica_id)
@@ -220,12 +223,35 @@ async def test_a_second_recovery_follows_where_the_survivor_of_the_first_is_lost
         w.shift_ms += 2 * ALIVE_MS
         await w.beat(silent=(survivor,))
         now = w.catalog.tablets[row.tablet_id]
-        request = request_for(row, lost[1], tablet_incarnation=1)
+        request = request_for(row, lost[1], tablet_incarnation=now.incarnation)
         await w.leader.RecoverTablet(request, None)
         again = w.catalog.tablets[row.tablet_id]
-        assert now.incarnation == 1 and again.incarnation == 2
+        assert [recoveries(r.incarnation) for r in (now, again)] == [1, 2]
         assert [p.node_id for p in again.config.peers] == [lost[1]]
         assert Order("recover", lost[1], again.config.peers[0].replica_id) in set(
             Orders(w.lead, w.pool)._due(again)
         )
         await asyncio.sleep(0)
+
+
+async def test_of_two_recoveries_that_did_not_know_of_each_other_the_first_that_is_told_stays(
+    tmp_path: Path,
+) -> None:
+    """Two survivors were rewritten by hand while no master led: both histories are the first after incarnation 0."""
+    async with world(tmp_path, OPTIONS_) as w:
+        await ready(w)
+        row = await one_tablet(w)
+        first, second = row.config.peers[:2]
+        for peer, mark, index in ((first, 7, 101), (second, 9, 900)):  # both numbers of the second are higher
+            node = w.nodes[peer.node_id]
+            node.incarnations[row.tablet_id] = raised(0, mark)
+            node.configs[row.tablet_id] = config_to_pb(Configuration(index, (peer,), raised(0, mark)))
+            node.replicas[row.tablet_id, peer.replica_id] = True
+            await w.beat_until(lambda: w.catalog.tablets[row.tablet_id].incarnation == raised(0, 7))
+        for _ in range(3):
+            await w.beat()
+        now = w.catalog.tablets[row.tablet_id]
+        assert now.config == Configuration(101, (first,), raised(0, 7))
+        (other,) = [r for r in w.lead.liveness.all_reports_of(row.tablet_id) if r.node_id == second.node_id]
+        assert is_given_up(other.status, now.incarnation)
+        assert fate_of(w.lead, now, other) == "tombstone", "and is copied anew"

@@ -10,6 +10,7 @@ import click
 
 from stele.cli.output import say, short
 from stele.cli.placing import owner
+from stele.model.incarnation import shown
 
 if TYPE_CHECKING:
     from stele.tserver.offline import Found
@@ -36,8 +37,8 @@ def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
 
     This recovers the catalog: run it on the volume of one master, and start that master. Without
     --accept-data-loss it only shows what the volume holds. Compare all volumes that are left, and choose the
-    one whose log ends last. Rows that only the lost volumes had are lost. Lost volumes that return later are
-    refused. Stop the process first.
+    one whose log ends last. Rewrite one volume only: of two, one is given up later. Rows that only the lost
+    volumes had are lost. Lost volumes that return later are refused. Stop the process first.
 
     For a table's tablet use `stele tablet recover`, as long as a master leads.
 
@@ -60,8 +61,7 @@ def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
     (peer,) = config.peers
     say(
         f"replica {peer.replica_id} is the only voter from entry {config.opid_index} on, incarnation "
-        f"{config.incarnation}; "
-        "start its process"
+        f"{shown(config.incarnation)}; start its process, and rewrite no other volume"
     )
 
 
@@ -74,7 +74,9 @@ def _show(found: Found) -> None:
         f"{found.role} {found.node_id}: replica {block.replica_id} of tablet {block.tablet_id} "
         f"({block.table_name})"
     )
-    say(f"  incarnation {found.incarnation}, term {found.term}, voted for {found.voted_for or 'nobody'}")
+    say(
+        f"  incarnation {shown(found.incarnation)}, term {found.term}, voted for {found.voted_for or 'nobody'}"
+    )
     say(f"  log ends at {found.last_logged}, files hold all up to {found.flushed}, newest write {newest}")
     peers = ", ".join(
         f"{p.replica_id} on {short(p.node_id)} ({p.member_type.name})" for p in found.config.peers

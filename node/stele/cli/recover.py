@@ -13,6 +13,7 @@ import click
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 from stele.cli.placing import owner
+from stele.model.incarnation import shown
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -81,7 +82,7 @@ def recover(
             say(
                 f"tablet {short(one.tablet_id)}: replica {done.survivor_replica} is made its only voter, "
                 f"incarnation "
-                f"{done.tablet_incarnation}",
+                f"{shown(done.tablet_incarnation)}",
                 err=as_json,
             )
         await _serving(client, [r.tablet_id for r in able], wait_s, err=as_json)
@@ -161,7 +162,7 @@ def _show(found: Sequence[Recovery]) -> None:
         say(
             f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are "
             f"lost, "
-            f"incarnation {one.incarnation}"
+            f"incarnation {shown(one.incarnation)}"
         )
         show_table(("replica", "node", ""), [(m.replica_id, m.node, m.state) for m in one.voters])
         for s in one.survivors:
@@ -175,8 +176,7 @@ def _show(found: Sequence[Recovery]) -> None:
         then = f"; then replica {others} is removed and copied anew" if others else ""
         say(
             f"  the command would do this: replica {best.replica_id} on {best.node} becomes the only voter, "
-            f"incarnation "
-            f"{one.incarnation + 1}{then}; a driver brings the tablet to {one.replication_factor} replicas"
+            f"in a new incarnation{then}; a driver brings the tablet to {one.replication_factor} replicas"
         )
 
 
@@ -235,7 +235,7 @@ def recovered_in_words(done: master_pb2.RecoveryPB) -> str:
     who = f" by {done.owner}" if done.owner else ""
     why = f" ({done.reason})" if done.reason else ""
     return (
-        f"recovered at {utc(done.since_us)}{who}{why}: incarnation {done.tablet_incarnation} from replica "
+        f"recovered at {utc(done.since_us)}{who}{why}: incarnation {shown(done.tablet_incarnation)} from replica "
         f"{done.survivor_replica}, whose log ended at {done.last_logged.term}.{done.last_logged.index}; "
         f"{done.told}"
     )

@@ -16,6 +16,7 @@ from stele.model.clock import physical_us, utc
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, OpId
+from stele.model.incarnation import is_given_up, shown
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
 from stele.rpc.masters import Masters
@@ -60,10 +61,10 @@ class Survivor:
     rows: int
     leads: bool = False
 
-    @property
-    def rank(self) -> tuple[int, OpId, OpId, int]:
-        """The most advanced survivor has the highest."""
-        return self.incarnation, self.last_logged, self.committed, -self.replica_id
+    def rank(self, incarnation: int) -> tuple[bool, int, OpId, OpId, int]:
+        """The most advanced survivor has the highest, where `incarnation` is that of the tablet."""
+        there = not is_given_up(self.incarnation, incarnation)
+        return there, self.incarnation, self.last_logged, self.committed, -self.replica_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ def judge(
     voters = tuple(_member(p, config.incarnation, nodes, mine) for p in config.voters)
     survivors = sorted(
         (_survivor(s, n, nodes) for n, told in mine.items() for s in told if _has_rows(s)),
-        key=lambda s: s.rank,
+        key=lambda s: s.rank(config.incarnation),
         reverse=True,
     )
     terms = [s.term for told in mine.values() for s in told]
@@ -180,10 +181,9 @@ def _member(
     status = next((s for s in mine[peer.node_id] if s.replica_id == peer.replica_id), None)
     if status is None:
         return Member(peer.replica_id, name, "its node answers, but does not have it", True)
-    if status.tablet_incarnation < incarnation:
-        return Member(
-            peer.replica_id, name, f"of incarnation {status.tablet_incarnation}: given up before", True
-        )
+    if is_given_up(status.tablet_incarnation, incarnation):
+        said = f"of incarnation {shown(status.tablet_incarnation)}: given up before"
+        return Member(peer.replica_id, name, said, True)
     if status.data_state != common_pb2.READY and status.state != common_pb2.RUNNING:
         return Member(peer.replica_id, name, common_pb2.DataStatePB.Name(status.data_state), True)
     if status.state in (common_pb2.FAILED, common_pb2.STOPPED):

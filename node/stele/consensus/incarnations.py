@@ -1,6 +1,6 @@
 """Whether a replica takes a message, by the incarnation of the tablet that the message carries. Called for each.
 
-A recovery after a lost majority raises the incarnation of a tablet (stele.tserver.recovering). The replicas
+A recovery after a lost majority raises the incarnation of a tablet (stele.model.incarnation). The replicas
 that it left behind may return and elect a leader. They would commit entries in a log that the others have
 given up.
 
@@ -11,8 +11,8 @@ is removed and copied anew. One that hears of a lower one answers so, and takes 
 from __future__ import annotations
 
 from stele.consensus.replica import Replica
-from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
 from stele.model.ids import NodeId, ReplicaId
+from stele.model.incarnation import shown, within_reach
 from stele.raft.messages import VoteResponse
 
 OUTDATED = VoteResponse(0, False, True, 0, False, True)
@@ -29,12 +29,15 @@ def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, tol
         replica.host.send(replica, from_node, sender, OUTDATED)
         return False
     peer = replica.config.peer(sender)
-    if peer is None or peer.node_id != from_node or told > own + TABLET_INCARNATION_JUMP_MAX:
-        why = f"a message of incarnation {told} of tablet {replica.tablet_id}, from no peer of the replica at {own}"
+    if peer is None or peer.node_id != from_node or not within_reach(told, own):
+        why = (
+            f"a message of incarnation {shown(told)} of tablet {replica.tablet_id}, from no peer of the "
+            f"replica at {shown(own)}"
+        )
         replica.host.dropped(from_node, "incarnation", why)
         return False
     replica.fail(
-        f"the tablet was recovered as incarnation {told}, but this replica has incarnation {own}: the "
+        f"the tablet was recovered as incarnation {shown(told)}, but this replica has incarnation {shown(own)}: the "
         f"masters remove it, and it is copied anew"
     )
     return False

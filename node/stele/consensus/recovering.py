@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stele.consensus.superblock import DataState, Superblock
-from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
 from stele.model.config import Configuration, MemberType, Peer, encode_configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, StreamKey
+from stele.model.incarnation import is_given_up, shown, within_reach
 from stele.wal.stream import StreamLog
 
 
@@ -38,13 +38,14 @@ def check_order(block: Superblock, last_logged: OpId, order: SoleVoter) -> None:
     """Refuse an order that this replica cannot carry out.
 
     Raises:
-        Rejected: STALE_INCARNATION, it is of a higher one already, or of a far lower one. CAS_FAILED, its log
+        Rejected: STALE_INCARNATION, it was recovered as often already, or far less often. CAS_FAILED, its log
             is shorter than the administrator saw. INVALID_ARGUMENT, it holds no rows.
     """
     own = block.tablet_incarnation
-    if not max(own, 1) <= order.incarnation <= own + TABLET_INCARNATION_JUMP_MAX:
+    told = order.incarnation
+    if not told or is_given_up(told, own) or not within_reach(told, own):
         raise Rejected(
-            f"replica {order.key} is of incarnation {own}; the order is for {order.incarnation}",
+            f"replica {order.key} is of incarnation {shown(own)}; the order is for {shown(told)}",
             code=Code.STALE_INCARNATION,
         )
     if block.data_state is not DataState.READY:

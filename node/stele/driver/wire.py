@@ -28,6 +28,7 @@ from stele.model.bounds import WORD_CHARS_MAX, cut
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration
 from stele.model.ids import OPID_NONE, NodeId, OpId, ReplicaId, TableId, TabletId
+from stele.model.incarnation import is_given_up, is_newer
 from stele.rpc.convert import config_from_pb, id_from_pb, id_to_pb, opid_from_pb, opid_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -224,13 +225,14 @@ def _freshened(tablet: TabletView, news: list[tuple[str, common_pb2.ReplicaStatu
     config: Configuration = tablet.config
     term, leader = tablet.term, tablet.leader_node
     for node_id, status in news:
-        if status.tablet_incarnation < config.incarnation and status.data_state != common_pb2.COPYING:
+        given_up = is_given_up(status.tablet_incarnation, config.incarnation)
+        if given_up and status.data_state != common_pb2.COPYING:
             continue  # a recovery gave it up; it may lead others of its kind, at any term
         report = replica_from_pb(node_id, status)
         reports[(report.node_id, report.replica_id)] = report
         if status.role == common_pb2.LEADER and status.term >= term:
             term, leader = status.term, node_id
             told = config_from_pb(status.committed_config)
-            if told.version >= config.version and told.peers:
+            if told.peers and not is_newer(config.version, told.version):
                 config = told
     return replace(tablet, config=config, term=term, leader_node=leader, replicas=tuple(reports.values()))

@@ -28,10 +28,10 @@ from stele.master.port import insert, swap, unchanged
 from stele.master.records import TABLET_STATES, TabletRecord, deleted_row
 from stele.master.replica_ids import raised
 from stele.master.wanted import keep_time
-from stele.model.bounds import TABLET_INCARNATION_JUMP_MAX
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId, TabletId, new_id
+from stele.model.incarnation import is_newer, within_reach
 from stele.model.kvop import KeyOperation
 from stele.rpc.convert import config_from_pb
 from stele.rpc.proto import common_pb2
@@ -216,8 +216,8 @@ class Background:
             status = report.status
             created.add(status.replica_id)
             told = status.committed_config
-            small = told.incarnation <= row.incarnation + TABLET_INCARNATION_JUMP_MAX
-            if (told.incarnation, told.opid_index) > config.version and told.peers and small:
+            newer = is_newer((told.incarnation, told.opid_index), config.version)
+            if newer and told.peers and within_reach(told.incarnation, row.incarnation):
                 config, term = config_from_pb(told), max(term, status.term)
         leader_term, leader = lead.liveness.leader_of(row.tablet_id)
         led = bool(leader) and config.peer_on(leader) is not None

@@ -22,6 +22,7 @@ from stele.model import bounds
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TabletId
+from stele.model.incarnation import is_newer
 from stele.model.kvop import KeyOperation
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
 from stele.rpc.proto import master_pb2
@@ -211,7 +212,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
             return
         tablet = lead.catalog.tablet(tablet_id)
         told, known = config_from_pb(request.committed_config), _newest_config(lead, tablet_id)
-        config, term = (told, request.term) if told.version > known.version else (known, tablet.term)
+        config, term = (told, request.term) if is_newer(told.version, known.version) else (known, tablet.term)
         decided = (
             config.names(intent.replica_id, intent.target_node)
             or config.opid_index > intent.config_index

@@ -22,6 +22,7 @@ from stele.model import bounds
 from stele.model.clock import agreed
 from stele.model.config import Peer
 from stele.model.errors import Code, Rejected, Retryable
+from stele.model.incarnation import is_given_up as is_other_history
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import common_pb2, master_pb2
 
@@ -161,7 +162,8 @@ def _place(place: int) -> str:
 
 def is_given_up(status: common_pb2.ReplicaStatusPB, incarnation: int) -> bool:
     """Whether a recovery gave this replica up. A copy that is not here yet does not know its incarnation."""
-    return status.tablet_incarnation < incarnation and status.data_state != common_pb2.COPYING
+    given_up = is_other_history(status.tablet_incarnation, incarnation)
+    return given_up and status.data_state != common_pb2.COPYING
 
 
 REPORTS_AT_ONCE = 128
@@ -364,13 +366,13 @@ class Liveness:
         return agreed(list(bases.values())) if len(bases) > 1 else None
 
     def reports_of(self, tablet_id: str) -> list[Report]:
-        """The newest reports of a tablet's replicas, by node and replica_id. Those of a lower incarnation are
-        left out, because they speak of a log that was given up."""
+        """The newest reports of a tablet's replicas, by node and replica_id. Those that a recovery gave up are
+        left out."""
         found, lowest = self.all_reports_of(tablet_id), self._incarnation_of(tablet_id)
         return [r for r in found if not is_given_up(r.status, lowest)] if lowest else found
 
     def all_reports_of(self, tablet_id: str) -> list[Report]:
-        """As `reports_of`, with those of lower incarnations."""
+        """As `reports_of`, with those that a recovery gave up."""
         return list(self._by_tablet.get(tablet_id, ()))
 
     def disk_free(self, node_id: str) -> int | None:

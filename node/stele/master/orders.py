@@ -22,6 +22,7 @@ from stele.master.leadership import Leadership
 from stele.master.liveness import Report, is_given_up
 from stele.master.records import TabletRecord
 from stele.model.errors import Code, SteleError
+from stele.model.incarnation import is_newer
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
@@ -85,7 +86,9 @@ def fate_of(lead: Leadership, row: TabletRecord | None, report: Report) -> Fate:
     # are never used again. A replica that is being added has an intent until a committed configuration names
     # it or fences it off.
     told = status.committed_config
-    if status.replica_id >= row.next_replica_id or (told.incarnation, told.opid_index) > row.config.version:
+    if status.replica_id >= row.next_replica_id or is_newer(
+        (told.incarnation, told.opid_index), row.config.version
+    ):
         return "keep"  # it knows a newer configuration than the catalog
     return "tombstone"
 

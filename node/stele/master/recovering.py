@@ -26,6 +26,7 @@ from stele.model.bounds import HOLDER_CHARS_MAX, cut
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, OpId, ReplicaId, TabletId
+from stele.model.incarnation import raised, shown
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
@@ -51,13 +52,12 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
         _check_tablet(row)
         lead.check_settled()
         last = lead.catalog.recoveries.get(tablet_id)
-        repeated = request.tablet_incarnation + 1 == row.incarnation
-        if last is not None and repeated and (last.node_id, last.replica_id) == survivor:
+        if last is not None and _repeats(request, survivor, last, row):
             return last
         if row.incarnation != request.tablet_incarnation:
             raise Rejected(
-                f"tablet {tablet_id} is of incarnation {row.incarnation} already, not {request.tablet_incarnation}: it was "
-                "recovered meanwhile; look again",
+                f"tablet {tablet_id} is of incarnation {shown(row.incarnation)} already, not "
+                f"{shown(request.tablet_incarnation)}: it was recovered meanwhile; look again",
                 code=Code.CAS_FAILED,
             )
         require_readers(lead, 2, f"recover tablet {tablet_id[:8]}")
@@ -66,7 +66,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
         last_logged = opid_from_pb(request.last_logged)
         done = RecoveryRecord(
             tablet_id,
-            row.incarnation + 1,
+            raised(row.incarnation),
             lead.wall_us(),
             cut(request.owner, HOLDER_CHARS_MAX),
             cut(request.reason, TEXT_OF_HAND_CHARS_MAX),
@@ -90,7 +90,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
     log.warning(
         "a lost majority was given up",
         tablet=tablet_id,
-        incarnation=done.incarnation,
+        incarnation=shown(done.incarnation),
         survivor=done.node_id,
         owner=done.owner,
         reason=done.reason,
@@ -98,6 +98,20 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
     )
     lead.look_at(tablet_id)
     return done
+
+
+def _repeats(
+    request: pb.RecoverTabletRequest,
+    survivor: tuple[NodeId, ReplicaId],
+    last: RecoveryRecord,
+    row: TabletRecord,
+) -> bool:
+    """Whether the last recovery of the tablet is what this request asks for."""
+    return (
+        last.incarnation == row.incarnation
+        and last.config_before.incarnation == request.tablet_incarnation
+        and (last.node_id, last.replica_id) == survivor
+    )
 
 
 def _check_tablet(row: TabletRecord) -> None:

@@ -32,10 +32,7 @@ HEARD_ADDRESS_MS = 30_000
 """How long a node is dialled at the address that a start unknown to the masters gave. They hear of a start
 within a heartbeat."""
 INCARNATION_MAX = 1 << 62
-"""The highest incarnation of a node or a tablet. Each start, or recovery, adds one."""
-TABLET_INCARNATION_JUMP_MAX = 64
-"""How far the incarnation in a message may exceed that of the replica that gets it. Each recovery of a tablet adds
-one, and its administrator asks for each."""
+"""The highest incarnation of a node or a tablet. Each start adds one; for recoveries see stele.model.incarnation."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000
 """By how many ms an incarnation may exceed the wall clock. Incarnations count starts from the ms of the
 format, so that a node that is formatted again begins with the present time. Clocks differ by a day at

@@ -29,6 +29,7 @@ from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, StreamKey, TabletId
+from stele.model.incarnation import is_newer, shown
 from stele.tserver.copy_home import NodeCopyHome
 from stele.tserver.replica_files import Found, ReplicaFiles
 from stele.tserver.replica_starter import ReplicaStarter
@@ -241,11 +242,11 @@ class TabletManager:
         replica = self._here.by_key(key)
         if target is DataState.TOMBSTONED and replica is not None:
             config = replica.committed_config
-            if config.version > cas:
+            if is_newer(config.version, cas):
                 raise Rejected(
                     f"replica {key} has committed configuration {config.opid_index} of incarnation "
-                    f"{config.incarnation}, but "
-                    f"this order was made at {cas[1]} of incarnation {cas[0]}; read the configuration again",
+                    f"{shown(config.incarnation)}, but this order was made at {cas[1]} of incarnation "
+                    f"{shown(cas[0])}; read the configuration again",
                     code=Code.CAS_FAILED,
                 )
         log.info("deleting replica", replica=str(key), target=target.name, reason=reason)

@@ -10,6 +10,7 @@ node's next start would not change anyway.
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from stele.consensus.superblock import DataState, Superblock, read_superblock, w
 from stele.model.config import Configuration
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import CATALOG_TABLET_ID, OpId
+from stele.model.incarnation import raised, shown
 from stele.raft.core import RaftCore
 from stele.raft.options import RaftOptions
 from stele.raft.ports import fold_records
@@ -32,9 +34,10 @@ from stele.wal.log import Log
 from stele.wal.options import LogOptions
 
 _WRITE_S = 60.0
-TERM_AHEAD = 1_000
-"""How far the term is raised above what this replica knows. The lost replicas may have been elected since,
-and nodes refuse orders of a lower term than they have heard."""
+TERM_AHEAD, _TERM_SPREAD = 1_000, 1 << 30
+"""How far the term is raised at least above what this replica knows. The lost replicas may have been elected
+since, and nodes refuse orders of a lower term than they have heard. A random part comes on top. If two volumes
+of masters are rewritten, nodes obey one of the two catalogs, because no two leaders have the same term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Found:
 
     @property
     def incarnation(self) -> int:
-        """The tablet's name and kind, from this replica."""
+        """The tablet's, as this replica knows it."""
         return self.superblock.tablet_incarnation
 
 
@@ -79,9 +82,12 @@ def rewrite(directory: Path, tablet_id: str, now: str, owner: str) -> Configurat
     with _opened(directory) as (record, log):
         found = _found(directory, record, log, tablet_id or CATALOG_TABLET_ID)
         block = found.superblock
-        order = SoleVoter(block.key, found.incarnation + 1, found.term + TERM_AHEAD)
+        term = found.term + TERM_AHEAD + secrets.randbelow(_TERM_SPREAD)
+        order = SoleVoter(block.key, raised(found.incarnation), term)
         mine = found.config.peer(block.replica_id)
-        said = f"{now}: {owner} made replica {block.key} the only voter, incarnation {order.incarnation}"
+        said = (
+            f"{now}: {owner} made replica {block.key} the only voter, incarnation {shown(order.incarnation)}"
+        )
         write_record(directory, replace(record, rewritten=(*record.rewritten, said)))
         write_superblock(_directory_of(directory, block), with_incarnation(block, order))
         done = threading.Event()

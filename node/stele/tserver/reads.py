@@ -15,6 +15,7 @@ from stele.consensus.replica import Replica
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.foreign import read_batch
 from stele.model.ids import HybridTime, OpId
+from stele.model.incarnation import shown
 from stele.model.schema import COLUMNS_MAX
 from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.tablet.keyspace import KeySpace
@@ -124,8 +125,8 @@ def check_incarnation(replica: Replica, incarnation: int, *, exact: bool = False
     own = replica.standing.superblock.tablet_incarnation
     if (incarnation or exact) and incarnation != own:
         raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {own}, but the request names {incarnation}; ask "
-            f"the masters again",
+            f"tablet {replica.tablet_id} is at incarnation {shown(own)}, but the request names "
+            f"{shown(incarnation)}; ask the masters again",
             code=Code.STALE_INCARNATION,
         )
 

@@ -1,0 +1,58 @@
+"""The incarnation of a tablet: which of its histories a replica has. 0 until its majority was lost and given up.
+
+One number of two parts: how many recoveries led to the history, and a random mark of the last one. A recovery
+counts from what its author knows: the masters from the catalog, `stele local cmeta rewrite` from one volume.
+So two authors may reach the same count, and the mark keeps their histories apart. Imports nothing of ours.
+
+Invariant: no two recoveries give the same incarnation. A history of fewer recoveries never replaces another,
+nor does one of as many: what came first stays.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+MARK_BITS = 40
+"""With so many, two recoveries that do not know of each other have the same mark once in 10^12 times. The
+whole number stays below 2^53, up to where JSON readers hold whole numbers, for 8,192 recoveries."""
+RECOVERIES_AHEAD_MAX = 64
+"""How many recoveries an incarnation may be ahead of the replica that hears of it. An administrator asks for
+each of them."""
+
+Version = tuple[int, int]
+"""(incarnation, log index) of a committed configuration."""
+
+
+def recoveries(incarnation: int) -> int:
+    """How many recoveries led to this history."""
+    return incarnation >> MARK_BITS
+
+
+def raised(incarnation: int, mark: int | None = None) -> int:
+    """The incarnation after one more recovery. `mark`: by default a random one."""
+    chosen = secrets.randbits(MARK_BITS) if mark is None else mark
+    return ((recoveries(incarnation) + 1) << MARK_BITS) | chosen
+
+
+def is_given_up(told: int, known: int) -> bool:
+    """Whether `told` is another history than `known`, and of no more recoveries."""
+    return told != known and recoveries(told) <= recoveries(known)
+
+
+def is_newer(told: Version, known: Version) -> bool:
+    """Whether a configuration is a later one of the same history, or one of more recoveries."""
+    if told[0] == known[0]:
+        return told[1] > known[1]
+    return not is_given_up(told[0], known[0])
+
+
+def within_reach(told: int, own: int) -> bool:
+    """Whether `told` is so little ahead of `own` that it can be believed."""
+    return recoveries(told) <= recoveries(own) + RECOVERIES_AHEAD_MAX
+
+
+def shown(incarnation: int) -> str:
+    """As text: the number of recoveries, and the mark in hex behind it: `1-09c35b02f7`; 0 alone is `0`."""
+    if not incarnation:
+        return "0"
+    return f"{recoveries(incarnation)}-{incarnation & ((1 << MARK_BITS) - 1):010x}"
