@@ -42,7 +42,7 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.server import bind, make_server
-from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket
+from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, with_incarnation
 from stele.tablet.view import key_array
 from tests.client.small_master import Master
 from tests.client.small_tablet import Tablet, maybe_fail
@@ -309,7 +309,8 @@ class SmallNode:
                         raise error
                     yield batch
 
-        return tablet.schema.to_arrow(spec.column_ids or None), batches()
+        arrow = tablet.schema.to_arrow(spec.column_ids or None)
+        return with_incarnation(arrow, tablet.incarnation), batches()
 
 
 class _Consensus(ConsensusServiceServicer):

@@ -29,6 +29,7 @@ class Tablet:
         default_factory=dict
     )  # (term, leader) where a node knows no better
     index: int = 0
+    incarnation: int = 0
     before: deque[Fault] = field(default_factory=deque)
     before_read: deque[Fault] = field(default_factory=deque)  # of a key
     after: deque[Fault] = field(default_factory=deque)

@@ -13,6 +13,7 @@ import pytest
 from stele.client import AsyncClient, AsyncTable, tablet_scan
 from stele.model.errors import Code, NotLeader, Rejected, Retryable, SteleError, error_for
 from stele.model.ids import ClusterId, new_id
+from stele.model.incarnation import raised
 from stele.model.partition import PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.identity import Identity
@@ -77,6 +78,40 @@ async def test_a_scan_that_breaks_off_gives_no_more_rows_than_its_limit(tmp_path
         )
         assert sum(node.scans for node in cluster.nodes) == 2, "it broke off"
         assert [k for keys in found for k in keys] == list(range(150))
+
+
+@pytest.mark.parametrize("before", [0, raised(0)])
+async def test_a_scan_mixes_no_rows_of_two_histories(tmp_path: Path, before: int) -> None:
+    """The tablet lost its majority, and was recovered while it was scanned. A client of an earlier view asks for any."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await table_of_files(cluster, client)
+        (tablet,) = cluster.tablets_of("t")
+        tablet.incarnation = before
+
+        def recovered(number: int) -> SteleError | None:
+            if number != 1:
+                return None
+            tablet.incarnation = raised(before)
+            return Retryable("gone", code=Code.UNAVAILABLE)
+
+        cluster.nodes[0].flight_fault.append(recovered)
+        with pytest.raises(
+            Rejected, match=r"was recovered as incarnation .* while it was scanned at"
+        ) as caught:
+            await table.scan(ordered=True).to_table()
+        assert caught.value.code is Code.SNAPSHOT_TOO_OLD
+        tablet.incarnation = before
+        cluster.nodes[0].flight_fault.append(recovered)
+        with pytest.raises(Rejected):
+            async for _ in table.scan().batches():
+                pass
+        tablet.incarnation = before
+        cluster.nodes[0].flight_fault.append(recovered)
+        found = await table.scan().to_table()
+        assert sorted(found["k"].to_pylist()) == list(range(300)), "without order it began anew"
+        assert not found.schema.metadata
+        async for batch in table.scan().batches():
+            assert not batch.schema.metadata
 
 
 async def test_a_scan_that_gives_rows_may_take_longer_than_its_timeout(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """One tablet of a scan, read over Arrow Flight in a thread, from any replica that serves it. Used by scan.py
 and Spark.
 
-Invariant: whichever replicas a scan reads, each row is returned once, at the plan's single snapshot.
+Invariant: whichever replicas a scan reads, each row is returned once, at the plan's single snapshot, and all
+rows of a tablet are of one incarnation of it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import pyarrow as pa
 from stele.client.locations import MOVED, ReplicaPlace, TabletPlace
 from stele.model import keys
 from stele.model.errors import Closed, Code, Rejected, SteleError, error_for
+from stele.model.incarnation import shown
 from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight_client import FlightConnections, FlightStream
 from stele.rpc.threads import begin
-from stele.rpc.ticket import Ticket
+from stele.rpc.ticket import Ticket, incarnation_of
 
 T = TypeVar("T")
 PARALLEL_TABLETS = 4
@@ -187,6 +189,7 @@ class TabletScan:
         self._stop = Event()
         self._stream: FlightStream | None = None
         self._given = 0
+        self._incarnation = 0  # of the rows given
         self._beside = 0  # how many replicas to skip, because they have no place
         self._near = 0  # how many replicas of the reader's zone to skip, because they failed
 
@@ -218,6 +221,7 @@ class TabletScan:
                 for read in self._read(replica, spec):
                     batch = _named(read, arrow)
                     if batch.num_rows:
+                        self._ensure_same_history(incarnation_of(read.schema))
                         spec = self._behind(spec, batch)
                         self._given += batch.num_rows
                         yield batch if batch.num_columns == wanted else batch.select(range(wanted))
@@ -262,6 +266,17 @@ class TabletScan:
         leader = self._tablet.target()
         near = [replica for replica in replicas if replica.zone == zone]
         return sorted(near, key=lambda replica: replica != leader)[self._near :]
+
+    def _ensure_same_history(self, incarnation: int) -> None:
+        """Refuse rows of another incarnation than that of the rows given. A recovery after a lost majority may
+        have given up some of those."""
+        if self._given and incarnation != self._incarnation:
+            raise Rejected(
+                f"tablet {self._tablet.tablet_id} lost its majority and was recovered as incarnation "
+                f"{shown(incarnation)} while it was scanned at {shown(self._incarnation)}; scan again",
+                code=Code.SNAPSHOT_TOO_OLD,
+            )
+        self._incarnation = incarnation
 
     def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
         if asked in self._nearby():
@@ -316,7 +331,9 @@ class TabletScan:
 
 
 def _named(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
-    """The batch with the names that the scan's plan has for its columns."""
+    """The batch with the names that the scan's plan has for its columns, and no metadata."""
+    if batch.schema.metadata:
+        batch = batch.replace_schema_metadata(None)
     if batch.schema.names == arrow.names or batch.schema.types != arrow.types:
         return batch
     return pa.RecordBatch.from_arrays(batch.columns, schema=arrow)

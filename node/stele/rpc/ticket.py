@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, SCAN_WAIT_MAX_MS
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import is_id
 from stele.model.jsons import parse_json, whole_number
 from stele.model.predicate import ScanSpec
@@ -21,6 +23,7 @@ from stele.model.schema import Schema
 
 TICKET_VERSION = 1
 _U64_MAX = (1 << 64) - 1
+_INCARNATION, _DIGITS_MAX = b"stele.incarnation", 20
 
 T = TypeVar("T")
 
@@ -30,7 +33,8 @@ class Ticket:
     """One scan of one tablet. `snapshot` is a hybrid time; `scan` is the JSON of a ScanSpec.
 
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
-    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any. `prepared`: the log index that
+    that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any, since release 0.1.0 does not
+    tell it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the log index that
     PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared.
     """
 
@@ -82,6 +86,24 @@ class Ticket:
     def spec(self, schema: Schema) -> ScanSpec:
         """The scan, checked against the tablet's schema. Raises `Rejected` if it does not fit."""
         return ScanSpec.from_json(self.scan, schema)
+
+
+def with_incarnation(schema: pa.Schema, incarnation: int) -> pa.Schema:
+    """The schema of a scan's rows, which are of this incarnation of the tablet."""
+    return schema.with_metadata({_INCARNATION: str(incarnation).encode()}) if incarnation else schema
+
+
+def incarnation_of(schema: pa.Schema) -> int:
+    """Of which incarnation the rows of a scan are. 0 if it does not say so: no tablet of a node that never says
+    so was ever recovered.
+
+    Raises:
+        Retryable: UNAVAILABLE: it is no incarnation.
+    """
+    told = (schema.metadata or {}).get(_INCARNATION, b"0")
+    if not told.isdigit() or len(told) > _DIGITS_MAX or int(told) > INCARNATION_MAX:
+        raise Retryable("the rows of a scan name no valid incarnation", code=Code.UNAVAILABLE)
+    return int(told)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.rpc.flight import Endpoint
-from stele.rpc.ticket import ScanCommand, Ticket
+from stele.rpc.ticket import ScanCommand, Ticket, with_incarnation
 from stele.tablet.store import TabletStore
 from stele.tablet.view import View
 from stele.tserver.description import NodeDescription
@@ -66,7 +66,9 @@ class Scans:
         replica, view, schema = on_loop(self._loop, self._open(ticket), ticket.wait_ms / 1000 + 1.0)
         try:
             spec = _spec(ticket, schema)
-            arrow = schema.to_arrow(spec.column_ids or None)
+            arrow = with_incarnation(
+                schema.to_arrow(spec.column_ids or None), replica.superblock.tablet_incarnation
+            )
         except BaseException:
             view.close()
             raise
