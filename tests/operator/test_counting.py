@@ -356,3 +356,23 @@ def test_random_numbers_losses_rolls_and_interrupted_passes(seed: int) -> None:
         step(world, rng.choice((None, None, 0, 1, 2, 3)))
     world.machines = [replace(m, ready=True) for m in world.machines]
     settle(world, 500)
+
+
+def test_lost_masters_that_are_too_many_are_named_and_keep_their_places() -> None:
+    """The driver neither replaces them nor lets them go. So fewer masters do not come about either."""
+    world = made(5, machines=9)
+    lost = [n for n, _ in world.voters[3:]]
+    killed = [m.name for m in make_plan(world.observe()).members if m.node_id in lost]
+    for machine in [n.machine for n in world.nodes.values() if n.node_id in lost]:
+        world.kill(machine)
+    ask(world, 3)
+    for _ in range(30):
+        plan = world.step()
+    message = found(plan)["TooManyLost"]
+    assert all(name in message for name in killed) and "2 masters are lost at once" in message
+    assert "more than healing.maxLostNodes=1" in message
+    status = cluster_status(world.observe(), plan, (), "now")
+    stalled = next(c for c in status["conditions"] if c["type"] == "Stalled")
+    assert (stalled["status"], stalled["reason"]) == ("True", "TooManyLost")
+    world.machines = [replace(m, ready=True) for m in world.machines]
+    settle(world, 300)

@@ -142,7 +142,7 @@ def make_plan(o: Observation) -> Plan:
             more_actions, more_findings = rolling.plan_roll(o, spec, everyone, hold=hold)
             actions += more_actions
             findings += more_findings
-    findings[:0] = [*find_lost_majorities(o, everyone), *too_many]
+    findings[:0] = [*find_lost_majorities(o, everyone), *too_many, *_too_many_masters(o, everyone)]
     actions += _standing(o, policy)
     more_actions, more_findings = _finalizing(o)
     actions += more_actions
@@ -175,6 +175,7 @@ def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: He
         *find_lost_majorities(o, everyone),
         *_too_many(o, everyone),
         *diagnosis.find_members(o, everyone),
+        *_too_many_masters(o, everyone),
     ]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
@@ -202,6 +203,19 @@ def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, masters: int) -> Policy | None:
+def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
+    """The driver neither heals nor shrinks the catalog then (its `too_many_lost`). Tables heal all the same."""
+    spec, in_use = o.cluster.spec, lost_in_use(o, everyone, "master")
+    if spec is None or len(in_use) <= spec.healing.maxLostNodes:
+        return []
+    message = (
+        f"{len(in_use)} masters are lost at once ({some([m.name for m in in_use])}), more than "
+        f"healing.maxLostNodes={spec.healing.maxLostNodes}; the others keep the catalog, but none of these is replaced or let "
+        "go; bring their machines back, or raise maxLostNodes"
+    )
+    return [Finding(Kind.STALLED, "TooManyLost", message)]
+
+
     """What the driver may do. With too many nodes lost at once, nothing is given up and nothing is healed."""
     spec = o.cluster.spec
     if o.catalog is None or spec is None:

@@ -25,7 +25,7 @@ from stele_operator.plan.budgets import some
 from stele_operator.plan.fates import SILENT_S, Member, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.formation import replace_identity
-from stele_operator.plan.health import catalog_tablet, live_voters
+from stele_operator.plan.health import catalog_tablet, live_nodes, live_voters
 from stele_operator.plan.observation import MASTERS_REFUSED, Identity, Observation
 from stele_operator.plan.placement import admits
 
@@ -122,7 +122,9 @@ def _fewer(
     if first and not begun:
         return Count(now, findings=(_waits(asked, now, first),))
     if live < asked:
-        message = f"masters.replicas is {asked}: only {live} of {len(catalog.config.voters)} masters answer; it waits for more"
+        without = {p.node_id for p in catalog.config.voters} - live_nodes(o, catalog)
+        away = some([m.name for m in everyone if m.node_id in without])
+        message = f"masters.replicas is {asked}: only {live} of {len(catalog.config.voters)} masters answer; it waits for {away}"
         return Count(now, findings=(Finding(Kind.RECONCILING, holder.MASTERS_WAIT, message),))
     told = Finding(Kind.RECONCILING, holder.MASTERS_CHANGING, _leaving(catalog, asked))
     actions = (SetMasterCount(f"masters.replicas is {asked}, and the cluster has {now}", asked, now),)

@@ -280,10 +280,10 @@ def masters_wanted(o: Observation, spec: TabletClusterSpec) -> int:
     return catalog.replication_factor if catalog is not None else spec.masters.replicas
 
 
-def lost_in_use(o: Observation, everyone: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Lost nodes that a configuration still names. A node whose tablets have all moved away is no longer a
-    risk."""
-    lost = tuple(m for m in everyone if m.role == "node" and m.lost)
+def lost_in_use(o: Observation, everyone: Sequence[Member], role: Role = "node") -> tuple[Member, ...]:
+    """Lost nodes, or masters, that a configuration still names. One whose tablets have all moved away is no
+    longer a risk."""
+    lost = tuple(m for m in everyone if m.role == role and m.lost)
     if not lost or o.catalog is None:
         return ()
     named = {p.node_id for t in o.catalog.view.tablets for p in t.config.peers}
