@@ -165,6 +165,7 @@ def parse_identity(raw: Json) -> Identity:
             fork_id=data.get("forkID", ""),
             asleep=data.get("asleep") == "true",
             masters=int(data.get("masters", 0)) or len(formed),
+            waking_s=int(data.get("wakingSince") or 0),
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(

@@ -159,6 +159,18 @@ async def test_a_driver_that_was_replaced_stops() -> None:
         assert old.claim is None
 
 
+async def test_a_driver_whose_claim_was_ended_by_nobody_claims_again() -> None:
+    """The cluster hibernates: the masters took its claim away, and refuse another until it is awake."""
+    async with serve(killed()) as served, driver(served) as executor:
+        await executor.run_once(POLICY)
+        served.cluster.epoch, served.holder = served.cluster.epoch + 1, ""
+        with pytest.raises(SteleError) as ended:
+            await executor.run_once(POLICY)
+        assert ended.value.code is Code.NOT_READY and not isinstance(ended.value, StaleEpoch)
+        await executor.run_once(POLICY)
+        assert served.holder == "d1"
+
+
 async def test_without_a_leader_master_there_is_no_pass() -> None:
     cluster = killed()
     async with serve(cluster) as served, driver(served) as executor:

@@ -66,6 +66,36 @@ async def test_one_driver_at_a_time(tmp_path: Path) -> None:
         assert (await w.leader.ClaimDriver(other, None)).claim.epoch == again + 1
 
 
+async def test_a_cluster_that_hibernates_holds_every_driver_back(tmp_path: Path) -> None:
+    """Also the one that has the claim: its orders are stale at once, not only when it would renew."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        row, epoch, asked = await healing(w)
+
+        async def policy(held: str) -> None:
+            told = pb.DriverPolicyPB(dead_after_ms=30_000, max_lost_nodes=1, max_copies=4, held=held)
+            await w.leader.SetDriverPolicy(pb.SetDriverPolicyRequest(policy=told), None)
+
+        await policy("TabletCluster data/flights hibernates")
+        await policy("TabletCluster data/flights hibernates")  # as the operator repeats it
+        ended = (await w.leader.GetClusterView(pb.GetClusterViewRequest(), None)).claim
+        assert (ended.holder, ended.epoch, ended.expires_us) == ("", epoch + 1, 0)
+        begin = w.leader.BeginIntent(pb.BeginIntentRequest(epoch=epoch, intent=asked), None)
+        for late in (begin, w.leader.EndIntent(end(row, epoch, 9), None)):
+            assert (await refused(late)).code is Code.STALE_EPOCH
+        for holder in ("d1", "d2"):
+            for of_epoch in (0, epoch, epoch + 1):
+                claim = pb.ClaimDriverRequest(holder=holder, ttl_ms=60_000, epoch=of_epoch)
+                error = await refused(w.leader.ClaimDriver(claim, None))
+                assert error.code is Code.NOT_READY
+                assert "no driver may work now: TabletCluster data/flights hibernates" in str(error)
+        by_hand = pb.ClaimDriverRequest(holder="ann", ttl_ms=60_000, override_held=True)
+        mine = (await w.leader.ClaimDriver(by_hand, None)).claim.epoch
+        await w.leader.ClaimDriver(pb.ClaimDriverRequest(holder="ann", epoch=mine, release=True), None)
+        await policy("")
+        assert await claimed(w) == mine + 1
+
+
 @pytest.mark.parametrize("ahead_ms", [0, 7_200_000, -7_200_000], ids=["right", "ahead", "behind"])
 async def test_no_wall_clock_decides_how_long_a_killed_drivers_claim_lasts(
     tmp_path: Path, ahead_ms: int

@@ -92,6 +92,7 @@ def test_nodes_stop_first_then_masters_and_all_claims_stay() -> None:
     assert not plan.actions and plan.policy is None
     assert {m.state for m in plan.members} == {State.HIBERNATED}
     assert world.standing is not None and world.standing.drive_after_ms == 0
+    assert "TabletCluster data/flights hibernates" in world.standing.held, "nor may any other driver heal"
     assert not make_plan(world.observe()).actions
 
 
@@ -385,3 +386,72 @@ async def test_a_cluster_at_rest_is_not_written_again_and_again() -> None:
     assert next(c["reason"] for c in later if c["type"] == "Ready") == "Hibernated"
     kept = world.objects["TabletGroup", "events"]["status"]["conditions"]
     assert next(c["reason"] for c in kept if c["type"] == "Reconciling") == "ClusterNotKept"
+
+
+def test_a_pod_that_is_refused_for_ever_does_not_keep_it_waking() -> None:
+    """It is waited for as long as for a pod that does not come up; then its node is healed as any."""
+    world = made()
+    until_asleep(world)
+    world.now_s += DAYS_S
+    world.forbidden["Pod", "flights-node-4"] = "exceeded quota: pods"
+    hibernate(world, False)
+    waited = 0
+    while (plan := world.step()).policy is None:
+        waited += 1
+        assert waited < 2 * PATIENCE_S
+        assert not [m.name for m in plan.members if m.given_up or m.state is State.LOST]
+    assert PATIENCE_S - 5 <= waited <= PATIENCE_S + 20
+    lost = next(m for m in plan.members if m.name == "flights-node-4")
+    assert lost.state is State.LOST and "exceeded quota" in " ".join(f.message for f in plan.findings)
+    identity = world.observe().identity
+    assert identity is not None and not identity.asleep and not identity.waking_s
+
+
+def test_the_time_for_a_refused_pod_begins_anew_with_each_waking() -> None:
+    world = made()
+    until_asleep(world)
+    world.forbidden["Pod", "flights-node-4"] = "exceeded quota: pods"
+    hibernate(world, False)
+    for _ in range(20):
+        world.step()
+    hibernate(world)
+    while "Hibernated" not in reasons(world.step()):
+        pass
+    world.now_s += DAYS_S
+    hibernate(world, False)
+    for _ in range(PATIENCE_S // 2):
+        plan = world.step()
+        assert not [m.name for m in plan.members if m.given_up or m.state is State.LOST]
+    world.forbidden.clear()
+    until_awake(world)
+
+
+@pytest.mark.parametrize("passes", range(0, 8))
+def test_an_identity_that_is_lost_meanwhile_wakes_without_a_loss(passes: int) -> None:
+    """It does not remember that the cluster sleeps. All that is rebuilt counts as asleep, until everybody is back."""
+    world = made()
+    before = claims(world)
+    until_asleep(world)
+    world.now_s += DAYS_S
+    hibernate(world, False)
+    world.silent.add("flights-node-4")  # it is slow to come
+    for _ in range(passes):
+        world.step()
+    del world.objects["ConfigMap", "flights-identity"]
+    for _ in range(PATIENCE_S // 2):
+        plan = world.step()
+        assert not [m.name for m in plan.members if m.given_up or m.state is State.LOST]
+        assert not reasons(plan) & {"NodeLost", "MasterLost", "TooManyLost"}
+    world.silent.clear()
+    until_awake(world)
+    assert claims(world) == before
+
+
+def test_an_identity_that_is_lost_while_it_sleeps_lets_it_sleep() -> None:
+    world = made()
+    until_asleep(world)
+    del world.objects["ConfigMap", "flights-identity"]
+    for _ in range(5):
+        plan = step(world)
+    assert "Hibernated" in reasons(plan) and not names(world, "Pod")
+    until_awake(world)

@@ -54,6 +54,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="While nothing heals, move replicas so that nodes have equal shares.",
 )
+@click.option(
+    "--override",
+    is_flag=True,
+    help="Work also while a TabletCluster hibernates or wakes, which holds drivers back.",
+)
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
 def run(
     masters: str,
@@ -63,6 +68,7 @@ def run(
     max_lost_nodes: int,
     balance_leaders: bool,
     rebalance: bool,
+    override: bool,
     lost: tuple[str, ...],
 ) -> None:
     """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
@@ -102,7 +108,13 @@ def run(
 
     async def until_told() -> None:
         driving = asyncio.ensure_future(
-            drive(parse_masters(masters), policy, until_healthy=until_healthy, on_progress=show)
+            drive(
+                parse_masters(masters),
+                policy,
+                until_healthy=until_healthy,
+                override_held=override,
+                on_progress=show,
+            )
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
         await asyncio.wait(

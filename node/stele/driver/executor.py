@@ -29,7 +29,7 @@ from stele.driver.trials import CopyMemory, WitnessRefusals
 from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb
 from stele.model.config import MemberType
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import TabletId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.masters import Masters
@@ -75,7 +75,8 @@ class Report:
 
 class Executor:
     """One driver. `holder` names it in the claim; `ttl_ms` is how long its claim outlives its last renewal.
-    `keeper`: keeps the view; pass one that others use too, to share it."""
+    `keeper`: keeps the view; pass one that others use too, to share it. `override_held`: work although the policy
+    in the catalog holds drivers back."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Executor:
         ttl_ms: int = 10_000,
         on_progress: Callable[[Progress], None] | None = None,
         keeper: ViewKeeper | None = None,
+        override_held: bool = False,
         now_ms: Callable[[], int] = lambda: int(time.monotonic() * 1000),
     ) -> None:
         self.masters = Masters(
@@ -98,6 +100,7 @@ class Executor:
         self._keeper = keeper or ViewKeeper()
         self._holder = holder
         self._ttl_ms = ttl_ms
+        self._override_held = override_held
         self._on_progress = on_progress
         self._now_ms = now_ms
         self._renewed_ms = 0
@@ -121,7 +124,9 @@ class Executor:
         if self.claim is not None and now - self._renewed_ms < self._ttl_ms // 3:
             return self.claim
         epoch = self.claim.epoch if self.claim is not None else 0
-        request = master_pb2.ClaimDriverRequest(holder=self._holder, ttl_ms=self._ttl_ms, epoch=epoch)
+        request = master_pb2.ClaimDriverRequest(
+            holder=self._holder, ttl_ms=self._ttl_ms, epoch=epoch, override_held=self._override_held
+        )
         try:
             answer = await self.masters.call("ClaimDriver", request)
         except SteleError as exc:
@@ -166,6 +171,9 @@ class Executor:
         claim = await self.ensure_claim()
         if view is None:
             view = await self.observe(policy)
+        if view.claim is not None and view.claim.epoch > claim.epoch and not view.claim.holder:
+            self.claim = None  # the masters hold drivers back, and took the claim away
+            raise Retryable(f"the driver claim (epoch {claim.epoch}) was ended", code=Code.NOT_READY)
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         now = self._now_ms()

@@ -34,19 +34,20 @@ async def run(
     *,
     holder: str = "",
     until_healthy: bool = False,
+    override_held: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do.
 
     A node that is silent already, or a replica that its leader does not reach already, may still cause work,
-    so it waits.
+    so it waits. `override_held`: drive although the policy in the catalog holds drivers back.
 
     Raises:
         StaleEpoch: another driver has taken the claim.
     """
     pool = ChannelPool(Identity())
     name = cut(holder or f"cli/{socket.gethostname()}/{os.getpid()}", HOLDER_CHARS_MAX)
-    executor = Executor(pool, masters, holder=name, on_progress=on_progress)
+    executor = Executor(pool, masters, holder=name, on_progress=on_progress, override_held=override_held)
     soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
     soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0, balance_leaders=False)
     told = ""

@@ -71,7 +71,7 @@ class StandingPolicy:
     """The part of a policy that the catalog keeps. The leader master drives by it while no driver is heard.
 
     `drive_after_ms`: the silence of all drivers after which it begins; 0: it never does. `owner`: who set
-    it, for people.
+    it, for people. `held`: why no driver may work now, as the cluster hibernates; "": one may.
     """
 
     dead_after_ms: int
@@ -82,6 +82,7 @@ class StandingPolicy:
     owner: str = ""
     balance_leaders: bool = True
     rebalance: bool = True
+    held: str = ""
 
     @property
     def faults(self) -> tuple[str, ...]:

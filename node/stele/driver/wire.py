@@ -68,6 +68,7 @@ def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
         pb.owner,
         pb.balance_leaders,
         pb.rebalance,
+        pb.held,
     )
 
 
@@ -82,6 +83,7 @@ def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
         owner=policy.owner,
         balance_leaders=policy.balance_leaders,
         rebalance=policy.rebalance,
+        held=policy.held,
     )
 
 

@@ -190,6 +190,7 @@ def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_
         owner=cut(policy.owner, HOLDER_CHARS_MAX),
         balance_leaders=policy.balance_leaders,
         rebalance=policy.rebalance,
+        held=cut(policy.held),
     )
 
 

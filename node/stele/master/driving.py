@@ -27,7 +27,7 @@ from stele.model.kvop import KeyOperation
 from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
 from stele.rpc.proto import master_pb2
 
-_CLAIM = "driver claim"
+CLAIM_LOCK = "driver claim"
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
@@ -39,13 +39,16 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
     earlier leader's may have been hours ahead.
 
     Raises:
-        Retryable: NOT_READY while another holder's claim runs.
+        Retryable: NOT_READY while another holder's claim runs, or while the policy holds drivers back.
         Rejected: STALE_EPOCH if the epoch to renew is not the one in force.
     """
     if not request.holder:
         raise Rejected("driver claim: the request names no holder")
-    async with lead.locks.hold(tables=(_CLAIM,)):
+    async with lead.locks.hold(tables=(CLAIM_LOCK,)):
         claim, now_ms = lead.catalog.claim, lead.now_ms()
+        policy = lead.catalog.policy
+        if policy is not None and policy.held and not (request.release or request.override_held):
+            raise Retryable(f"no driver may work now: {policy.held}", code=Code.NOT_READY)
         expires_us = lead.wall_us() + request.ttl_ms * 1000  # only for display
         if request.epoch:
             if request.epoch != claim.epoch:
@@ -65,6 +68,11 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
         lead.claim_seen_ms, lead.claim_ttl_ms = now_ms, request.ttl_ms
         await lead.commit([put(renewed)])
         return renewed
+
+
+def ended_claim(claim: ClaimRecord) -> ClaimRecord:
+    """Nobody's claim after this one, with an epoch that makes its holder's orders stale."""
+    return replace(claim, holder="", epoch=claim.epoch + 1, expires_us=0)
 
 
 def check_epoch(lead: Leadership, epoch: int) -> None:

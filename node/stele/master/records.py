@@ -274,6 +274,7 @@ class PolicyRecord(Row):
     owner: str = ""
     balance_leaders: bool = True
     rebalance: bool = True
+    held: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from stele.driver.steps import Blocked
 from stele.driver.view import ClusterView
 from stele.driver.wire import standing_from_pb
 from stele.master.cluster_view import Scene, masters_of, policy_to_pb
+from stele.master.driving import CLAIM_LOCK, ended_claim
 from stele.master.leadership import MASTER_HOLDER, Leadership
 from stele.master.port import put
 from stele.master.records import PolicyRecord
@@ -42,7 +43,8 @@ _POLICY_LOCK = "driver policy"
 
 
 async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None:
-    """Replace the policy.
+    """Replace the policy. One that holds drivers back ends the claim in force in the same batch, so the orders of
+    its holder are stale from then on.
 
     Raises:
         Rejected: INVALID_ARGUMENT, a value is out of range.
@@ -51,11 +53,12 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None
     if faults := policy.faults:
         raise Rejected(f"driver policy: {'; '.join(faults)}")
     values = dataclasses.asdict(policy)
-    async with lead.locks.hold(tables=(_POLICY_LOCK,)):
+    async with lead.locks.hold(tables=(CLAIM_LOCK, _POLICY_LOCK)):
         present = lead.catalog.policy
         record = dataclasses.replace(present, **values) if present is not None else PolicyRecord(**values)
         if record != present:
-            await lead.commit([put(record)])
+            ended = [ended_claim(lead.catalog.claim)] if record.held else []
+            await lead.commit([put(record), *map(put, ended)])
 
 
 class StandIn:

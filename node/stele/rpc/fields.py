@@ -40,7 +40,7 @@ LENGTHS: dict[str, int] = {
     "from_address": bounds.ADDRESS_CHARS_MAX,
     "source_address": bounds.ADDRESS_CHARS_MAX,
     **dict.fromkeys(("holder", "owner"), bounds.HOLDER_CHARS_MAX),
-    **dict.fromkeys(("reason", "told", "comment"), bounds.TEXT_CHARS_MAX),
+    **dict.fromkeys(("reason", "told", "held", "comment"), bounds.TEXT_CHARS_MAX),
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
         ("role", "kind", "type", "channel", "format_id", "session_id", "fork_id", "cause"),

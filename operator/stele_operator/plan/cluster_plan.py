@@ -114,7 +114,8 @@ def make_plan(o: Observation) -> Plan:
     budgets = plan_budgets(o, spec, everyone)
     step = hibernation.plan_hibernation(o, spec, identity, everyone, budgets)
     if step is not None:
-        actions = [*retaining, *_standing(o, None), *step.actions]
+        held = f"TabletCluster {o.cluster.namespace}/{o.cluster.name} hibernates, or wakes and waits for its members"
+        actions = [*retaining, *_standing(o, None, held), *step.actions]
         found = (*step.findings, *find_lost_majorities(o, everyone), *_older(o))
         wait_s = QUIET_S if step.at_rest else BUSY_S
         shown = budgets if step.keeps_budgets else ()
@@ -174,8 +175,8 @@ def _held(o: Observation, why: Finding, everyone: tuple[Member, ...], health: He
         why,
         *find_lost_majorities(o, everyone),
         *_too_many(o, everyone),
-        *diagnosis.find_members(o, everyone),
         *_too_many_masters(o, everyone),
+        *diagnosis.find_members(o, everyone),
     ]
     actions, of_groups = tables.plan_tables(o, everyone, health)
     unmade = [a.group for a in actions if isinstance(a, CreateTable)]
@@ -202,7 +203,6 @@ def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     return [Finding(Kind.STALLED, "TooManyLost", message)]
 
 
-def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, masters: int) -> Policy | None:
 def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
     """The driver neither heals nor shrinks the catalog then (its `too_many_lost`). Tables heal all the same."""
     spec, in_use = o.cluster.spec, lost_in_use(o, everyone, "master")
@@ -216,6 +216,7 @@ def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Find
     return [Finding(Kind.STALLED, "TooManyLost", message)]
 
 
+def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, masters: int) -> Policy | None:
     """What the driver may do. With too many nodes lost at once, nothing is given up and nothing is healed."""
     spec = o.cluster.spec
     if o.catalog is None or spec is None:
@@ -238,14 +239,15 @@ def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Find
     )
 
 
-def _standing(o: Observation, policy: Policy | None) -> list[Action]:
-    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either."""
+def _standing(o: Observation, policy: Policy | None, held: str = "") -> list[Action]:
+    """Keep the policy in the catalog up to date. Without a policy the masters must not heal either; and for `held`,
+    no other driver."""
     spec = o.cluster.spec
     if o.catalog is None or o.catalog.standing is None or spec is None:
         return []
     owner = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
     if policy is None:
-        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner)
+        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner, held=held)
     else:
         wanted = StandingPolicy(
             min(policy.dead_after_ms, TIME_MAX_MS),

@@ -114,7 +114,8 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     """The identity restored from the claims.
 
-    It is formed if every master's claim has a format id, which is recorded before forming. A master that
+    One that is formed counts as asleep: it may have been, or was waking, and nobody may be taken for lost before
+    all had time to come back (hibernation.py). It is formed if every master's claim has a format id, which is recorded before forming. A master that
     joined later has none while a first one is left. But then there are claims that only a formed cluster has:
     of nodes, or released ones.
     """
@@ -139,6 +140,7 @@ def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
         ),
         formed=formed,
         fork_id=fork_id,
+        asleep=bool(formed),
         masters=kept_masters if formed else 0,
     )
 

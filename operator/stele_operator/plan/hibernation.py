@@ -4,7 +4,8 @@ The identity ConfigMap records `asleep` before the first pod is deleted, and unt
 before masters; masters start before nodes. All claims are kept.
 
 Invariants: while `asleep` is on record there is no policy, so neither the operator nor the masters heal, and no
-silence counts. Waking waits for each member on its own, at most as long as healing would; then healing goes on.
+silence counts. Waking waits for each member on its own, at most as long as healing would; then healing goes on. Its
+time runs from when its pod was made, or where none is made, from when all pods had been asked for.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def _to_sleep(
         message += f"; {changes} changes of tablets under way go on after waking"
     reason = HIBERNATED if asleep else HIBERNATING
     actions: list[Action] = []
-    if not identity.asleep:
-        mark = replace(identity, asleep=True)
+    if not identity.asleep or identity.waking_s:
+        mark = replace(identity, asleep=True, waking_s=0)
         actions.append(
             formation.replace_identity(o, mark, "spec.hibernate is true: the cluster goes to sleep")
         )
@@ -121,14 +122,14 @@ def _wake(
     everyone: tuple[Member, ...],
     budgets: Sequence[Budget],
 ) -> Step:
-    awaited = [m for m in everyone if _awaited(o, spec, m)]
+    awaited = [m for m in everyone if _awaited(o, spec, identity, m)]
     if not identity.formed or (o.catalog is not None and not awaited):
         missing = [m.name for m in everyone if o.catalog is not None and _missing(o, m)]
         why = f"all but {some(missing)} are back" if missing else "all members are back"
         why = why if identity.formed else "it has not formed yet, so nobody is waited for"
         message = f"the cluster is awake: {why}"
         actions: list[Action] = [
-            formation.replace_identity(o, replace(identity, asleep=False), message),
+            formation.replace_identity(o, replace(identity, asleep=False, waking_s=0), message),
         ]
     else:
         message = _waking(o, awaited)
@@ -138,6 +139,10 @@ def _wake(
             *formation.plan_formation(o, identity)[0],
             *made,
         ]
+        if o.catalog is not None and not identity.waking_s:
+            begun = replace(identity, waking_s=int(o.now_s))
+            why = "the cluster wakes, and the pods of all members have been asked for"
+            actions.append(formation.replace_identity(o, begun, why))
     more, of_groups = tables.plan_sleeping(o, WAKING, _of_cluster(o, message))
     found = (
         Finding(Kind.RECONCILING, WAKING, message),
@@ -177,8 +182,10 @@ def _without_catalog(o: Observation, m: Member) -> bool:
     return m.role == "master" and catalog is not None and catalog.config.peer_on(NodeId(m.node_id)) is None
 
 
-def _awaited(o: Observation, spec: TabletClusterSpec, m: Member) -> bool:
+def _awaited(o: Observation, spec: TabletClusterSpec, identity: Identity, m: Member) -> bool:
     """Whether waking waits for the member: as long as healing waits before it replaces one. This counts from when
-    its pod was made, so it does not run while the operator is away or paused before that."""
+    its pod was made, so it does not run while the operator is away or paused before that. A pod that is refused is
+    never made. So without one it counts from when all pods had been asked for."""
     patience_s = max(seconds(spec.healing.silentAfter), seconds(spec.healing.machineLostAfter))
-    return _missing(o, m) and (m.pod is None or o.now_s - m.pod.created_s < patience_s)
+    since_s = m.pod.created_s if m.pod is not None else identity.waking_s or o.now_s
+    return _missing(o, m) and o.now_s - since_s < patience_s

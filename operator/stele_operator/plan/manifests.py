@@ -69,6 +69,7 @@ def identity_data(identity: Identity) -> dict[str, str]:
         "formed": json.dumps(identity.formed, sort_keys=True) if identity.formed else "",
         "asleep": "true" if identity.asleep else "",
         "masters": str(identity.masters),
+        "wakingSince": str(identity.waking_s) if identity.waking_s else "",
     }
 
 

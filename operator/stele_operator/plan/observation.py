@@ -101,9 +101,9 @@ class Identity:
 
     `first_serial`: for each role, the first serial known to be reserved by this cluster and not by an earlier
     one of this name. `fork_id`: which copy of its volumes this is; "": the original. `asleep`: it was put to
-    sleep, and not all members are back since (hibernation.py). `masters`: how many masters hold the catalog
-    at least, so that a loss of their volumes is known while none leads (counting.py). 0: as many as formed
-    it.
+    sleep, and not all members are back since (hibernation.py). `waking_s`: when the pods of all members had been
+    asked for while it wakes; 0: not yet. `masters`: how many masters hold the catalog at least, so that a loss
+    of their volumes is known while none leads (counting.py). 0: as many as formed it.
     """
 
     resource_version: str
@@ -116,6 +116,7 @@ class Identity:
     fork_id: str = ""
     asleep: bool = False
     masters: int = 0
+    waking_s: int = 0
 
     def own_from(self, role: Role) -> int:
         """The first reserved serial of a role that this cluster may use."""

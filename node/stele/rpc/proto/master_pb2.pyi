@@ -1869,6 +1869,7 @@ class DriverPolicyPB(_message.Message):
     OWNER_FIELD_NUMBER: _builtins.int
     BALANCE_LEADERS_FIELD_NUMBER: _builtins.int
     REBALANCE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     dead_after_ms: _builtins.int
     max_lost_nodes: _builtins.int
     max_copies: _builtins.int
@@ -1881,6 +1882,8 @@ class DriverPolicyPB(_message.Message):
     balance_leaders: _builtins.bool
     rebalance: _builtins.bool
     """replicas move for balance"""
+    held: _builtins.str
+    """why no driver may work now, as the cluster hibernates; empty: one may"""
     def __init__(
         self,
         *,
@@ -1892,10 +1895,11 @@ class DriverPolicyPB(_message.Message):
         owner: _builtins.str = ...,
         balance_leaders: _builtins.bool = ...,
         rebalance: _builtins.bool = ...,
+        held: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_leaders", b"balance_leaders", "bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner", "rebalance", b"rebalance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_leaders", b"balance_leaders", "bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "held", b"held", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner", "rebalance", b"rebalance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2003,11 +2007,14 @@ class ClaimDriverRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
+    OVERRIDE_HELD_FIELD_NUMBER: _builtins.int
     holder: _builtins.str
     ttl_ms: _builtins.int
     epoch: _builtins.int
     """0: claim anew; else renew this one"""
     release: _builtins.bool
+    override_held: _builtins.bool
+    """an administrator's driver: work although the policy holds drivers back"""
     def __init__(
         self,
         *,
@@ -2015,10 +2022,11 @@ class ClaimDriverRequest(_message.Message):
         ttl_ms: _builtins.int = ...,
         epoch: _builtins.int = ...,
         release: _builtins.bool = ...,
+        override_held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "holder", b"holder", "release", b"release", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "holder", b"holder", "override_held", b"override_held", "release", b"release", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
