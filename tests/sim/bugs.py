@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from stele.consensus import bootstrap
+from stele.consensus import bootstrap, incarnations, recovering
 from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
@@ -235,4 +235,23 @@ _RESTS = (
     ),
 )
 
-BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS)
+_RECOVERIES = (
+    # Messages cross from one incarnation to another (stele.consensus.incarnations).
+    Bug(
+        "messages of a history that was given up",
+        incarnations,
+        "same_incarnation",
+        lambda *arguments: True,
+        weather=Weather.RECOVERY,
+    ),
+    # A recovery makes the survivor the only voter, but does not raise its incarnation.
+    Bug(
+        "a recovery without a new incarnation",
+        recovering,
+        "with_incarnation",
+        lambda block, order: block,
+        weather=Weather.RECOVERY,
+    ),
+)
+
+BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS, *_RECOVERIES)

@@ -46,8 +46,32 @@ class History:
         """(index, term, ceiling) of each committed ceiling; they rise."""
         self._last_time = 0
         """The timestamp of the newest write that has one."""
+        self._recovered_at = 0
+        """The index of the configuration with which this history goes on after a recovery; 0: there was none."""
         self._snapshot = 0
         """The newest snapshot that was served. No later entry may be at or below it."""
+
+    def forked(self, log: Image) -> History:
+        """The history that goes on from this log, whose last entry is the configuration of the survivor alone. What
+        was committed and is not in the log is given up."""
+        kept = 0
+        for entry in self.committed:
+            if entry.index > log.start.index and log.opid_at(entry.index) != entry.opid:
+                break
+            kept += 1
+        new = History(self._configs[0][1])
+        new.committed, new._handed_terms = self.committed[:kept], self._handed_terms[:kept]
+        new.members = dict(self.members)
+        new._configs = [(at, config) for at, config in self._configs if at <= kept]
+        new._checksums = {at: known for at, known in self._checksums.items() if at <= kept}
+        new._done = {write: at for write, at in self._done.items() if at <= kept}
+        new._ceilings = [each for each in self._ceilings if each[0] <= kept]
+        there = [e for e in (*new.committed, *log.entries) if e.kind is EntryKind.WRITE]
+        new._last_time = max((e.timestamp for e in new.committed if e.kind is EntryKind.WRITE), default=0)
+        times = {entry.timestamp for entry in there}
+        new.acknowledged = [timestamp for timestamp in self.acknowledged if timestamp in times]
+        new._recovered_at = log.last.index
+        return new
 
     @property
     def committed_index(self) -> int:
@@ -87,7 +111,10 @@ class History:
         old = [p.replica_id for p in before.voters]
         new = [p.replica_id for p in after.voters]
         moved = [v for v in old if v not in new] + [v for v in new if v not in old]
-        ensure(len(moved) <= 1, f"configuration {entry.index} moves several voters at once: {moved}")
+        ensure(
+            len(moved) <= 1 or entry.index == self._recovered_at,
+            f"configuration {entry.index} moves several voters at once: {moved}",
+        )
         ensure(
             after.opid_index == entry.index,
             f"configuration at {entry.index} has opid_index {after.opid_index}",

@@ -48,11 +48,27 @@ class Clients:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._era = 0
+        """How often the tablet was recovered. What one history told is judged by itself, so others begin with new rows
+        then."""
+        self._told_before: list[Operation] = []
         self._next = [0] * _CLIENTS
         self._outstanding: list[dict[int, _Write]] = [{} for _ in range(_CLIENTS)]
         self.operations: list[Operation] = []
         self.reads = 0
         self.retries = 0
+
+    def begin_anew(self) -> None:
+        """The tablet was recovered: nobody answers what is under way, and new clients write other rows."""
+        for waiting in self._outstanding:
+            for write in list(waiting.values()):
+                self._over(write, Told.UNKNOWN)
+        self._told_before += self.operations
+        self.operations, self._next = [], [0] * _CLIENTS
+        self._era += 1
+
+    def _key(self, number: int) -> str:
+        return f"k{number}" if not self._era else f"era{self._era}.k{number}"
 
     # Writes
 
@@ -67,12 +83,12 @@ class Clients:
         sequence = self._next[client]
         kind = rng.choice((Kind.PUT, Kind.PUT, Kind.INSERT, Kind.DELETE_IGNORE))
         value = None if kind is Kind.DELETE_IGNORE else (client, sequence)
-        key = f"k{rng.randrange(_KEYS)}"
+        key = self._key(rng.randrange(_KEYS))
         write = _Write(client, sequence, key, kind, value, self._world.now)
         waiting[sequence] = write
         body = encode_operations([KeyOperation(_OPS[kind], key.encode(), _encoded(value))])
         header = WriteHeader(
-            bytes([client + 1]) * 16,
+            bytes([client + 1 + _CLIENTS * self._era]) * 16,
             sequence,
             min(waiting),
             1_700_000_000_000_000,
@@ -100,11 +116,13 @@ class Clients:
 
     def _arrives(self, write: _Write, attempt: int, node: SimNode, life: int) -> None:
         if node.life == life and not write.over:
-            node.run(_serve_write(node, write.payload), lambda task: self._answered(write, attempt, task))
+            node.run(
+                _serve_write(node, write.payload), lambda task: self._answered(write, attempt, node, task)
+            )
 
-    def _answered(self, write: _Write, attempt: int, task: asyncio.Task[Any]) -> None:
+    def _answered(self, write: _Write, attempt: int, node: SimNode, task: asyncio.Task[Any]) -> None:
         world = self._world
-        if task.cancelled():
+        if task.cancelled() or world.recovery.outdated(node):
             return
         error = task.exception()
         outcome = None if error is not None else task.result()
@@ -150,12 +168,15 @@ class Clients:
         world = self._world
         node = world.asked()
         if node is not None:
-            key = f"k{world.rng.randrange(_KEYS)}"
-            world.at(world.now + world.latency(), self._read_arrives, key, world.now, node, node.life)
+            key = self._key(world.rng.randrange(_KEYS))
+            at = world.now + world.latency()
+            world.at(at, self._read_arrives, key, world.now, node, node.life, self._era)
 
-    def _read_arrives(self, key: str, begun: float, node: SimNode, life: int) -> None:
+    def _read_arrives(self, key: str, begun: float, node: SimNode, life: int, era: int) -> None:
         def answered(task: asyncio.Task[Any]) -> None:
             if task.cancelled() or isinstance(task.exception(), SteleError):
+                return
+            if self._world.recovery.outdated(node) or era != self._era:
                 return
             self._world.at(
                 self._world.now + self._world.latency(), self._read_told, key, begun, task.result()
@@ -181,7 +202,7 @@ class Clients:
     def _snapshot_told(self, node: SimNode, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is None:
             snapshot, applied = task.result()
-            self._world.judge(self._world.history.snapshot_served, snapshot, applied)
+            self._world.judge(node.history.snapshot_served, snapshot, applied)
 
     # The end
 
@@ -194,7 +215,7 @@ class Clients:
         for waiting in self._outstanding:
             for write in waiting.values():
                 self._remember(write, Told.UNKNOWN)
-        for key, operations in by_key(self.operations).items():
+        for key, operations in by_key([*self._told_before, *self.operations]).items():
             try:
                 found = contradiction(operations)
             except Undecided:

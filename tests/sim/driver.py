@@ -42,8 +42,9 @@ class Driver:
         """The nodes that they are to get them from, by the last order."""
 
     def leader(self) -> SimNode | None:
-        """A node that believes it leads."""
-        leaders = [node for node in self._world.all_nodes() if node.leads]
+        """A node that believes it leads, of those that no recovery gave up."""
+        current = self._world.recovery
+        leaders = [node for node in self._world.all_nodes() if node.leads and not current.outdated(node)]
         return self._world.rng.choice(leaders) if leaders else None
 
     def change(self, leader: SimNode | None = None, *, take_away: bool = False) -> None:
@@ -154,6 +155,11 @@ class Driver:
         config = self._world.history.config
         for node in self._world.all_nodes():
             if node.retired or config.peer(node.replica_id) is not None:
+                continue
+            if self._world.recovery.outdated(node):
+                if self._world.recovery.removes(node):
+                    node.exits("a recovery gave it up", again=False)
+                    node.retired = True
                 continue
             known = node.replica.committed_config.opid_index if node.replica is not None else -1
             if node.replica_id in self._world.history.members and known < config.opid_index:

@@ -24,7 +24,8 @@ _LAG_MAX = 40
 def check_nodes(world: World) -> None:
     """Check the group at any moment. Also check that a leader believes of its peers what it has reported of
     them."""
-    check_group([node.core for node in world.all_nodes() if node.core is not None])
+    for history in world.histories:
+        check_group([n.core for n in world.all_nodes() if n.core is not None and n.history is history])
     for node in world.all_nodes():
         core = node.core
         if core is not None and node.leads:
@@ -64,7 +65,7 @@ def converged(world: World, acknowledged: int) -> bool:
     it is replaced."""
     if len(world.history.acknowledged) <= acknowledged:
         return False
-    leaders = [node.core for node in world.all_nodes() if node.core is not None and node.leads]
+    leaders = [node.core for node in _current(world) if node.core is not None and node.leads]
     if len(leaders) != 1:
         return False
     leader = leaders[0]
@@ -86,11 +87,16 @@ def converged(world: World, acknowledged: int) -> bool:
 
 def hopeless(world: World) -> bool:
     """Whether too many voters of the configuration in force are FAILED, need a copy, or stay dead or deaf."""
-    nodes = world.all_nodes()
+    nodes = _current(world)
     lost = [
         node for node in nodes if node.failed or world.trouble.lost_for_good(node) or lacks_log(world, node)
     ]
     return not have_majority(world, lost)
+
+
+def _current(world: World) -> list[SimNode]:
+    """The nodes that no recovery gave up."""
+    return [node for node in world.all_nodes() if not world.recovery.outdated(node)]
 
 
 def lacks_log(world: World, node: SimNode) -> bool:
@@ -98,7 +104,7 @@ def lacks_log(world: World, node: SimNode) -> bool:
     ends before that start, or has another entry there."""
     if not node.formed:
         return True
-    starts = [other.core.log.start for other in world.all_nodes() if other.core is not None]
+    starts = [other.core.log.start for other in _current(world) if other.core is not None]
     latest = max(starts, key=lambda opid: opid.index, default=OPID_NONE)
     log = node.twin.durable
     return log.start.index < latest.index and log.opid_at(latest.index) != latest
@@ -109,7 +115,7 @@ def have_majority(world: World, without: list[SimNode]) -> bool:
     those."""
     configs = [
         world.history.config,
-        *(node.core.config for node in world.all_nodes() if node.core is not None),
+        *(node.core.config for node in _current(world) if node.core is not None),
     ]
     return all(
         sum(world.nodes[peer.replica_id] not in without for peer in config.voters) >= config.majority

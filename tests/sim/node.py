@@ -12,7 +12,9 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from stele.consensus import incarnations, recovering
 from stele.consensus.bootstrap import STORE, create_machine, start_replica
+from stele.consensus.recovering import SoleVoter
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration
@@ -66,6 +68,7 @@ class SimNode:
         self.host = SimHost(self)
         self.rows = Rows(self)
         self.formed = False
+        self.history = world.history
         # A life
         self.life = 0
         self.loop: SimLoop | None = None
@@ -205,6 +208,20 @@ class SimNode:
             self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
         loop.create_task(self._start(self.replica))
         loop.call_later(world.rng.random() * 0.001 * world.plan.tick_ms, self._tick)
+
+    def becomes_sole_voter(self, order: SoleVoter) -> None:
+        """Make its replica the only voter of its tablet, on the volume of a process that has ended."""
+        self.superblock = recovering.with_incarnation(self.superblock, order)
+        self.log = Log.open(LOG, self.world.plan.log, self.node_id, _run_all, files=self.disk, threads=False)
+        self.world.judge(self._check_log)
+        written: list[bool] = []
+        recovering.make_sole_voter(
+            self.stream(order.key), self.node_id, "", order, lambda: written.append(True)
+        )
+        while not written:
+            self.log.turn()
+        self.log.close()
+        self.log = None
 
     def _opens_no_log(self, exc: Exception) -> None:
         self.exits(f"its log does not open: {exc}", again=False)
@@ -351,14 +368,18 @@ class SimNode:
 
     # Messages
 
-    def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
-        """A message has arrived over the network."""
+    def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int) -> None:
+        """A message has arrived over the network. `incarnation`: its sender's, of the tablet."""
         if self.loop is not None:
-            self.loop.call_soon(self._received, sender, message, quiet)
+            self.loop.call_soon(self._received, sender, message, quiet, incarnation)
 
-    def _received(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
+    def _received(
+        self, sender: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int
+    ) -> None:
         replica = self.replica
         if replica is None:
+            return
+        if not incarnations.same_incarnation(replica, node_of(sender), sender, incarnation):
             return
         if self._quiet is not None:
             self._quiet.heard(node_of(sender))

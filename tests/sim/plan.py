@@ -69,6 +69,7 @@ class Plan:
     cuts_per_s: float = 0.0  # power losses within a file operation
     rots_per_s: float = 0.0
     heals: float = 0.0  # the share of the planner's passes that run while there are faults
+    recovers_ms: float = 0.0  # when a majority is lost, of which one survivor recovers; 0: never
     leaves: str = ""  # how a minority stays to the end: "dead", "deaf", "mute", "cut off"; "": all come back
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -93,6 +94,7 @@ class Weather(Enum):
     CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
     CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; only on request
+    RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed
 
 
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
@@ -102,7 +104,8 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     """The world of this seed. The caller may choose its weather."""
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
-    return _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
+    plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
+    return _with_recovery(plan, weather)
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -110,7 +113,7 @@ def _with_weather(seed: int, weather: Weather | None) -> Plan:
     drawn = rng.choice(_WEATHERS)
     weather = weather or drawn
     plan = _mixed(seed, rng)
-    if weather is Weather.MIXED:
+    if weather in (Weather.MIXED, Weather.RECOVERY):
         return plan
     if weather is Weather.CLOCKS:
         return replace(
@@ -306,6 +309,38 @@ def _with_losses(plan: Plan) -> Plan:
     if rng.random() < 0.7:
         return plan
     return replace(plan, leaves=rng.choice(("dead", "deaf", "mute", "cut off")))
+
+
+def _with_recovery(plan: Plan, weather: Weather | None) -> Plan:
+    """A lost majority, and a survivor that goes on alone. Only what makes this hard is left of other faults: crashes,
+    cuts, loss and delay of messages. Drawn from a source of its own."""
+    rng = random.Random(f"lost for good/{plan.seed}")
+    fits = plan.voters >= 3 and plan.rest_after_ms is None and not plan.directed and not plan.clock_off_ms
+    if weather is not Weather.RECOVERY and (weather is not None or not fits or rng.random() >= 0.2):
+        return plan
+    fault_ms = max(plan.fault_ms, 8_000)
+    return replace(
+        plan,
+        voters=plan.voters if plan.voters in (3, 5) else 3,
+        fault_ms=fault_ms,
+        recovers_ms=rng.uniform(0.2, 0.4) * fault_ms,
+        rest_after_ms=None,
+        keeps_log=True,
+        changes_per_s=0.0,
+        rushes_per_s=0.0,
+        crash_in_change=0.0,
+        heals=0.0,
+        leaves="",
+        failures=False,
+        failed_ms_max=0.0,
+        unfit_per_s=0.0,
+        stays_unfit=False,
+        snapshots_per_s=0.0,
+        disk_errors_per_s=0.0,
+        full_disks_per_s=0.0,
+        cuts_per_s=0.0,
+        rots_per_s=0.0,
+    )
 
 
 def _with_returns(plan: Plan) -> Plan:

@@ -170,6 +170,11 @@ class WatchedStream:
             self._inner.append_vote, (term, voted_for), lambda image: image.raise_term(term, voted_for), told
         )
 
+    def append_promote(self, term: int, leader: ReplicaId, done: Done | None = None) -> None:
+        self._call(
+            self._inner.append_promote, (term, leader), lambda image: image.raise_term(term, leader), done
+        )
+
     def append_entries(self, entries: tuple[Entry, ...], done: Done | None = None) -> None:
         self._call(self._inner.append_entries, (entries,), lambda image: image.put(entries), done)
 

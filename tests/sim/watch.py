@@ -52,7 +52,7 @@ def watching(plan: Plan) -> Iterator[None]:
             node = running_node()
             if node is not None:
                 checksum = store.checksum() if entry.index % CHECKSUM_EVERY == 0 else None
-                node.world.judge(node.world.history.applied, node.replica_id, entry, outcome, checksum)
+                node.world.judge(node.history.applied, node.replica_id, entry, outcome, checksum)
             return outcome
 
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
@@ -69,11 +69,11 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
     for effect in effects:
         match effect:
             case fx.Committed(entries):
-                world.history.handed_out(node.replica_id, core.term, entries)
+                node.history.handed_out(node.replica_id, core.term, entries)
             case fx.RoleChanged():
                 _role_changed(node, core, effect)
             case fx.ProposalLost(opid):
-                world.history.lost(node.replica_id, opid)
+                node.history.lost(node.replica_id, opid)
             case fx.PeerSound(replica_id, sound, cause):
                 how = "is sound" if sound else "has FAILED"
                 world.trace("{} finds that {} {}: {}", node.replica_id, replica_id, how, cause)
@@ -112,5 +112,5 @@ def _role_changed(node: SimNode, core: RaftCore, effect: fx.RoleChanged) -> None
     world = node.world
     world.trace("{} is {} of term {}: {}", node.replica_id, effect.role.value, effect.term, effect.cause)
     if effect.role is fx.Role.LEADER:
-        world.history.elected(core, effect.term)
+        node.history.elected(core, effect.term)
         world.trouble.elected(node)

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
 from tests.sim.node import SimNode
 from tests.sim.plan import Plan, draw_plan
+from tests.sim.recovery import Recovery
 from tests.sim.schedule import Schedule
 from tests.sim.trouble import Trouble
 from tests.sim.watch import watching
@@ -95,10 +96,13 @@ class World:
         self.directory = Path(".")
         first = Configuration(-1, tuple(sim_peer(n) for n in range(1, plan.voters + 1)))
         self.history = History(first)
+        self.histories = [self.history]
+        """All of them: a recovery begins another."""
         self.clients = Clients(self)
         self.driver = Driver(self)
         self.healer = Healer(self, self.driver)
         self.trouble = Trouble(self)
+        self.recovery = Recovery(self)
         self.nodes: dict[int, SimNode] = {}
         self.healing = False
         self._failure: SteleError | AssertionError | None = None
@@ -159,6 +163,7 @@ class World:
     ) -> None:
         """Send through the network: the message may be lost, duplicated, delayed or reordered."""
         plan, rng = self.plan, self.rng
+        incarnation = self.nodes[sender].superblock.tablet_incarnation
         copies = 1
         if not self.healing:
             if plan.loss and rng.random() < plan.loss:
@@ -172,12 +177,14 @@ class World:
             if not self.healing and plan.slow_message and rng.random() < plan.slow_message:
                 self.met["a message late"] += 1
                 delay += rng.uniform(0.0, 2000.0)
-            self.at(self.now + delay, self._deliver, sender, to, message, quiet)
+            self.at(self.now + delay, self._deliver, sender, to, message, quiet, incarnation)
 
-    def _deliver(self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, quiet: bool) -> None:
+    def _deliver(
+        self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int
+    ) -> None:
         node = self.nodes.get(to)
         if node is not None and node.up and self.trouble.lets_through(sender, to, message):
-            node.deliver(sender, message, quiet)
+            node.deliver(sender, message, quiet, incarnation)
 
     # The run
 
@@ -218,6 +225,7 @@ class World:
         for node in self.all_nodes():
             node.boot()
         Schedule(self).begin()
+        self.recovery.begin()
         self._run_until(self.plan.fault_ms, lambda: False)
         self._heal()
         target = len(self.history.acknowledged)
@@ -226,7 +234,8 @@ class World:
             done or hopeless(self),
             f"no convergence within {_HEAL_MS_MAX} ms of healing: {state(self)}",
         )
-        self.history.finish()
+        for history in self.histories:
+            history.finish()
         self.clients.finish()
         check_nodes(self)
 
@@ -264,6 +273,7 @@ class World:
         self.trace("all heals")
         self.healing = True
         self.trouble.end()
+        self.recovery.ends()
         for node in self.all_nodes():
             node.stalled_until = min(node.stalled_until, self.now)
             node.slow_disk_until = min(node.slow_disk_until, self.now)
@@ -271,13 +281,25 @@ class World:
             node.set_fit(True)  # where all clocks are wrong, no node assigns timestamps
             node.boot()
 
+    # Recovery
+
+    def go_on_from(self, survivor: SimNode) -> int:
+        """From now on the tablet's history is that of this node alone. Returns how many acknowledged writes are
+        given up."""
+        before = self.history
+        self.history = survivor.history = before.forked(survivor.twin.durable)
+        self.histories.append(self.history)
+        self.clients.begin_anew()
+        return len(before.acknowledged) - len(self.history.acknowledged)
+
     # Telling
 
     def add_node(self, data_state: DataState = DataState.READY) -> SimNode:
         """A new node, whose volume is empty."""
         replica_id = ReplicaId(len(self.nodes) + 1)
         node = self.nodes[replica_id] = SimNode(self, replica_id)
-        node.superblock = node.superblock.with_state(data_state)
+        superblock = node.superblock.with_state(data_state)
+        node.superblock = replace(superblock, tablet_incarnation=self.recovery.incarnation)
         return node
 
     def story(self) -> str:
