@@ -69,6 +69,8 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
     for effect in effects:
         match effect:
             case fx.Committed(entries):
+                if world.recovery.outdated(node):
+                    world.met["entries committed in a history that was given up"] += len(entries)
                 node.history.handed_out(node.replica_id, core.term, entries)
             case fx.RoleChanged():
                 _role_changed(node, core, effect)
