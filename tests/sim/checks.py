@@ -56,8 +56,9 @@ class History:
         was committed and is not in the log is given up."""
         kept = 0
         for entry in self.committed:
-            if entry.index > log.start.index and log.opid_at(entry.index) != entry.opid:
-                break
+            at = entry.index - log.start.index - 1
+            if at >= 0 and log.entries[at : at + 1] != [entry]:
+                break  # perhaps of the same OpId: the survivor may not know of the term that elected its leader
             kept += 1
         new = History(self._configs[0][1])
         new.committed, new._handed_terms = self.committed[:kept], self._handed_terms[:kept]

@@ -89,6 +89,9 @@ class Recovery:
             if self.outdated(node):
                 node.may_fail = "the tablet was recovered without it"
         self._tombstones_from = world.now + self._rng.uniform(1_500.0, 5_000.0)
+        if self._rng.random() < 0.6:  # the others do not hear of it at once, and may go on for a while
+            until = world.now + self._rng.uniform(500.0, 4_000.0)
+            world.trouble.cut_off([survivor.replica_id], until, both=True)
         self._later(1.0, 500.0, survivor.boot)
         for node in self._lost:
             self._later(1.0, 3_000.0, self._returns, node)

@@ -113,9 +113,10 @@ class Trouble:
         island = ids[: self._rng.randint(1, max(1, len(ids) // 2))]
         until = self._world.now + self._rng.uniform(50.0, 4000.0)
         both = self._rng.random() < 0.7
-        self._cut_off(island, until, both=both)
+        self.cut_off(island, until, both=both)
 
-    def _cut_off(self, island: Sequence[int], until: float, *, both: bool) -> None:
+    def cut_off(self, island: Sequence[int], until: float, *, both: bool) -> None:
+        """Cut these replicas off from all others, in both directions or in the one to the others."""
         self._world.trace("partition of {} until {}", island, int(until))
         self._world.met["a partition" if both else "a one-way cut"] += 1
         for inside in island:
@@ -235,7 +236,7 @@ class Trouble:
             return
         peers = [p.replica_id for p in leader.core.config.peers if p.replica_id != leader.replica_id]
         island = [leader.replica_id, *self._rng.sample(peers, min(len(peers), self._rng.choice((0, 0, 1))))]
-        self._cut_off(island, self._world.now + self._rng.uniform(500.0, 3000.0), both=True)
+        self.cut_off(island, self._world.now + self._rng.uniform(500.0, 3000.0), both=True)
         take_away = self._rng.random() < 0.7
         for _ in range(self._rng.choice((2, 3, 4))):
             self._later(0.0, 20.0, lambda: self._world.driver.change(leader, take_away=take_away))
