@@ -94,19 +94,23 @@ async def test_a_scan_mixes_no_rows_of_two_histories(tmp_path: Path, before: int
             tablet.incarnation = raised(before)
             return Retryable("gone", code=Code.UNAVAILABLE)
 
-        cluster.nodes[0].flight_fault.append(recovered)
+        def armed() -> None:
+            tablet.incarnation = before
+            for node in cluster.nodes:
+                node.flight_fault.clear()
+                node.flight_fault.append(recovered)
+
+        armed()
         with pytest.raises(
             Rejected, match=r"was recovered as incarnation .* while it was scanned at"
         ) as caught:
             await table.scan(ordered=True).to_table()
         assert caught.value.code is Code.SNAPSHOT_TOO_OLD
-        tablet.incarnation = before
-        cluster.nodes[0].flight_fault.append(recovered)
+        armed()
         with pytest.raises(Rejected):
             async for _ in table.scan().batches():
                 pass
-        tablet.incarnation = before
-        cluster.nodes[0].flight_fault.append(recovered)
+        armed()
         found = await table.scan().to_table()
         assert sorted(found["k"].to_pylist()) == list(range(300)), "without order it began anew"
         assert not found.schema.metadata
