@@ -117,7 +117,7 @@ def _chosen(found: Recovery, target: str) -> Survivor:
             "nodes back, or see `stele tablet recover`",
             code=Code.UNSAFE_CHANGE,
         )
-    best = max(voters, key=lambda s: s.rank)
+    best = max(voters, key=lambda s: s.rank(found.incarnation))
     chosen = next((s for s in voters if s.node_id == target), None) if target else best
     if chosen is None:
         raise Rejected(f"{what} has no voter with rows on that node that answers", code=Code.NOT_FOUND)
