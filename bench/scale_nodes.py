@@ -299,13 +299,19 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
     @_answering
     async def LeaderStepDown(self, request: consensus_pb2.LeaderStepDownRequest, context: Any) -> Any:
         group = self.all.groups[id_from_pb(request.tablet_id)]
-        target = id_from_pb(request.target_node)
+        target = id_from_pb(request.target_node) or self._heir(group)
         if target not in self.all.live:
             raise Rejected(f"node {target} does not answer", code=Code.UNSAFE_CHANGE)
         group.leader, group.term = target, group.term + 1
         self.all.orders["LeaderStepDown"] += 1
         self.all.changed(id_from_pb(request.tablet_id))
         return consensus_pb2.LeaderStepDownResponse()
+
+    def _heir(self, group: Group) -> str:
+        """A voter to lead in place of this one; "" if there is none."""
+        voters = (p for p in group.config.peers if p.member_type is MemberType.VOTER)
+        able = (p.node_id for p in voters if p.node_id in self.all.live and p.replica_id in group.rows)
+        return random.choice([node_id for node_id in able if node_id != self.node_id] or [""])
 
     async def StartTabletCopy(self, request: consensus_pb2.StartTabletCopyRequest, context: Any) -> Any:
         """The rows arrive at once, unless the order is for a witness that waits for its turn."""
