@@ -46,8 +46,8 @@ log = structlog.get_logger("stele.operator.act")
 Json = dict[str, Any]
 _REFUSALS = (400, 403, 422)
 ROLL_WITHIN_S = 3.0
-"""How long after the first action of a pass a pod may be deleted for a roll: three heartbeats, by which masters know that
-a member is silent."""
+"""How long after the first action of a pass a pod may be deleted for a roll. It is three heartbeats: by then
+masters know that a member is silent."""
 _UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
 
 

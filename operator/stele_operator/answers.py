@@ -34,8 +34,8 @@ _QUESTION_MAX = 64 << 10
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases. A few lines of them stand for more values than any memory holds, and whoever may annotate one
-    TabletCluster must not end the operator of all."""
+    """Refuses aliases. A few lines of them stand for more values than any memory holds. Whoever may annotate
+    one TabletCluster must not end the operator of all."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

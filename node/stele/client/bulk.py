@@ -3,10 +3,10 @@ flight.
 
 Used by `Table.write_arrow` and by sessions.
 
-Invariants: every input row is counted once, as written or as an error. Of two rows with the same key the later
-one wins: blocks of one tablet are sent one after another, and all waiting rows are dealt out by one partitioning.
-So new ranges count only once no block for a dropped one is in flight: its rows may have to go to a new range,
-ahead of later ones.
+Invariants: every input row is counted once, as written or as an error. Of two rows with the same key the
+later one wins. Blocks of one tablet are sent one after another, and all waiting rows are dealt out by one
+partitioning. So new ranges count only once no block for a dropped one is in flight. Its rows may have to go
+to a new range, ahead of later ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One tablet of a scan, read over Arrow Flight in a thread, from any replica that serves it. Used by scan.py
 and Spark.
 
-Invariant: whichever replicas a scan reads, each row is returned once, at the plan's single snapshot, and all
-rows of a tablet are of one incarnation of it.
+Invariant: whichever replicas a scan reads, each row is returned once, at the plan's single snapshot. All rows
+of a tablet are of one incarnation of it.
 """
 
 from __future__ import annotations

@@ -114,10 +114,10 @@ def _next_serials(o: Observation) -> dict[Role, int]:
 def _rebuilt(o: Observation, kept: Sequence[Claim]) -> Identity | None:
     """The identity restored from the claims.
 
-    One that is formed counts as asleep: it may have been, or was waking, and nobody may be taken for lost before
-    all had time to come back (hibernation.py). It is formed if every master's claim has a format id, which is recorded before forming. A master that
-    joined later has none while a first one is left. But then there are claims that only a formed cluster has:
-    of nodes, or released ones.
+    One that is formed counts as asleep, because it may have been asleep or waking. Nobody may be taken for
+    lost before all had time to come back (hibernation.py). It is formed if every master's claim has a format
+    id, which is recorded before forming. A master that joined later has none while a first one is left. But
+    then there are claims that only a formed cluster has: of nodes, or released ones.
     """
     cluster_ids = {c.cluster_id for c in kept}
     fork_ids = {c.fork_id for c in kept if c.noted_uid == c.uid} or {""}
