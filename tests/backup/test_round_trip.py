@@ -140,6 +140,18 @@ def test_a_table_is_restored_with_other_partitions_and_another_factor(there: The
         backup.restore(client, tmp_path, tables={"t": "x"}, partitioning=stele.hash("nope", buckets=2))
 
 
+def test_owner_comment_and_history_come_back(there: There, tmp_path: Path) -> None:
+    client = there.client
+    notes = {"owner": "ops", "comment": "since 2013", "history_s": 7_200.0}
+    client.create_table("t", NUMBERS, **notes)
+    client.create_table("plain", NUMBERS)
+    backup.create(client, tmp_path, ["t", "plain"])
+    backup.restore(client, tmp_path, tables={"t": "new", "plain": "plain2"})
+    for name, wanted in (("new", notes), ("plain2", {"owner": "", "comment": "", "history_s": 900.0})):
+        info = client.describe(name)
+        assert {key: getattr(info, key) for key in wanted} == wanted
+
+
 def test_nothing_is_seen_of_a_table_before_it_is_whole(there: There, tmp_path: Path) -> None:
     client = there.client
     numbered(client, "t", 30_000)

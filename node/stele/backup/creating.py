@@ -150,6 +150,8 @@ def _plan(
                 table.partition_schema,
                 info.replication_factor,
                 tuple(TabletEntry(t.tablet_id, t.ordinal) for t in scan.tablets),
+                info.owner,
+                info.comment,
             )
         )
     return Manifest(
@@ -193,13 +195,14 @@ def _why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
     now = {table.table_id: table for table in new.tables}
     for table in old.tables:
         other = now[table.table_id]
-        if (table.schema, table.partitioning, table.tablets) != (
-            other.schema,
-            other.partitioning,
-            other.tablets,
-        ):
+        if _shape(table) != _shape(other):
             return f"table {other.name} was changed since"
     return ""
+
+
+def _shape(table: TableEntry) -> tuple[object, ...]:
+    """What must not change until a backup is finished. A longer history may be set meanwhile, to have the time."""
+    return table.schema.columns, table.schema.key_column_ids, table.partitioning, table.tablets
 
 
 class _Run:
@@ -319,7 +322,7 @@ class _Run:
         if error.code is Code.SNAPSHOT_TOO_OLD:
             return Rejected(
                 f"table {table.name}: the rows of {utc(physical_us(plan.snapshot))} are gone before all were read: "
-                f"{error.args[0]}",
+                f"{error.args[0]}; `stele table alter {table.name} --history 2h` keeps those of later backups for longer",
                 code=error.code,
             )
         if error.code is Code.TABLET_DELETED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -115,7 +115,8 @@ class _Target:
         self.name = name
         self.scratch = scratch
         columns = [(c.name, c.type, c.nullable, c.default) for c in entry.schema.columns]
-        self.schema = Schema.make(columns, [c.name for c in entry.schema.key_columns])
+        made = Schema.make(columns, [c.name for c in entry.schema.key_columns])
+        self.schema = replace(made, history_ms=entry.schema.history_ms)
         self.partitioning = by_ids(by_names(entry.partitioning, entry.schema), self.schema)
         self.replication_factor = entry.replication_factor
         self._table: AsyncTable | None = None
@@ -141,6 +142,8 @@ class _Target:
                 self.schema,
                 self.partitioning,
                 replication_factor=self.replication_factor,
+                owner=self.entry.owner,
+                comment=self.entry.comment,
                 timeout_s=_CREATE_TIMEOUT_S,
             )
             self._is_mine = True
