@@ -80,7 +80,7 @@ async def test_a_scan_that_breaks_off_gives_no_more_rows_than_its_limit(tmp_path
         assert [k for keys in found for k in keys] == list(range(150))
 
 
-@pytest.mark.parametrize("before", [0, raised(0)])
+@pytest.mark.parametrize("before", [0, raised(0)], ids=["first", "recovered before"])
 async def test_a_scan_mixes_no_rows_of_two_histories(tmp_path: Path, before: int) -> None:
     """The tablet lost its majority, and was recovered while it was scanned. A client of an earlier view asks for any."""
     async with small_cluster(tmp_path) as (cluster, client):
