@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo docs images e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv venv-demo demo docs images jar maybe-jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,20 @@ images: ## the images node, operator and tools; DOCKER=docker TAG=dev BUILD_FLAG
 	  $(DOCKER) build --quiet $(BUILD_FLAGS) --target $$target --tag stele/$$target:$(TAG) . || exit 1; done
 	@$(DOCKER) images --filter 'reference=stele/*:$(TAG)' --format '{{.Repository}}:{{.Tag}}  {{.Size}}'
 
+JAR = pipeline/stele_spark/jars/stele-spark.jar
+
+jar: $(JAR) ## the JVM reader and catalog for Spark (docs/spark.md); needs Maven and Java 17
+
+$(JAR): pipeline/jvm/pom.xml $(shell find pipeline/jvm/src -type f) | venv
+	mvn -q -B -f pipeline/jvm/pom.xml package \
+	  -Dpyspark.jars=$$($(BIN)/python -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent / "jars")')
+	@mkdir -p $(@D)
+	cp pipeline/jvm/target/stele-spark.jar $@
+
+# Where Maven is missing, the tests of the JVM reader are skipped, and say so.
+maybe-jar:
+	$(if $(shell which mvn 2>/dev/null),$(MAKE) jar,@echo "no Maven here: the JVM reader is not built")
+
 e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the settings; TESTS=test_3_machine for a part
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
@@ -64,7 +78,7 @@ types: venv
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
 unit: export PYTHONDONTWRITEBYTECODE =
-unit: venv
+unit: venv maybe-jar
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it

@@ -1,4 +1,4 @@
-"""Creates a Spark session for Stele, and finds a Java for it if the machine has none.
+"""Creates a Spark session for Stele, and finds a Java and the JVM reader for it.
 
 `session()` is a convenience. Any session of Spark 4.3 or newer finds the data source by itself, in threads
 where the session is active (`activate`).
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JAVA_OLDEST = 17
+JAR = Path(__file__).parent / "jars" / "stele-spark.jar"
+"""The JVM reader, if `make jar` has built it. Without it the Python reader reads."""
 
 _WRAPPER = """#!/bin/sh
 # Spark's launcher insists on a module that this trimmed Java lacks; without it Spark runs.
@@ -69,7 +71,8 @@ def java_major(java: Path) -> int:
 def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -> SparkSession:
     """A local Spark session, `cores` threads (all if None), and `conf` on top.
 
-    Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`.
+    Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`. Reads use the JVM reader where
+    its jar is installed (`JAR`), otherwise the Python reader, and so they do with `spark__stele__reader="python"`.
 
     Raises:
         ImportError: if PySpark is not installed; the message says how to.
@@ -91,6 +94,8 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
+    if JAR.exists():
+        settings["spark.jars"] = ",".join(filter(None, (settings.get("spark.jars", ""), str(JAR))))
     builder = SparkSession.builder.appName(app_name).master(f"local[{cores or '*'}]")
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -28,7 +28,8 @@ from stele.model.schema import Schema
 from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import ClientStreams
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.flight import Endpoint, FlightServer
+from stele.rpc.flight import FlightServer
+from stele.rpc.flight_plan import Endpoint, Planned
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
@@ -286,11 +287,11 @@ class SmallNode:
     def fetch(self, ticket: CopyTicket) -> Iterable[pa.RecordBatch]:
         raise Rejected("no copy is read from here", code=Code.NOT_FOUND)
 
-    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
+    def plan(self, command: ScanCommand) -> Planned:
         tablet = self.cluster.tablets[command.tablet_id]
         ticket = Ticket(self.cluster.cluster_id, tablet.tablet_id, 0, tablet.schema.version, "{}")
         assert self.flight is not None
-        return tablet.schema.to_arrow(), [Endpoint(ticket, (f"127.0.0.1:{self.flight.port}",))]
+        return Planned(tablet.schema.to_arrow(), [Endpoint(ticket, (f"127.0.0.1:{self.flight.port}",))])
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         self.scans += 1

@@ -1,4 +1,4 @@
-"""Every block of docs/python.md, run on a real cluster."""
+"""Every block of docs/python.md and docs/flight.md, run on a real cluster."""
 
 from __future__ import annotations
 
@@ -39,3 +39,7 @@ def test_changing_a_table(masters: str) -> None:
 
 def test_the_guide(names: dict[str, object]) -> None:
     run(blocks("docs/python.md"), names)
+
+
+def test_flight(names: dict[str, object]) -> None:
+    run(blocks("docs/flight.md"), names)

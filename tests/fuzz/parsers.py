@@ -24,7 +24,6 @@ from google.protobuf.message import DecodeError
 
 from stele.cli.csv_rows import CsvFormat, Lines, read_csv
 from stele.cli.schema_file import table_from_file
-from stele.client.where import parse_where
 from stele.consensus.files import frame_record, parse_record
 from stele.consensus.superblock import DataState, Superblock, decode_superblock, encode_superblock
 from stele.consensus.timestamps import decode_ceiling
@@ -40,6 +39,7 @@ from stele.model.keys import decode_key, encode_tuple
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
+from stele.model.where import parse_where
 from stele.rpc.client_stream import request_ids_of
 from stele.rpc.connection import FrameReader
 from stele.rpc.convert_schema import (

@@ -22,8 +22,9 @@ from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
 from stele.rpc import flight_client
 from stele.rpc.copy_frames import frame_from_batch, frame_to_batch
-from stele.rpc.flight import Endpoint, FlightServer, from_flight_error
+from stele.rpc.flight import FlightServer, from_flight_error
 from stele.rpc.flight_client import FlightConnections, FlightStream
+from stele.rpc.flight_plan import Endpoint, Planned
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, decode_ticket
 
 CLUSTER, TABLET = new_id(), new_id()
@@ -41,9 +42,9 @@ class Provider:
         self.fail_at = -1
         self.closed = 0
 
-    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
+    def plan(self, command: ScanCommand) -> Planned:
         ticket = Ticket(CLUSTER, TABLET, command.snapshot, 1, ScanSpec().to_json(SCHEMA))
-        return SCHEMA.to_arrow(), [Endpoint(ticket, ("127.0.0.1:1", "127.0.0.1:2"))]
+        return Planned(SCHEMA.to_arrow(), [Endpoint(ticket, ("127.0.0.1:1", "127.0.0.1:2"))])
 
     def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
         if self.error is not None and self.fail_at < 0:

@@ -23,6 +23,7 @@ from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.schema import Schema
 from tests.harness.standing import standing
 from tests.spark import agreement
+from tests.spark.readers import READERS, need_jar
 
 pytestmark = pytest.mark.spark
 
@@ -72,9 +73,17 @@ def rows(arrow: pa.Schema) -> pa.Table:
     return pa.Table.from_pylist(made, schema=arrow)
 
 
+@pytest.fixture(scope="module", params=READERS)
+def reader(request: pytest.FixtureRequest) -> str:
+    """Each test says the same of both readers. Each has a cluster of its own."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def masters(reader: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A cluster that stands while the module runs, and a table `kinds` of all types."""
+    if reader == "jvm":
+        need_jar()
     with standing(tmp_path_factory.mktemp("spark")) as addresses:
         with Client(addresses) as client:
             for name in ("kinds", "copy"):
@@ -85,7 +94,7 @@ def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Where it would make tables of its own, in the folder that it is started in, is elsewhere."""
     from stele_spark.session import session
 
@@ -94,6 +103,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     engine.sparkContext.setLogLevel("ERROR")
     yield engine
     engine.stop()
+
+
+@pytest.fixture
+def spark(engine: Any, reader: str) -> Any:
+    """The session, with one of the readers."""
+    engine.conf.set("spark.stele.reader", reader)
+    return engine
 
 
 def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:

@@ -78,7 +78,7 @@ def scan(
       stele table scan flights -o flights.parquet
       stele table scan flights --count
     """
-    from stele.client.where import parse_where
+    from stele.model.where import parse_where
 
     form = form or _form_of(output)
     if output and only_count:

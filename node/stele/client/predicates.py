@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stele.client.where import parse_where
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.predicate import NULL_TESTS, OPERATORS, Predicate
 from stele.model.schema import Schema
+from stele.model.where import parse_where
 
 PredicateLike = Predicate | tuple[str, str] | tuple[str, str, Any] | str
 Predicates = PredicateLike | Sequence[PredicateLike] | None

@@ -15,8 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -28,6 +27,7 @@ from stele.model.ids import ClusterId
 from stele.rpc import forks
 from stele.rpc.copy_frames import FRAMES
 from stele.rpc.errors import as_stele_error, error_from_json, error_to_json, message_of
+from stele.rpc.flight_plan import Planned, command_of, info_of
 from stele.rpc.identity import Identity, ensure_same_fork
 from stele.rpc.inflow import InflowWatch
 from stele.rpc.logging import OncePer
@@ -47,22 +47,18 @@ it goes on or leaves."""
 _CLOSE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a ticket can be used: HOST:PORT of each replica's Flight server, the best first."""
-
-    ticket: Ticket
-    addresses: tuple[str, ...]
+Rows: TypeAlias = pa.RecordBatch | tuple[pa.RecordBatch, bytes]
+"""A batch; with the metadata that travel beside it, if there are any."""
 
 
 class ScanProvider(Protocol):
     """The scans that a node serves. Called in Flight's threads; may block and raise SteleError."""
 
-    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
-        """The schema of the rows, and one endpoint per tablet of the command."""
+    def plan(self, command: ScanCommand) -> Planned:
+        """The plan of a scan of a table, or of one tablet."""
         ...
 
-    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[Rows]]:
         """Wait until the ticket's snapshot can be served, then yield its rows. Closed early if the client
         leaves.
 
@@ -191,22 +187,10 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         try:
-            command = ScanCommand.decode(bytes(descriptor.command or b""))
-            schema, endpoints = self._scans.plan(command)
+            planned = self._scans.plan(command_of(descriptor))
         except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
             raise self._refused(context, exc, "GetFlightInfo") from None
-        return fl.FlightInfo(
-            schema,
-            descriptor,
-            [
-                fl.FlightEndpoint(
-                    endpoint.ticket.encode(), [f"grpc+tcp://{address}" for address in endpoint.addresses]
-                )
-                for endpoint in endpoints
-            ],
-            -1,
-            -1,
-        )
+        return info_of(planned, descriptor)
 
     def do_get(self, context: Any, raw: Any) -> Any:
         try:
@@ -224,9 +208,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             raise self._refused(context, exc, "DoGet") from None
         return fl.GeneratorStream(schema, _Batches(self, context, batches, place))
 
-    def _open(
-        self, ticket: Ticket | CopyTicket, source: str
-    ) -> tuple[pa.Schema, Iterable[pa.RecordBatch], Place]:
+    def _open(self, ticket: Ticket | CopyTicket, source: str) -> tuple[pa.Schema, Iterable[Rows], Place]:
         places = self._copy_places if isinstance(ticket, CopyTicket) else self._scan_places
         place = places.take(source)
         if place is None:
@@ -256,7 +238,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         return to_flight_error(error)
 
 
-class _Batches(Iterator[pa.RecordBatch]):
+class _Batches(Iterator[Rows]):
     """The batches of one stream. Gives its place back when they end, or when the client has left or takes
     nothing."""
 
@@ -264,7 +246,7 @@ class _Batches(Iterator[pa.RecordBatch]):
         self,
         server: _Server,
         context: Any,
-        batches: Iterable[pa.RecordBatch],
+        batches: Iterable[Rows],
         place: Place,
     ) -> None:
         self._server = server
@@ -291,7 +273,7 @@ class _Batches(Iterator[pa.RecordBatch]):
         place.give_way = give_way
         self._watched = server.watchdog.watch(stall)
 
-    def __next__(self) -> pa.RecordBatch:
+    def __next__(self) -> Rows:
         with self._lock:
             self._making = True
             self._watched.due = self._place.idle_since_s = math.inf

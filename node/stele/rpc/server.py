@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import structlog
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable
@@ -23,10 +23,12 @@ from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_
 from stele.rpc.errors import abort_with, as_stele_error
 from stele.rpc.fair import source_of
 from stele.rpc.fields import refuse_beyond_bounds
+from stele.rpc.flight_service import METHODS as OF_FLIGHT
 from stele.rpc.identity import (
     CLUSTER_KEY,
     FORK_KEY,
     FROM_NODE_KEY,
+    PROTOCOL_KEY,
     Identity,
     PeerBook,
     caller_from_metadata,
@@ -131,6 +133,8 @@ class Guard(grpc.aio.ServerInterceptor):
         return call
 
     def _admit(self, method: str, metadata: Any) -> bool:
+        if method.startswith(OF_FLIGHT) and all(key != PROTOCOL_KEY for key, _ in metadata):
+            return False  # any Flight client
         caller = caller_from_metadata(metadata)
         check(self._identity, self._book, caller, earlier_too=method in _JUDGE_STARTS)
         return any(key == FROM_NODE_KEY for key, _ in metadata)
@@ -140,7 +144,8 @@ class Guard(grpc.aio.ServerInterceptor):
             request = handler.request_deserializer(raw)
         except DecodeError as exc:
             raise Rejected(f"{method}: the {len(raw)} bytes are not a request of this method") from exc
-        refuse_beyond_bounds(request)
+        if isinstance(request, Message):  # Flight's own are bounded where they are read
+            refuse_beyond_bounds(request)
         return request
 
     async def _refuse(self, context: Any, method: str, source: str, exc: BaseException) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, SCAN_WAIT_MAX_MS
+from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, ROWS_MAX, SCAN_WAIT_MAX_MS
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import is_id
 from stele.model.jsons import parse_json, whole_number
@@ -22,6 +22,7 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
 TICKET_VERSION = 1
+COMMAND_BYTES_MAX = 64 << 10
 _U64_MAX = (1 << 64) - 1
 _INCARNATION, _DIGITS_MAX = b"stele.incarnation", 20
 
@@ -35,7 +36,10 @@ class Ticket:
     `wait_ms`: how long the node may wait until the snapshot can be served. `fork_id`: the copy of the cluster
     that the ticket is for; None: not said. `incarnation`: of the tablet; 0: any, since release 0.1.0 does not
     tell it. The schema of the rows says of which one they are (`with_incarnation`). `prepared`: the log index that
-    PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared.
+    PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared. `resumable`: rows come
+    in key order. The metadata of each batch are the least key behind its last row. A reader that lost its node
+    sends the ticket to another replica, with that as the scan's `lower`. A node of an earlier release sends no
+    metadata.
     """
 
     cluster_id: str
@@ -47,6 +51,7 @@ class Ticket:
     fork_id: str | None = None
     incarnation: int = 0
     prepared: int = 0
+    resumable: bool = False
 
     def encode(self) -> bytes:
         """The ticket as bytes; `decode_ticket` is the inverse."""
@@ -61,6 +66,7 @@ class Ticket:
                 **_fork(self.fork_id),
                 **({"incarnation": self.incarnation} if self.incarnation else {}),
                 **({"prepared": self.prepared} if self.prepared else {}),
+                **({"resumable": True} if self.resumable else {}),
             }
         )
 
@@ -81,6 +87,7 @@ class Ticket:
             fork_id=_fork_of(fields),
             incarnation=whole_number(fields.get("incarnation", 0), INCARNATION_MAX),
             prepared=prepared,
+            resumable=bool(fields.get("resumable", False)),
         )
 
     def spec(self, schema: Schema) -> ScanSpec:
@@ -185,13 +192,18 @@ def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
 class ScanCommand:
     """A GetFlightInfo command: a whole table by name, or one tablet. `columns` by name; () for all.
 
-    `snapshot` 0 means now.
+    `snapshot` 0 means now. The rest is for whole tables. `where`: as in stele.model.where. `limit`: for each
+    tablet. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are.
     """
 
     table: str = ""
     tablet_id: str = ""
     columns: tuple[str, ...] = ()
     snapshot: int = 0
+    where: str = ""
+    limit: int | None = None
+    resumable: bool = False
+    statistics: bool = False
 
     def encode(self) -> bytes:
         """The command as bytes."""
@@ -201,19 +213,37 @@ class ScanCommand:
                 "tablet": self.tablet_id,
                 "columns": list(self.columns),
                 "snapshot": self.snapshot,
+                "where": self.where,
+                "limit": self.limit,
+                "resumable": self.resumable,
+                "statistics": self.statistics,
             }
         )
 
     @staticmethod
     def decode(raw: bytes) -> ScanCommand:
-        """The inverse of `encode`. Raises what `decode_ticket` raises."""
+        """The inverse of `encode`.
+
+        Raises:
+            Rejected: TOO_LARGE; otherwise what `decode_ticket` raises.
+        """
+        if len(raw) > COMMAND_BYTES_MAX:
+            raise Rejected(
+                f"the command has {len(raw)} bytes; at most {COMMAND_BYTES_MAX} are allowed; name fewer values",
+                code=Code.TOO_LARGE,
+            )
 
         def parse(fields: dict[str, Any]) -> ScanCommand:
+            limit = fields.get("limit")
             command = ScanCommand(
                 table=str(fields.get("table", "")),
                 tablet_id=str(fields.get("tablet", "")),
                 columns=tuple(str(name) for name in fields.get("columns", ())),
                 snapshot=whole_number(fields.get("snapshot", 0), _U64_MAX),
+                where=str(fields.get("where", "")),
+                limit=None if limit is None else whole_number(limit, ROWS_MAX),
+                resumable=bool(fields.get("resumable", False)),
+                statistics=bool(fields.get("statistics", False)),
             )
             if bool(command.table) == bool(command.tablet_id):
                 raise ValueError("name either a table or a tablet")

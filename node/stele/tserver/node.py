@@ -47,6 +47,7 @@ from stele.tserver.messenger import Messenger
 from stele.tserver.monitor import HAND_OVER_S, NodeMonitor
 from stele.tserver.opening import Opened, open_node
 from stele.tserver.options import NodeOptions
+from stele.tserver.plans import Plans
 from stele.tserver.replicas import Replicas
 from stele.tserver.scan import Scans
 from stele.tserver.servers import Servers
@@ -98,6 +99,7 @@ class Node:
     heartbeater: Heartbeater
     startup: Startup
     health: NodeHealth
+    plans: Plans
     servers: Servers
     extension: Extension
     life: AsyncExitStack
@@ -267,6 +269,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         ending=shutdown.reason,
         extra_ready=extension.why_unready,
     )
+    plans = Plans(description, replicas, lambda: heartbeater.addresses, threads.in_thread)
     server = make_server(
         description,
         book,
@@ -283,13 +286,14 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         heartbeater,
         monitor,
         host,
+        plans,
     )
     extension.add_services(server)
     servers = Servers(
         description,
         server,
         streams,
-        Scans(description, replicas, scan_memory),
+        Scans(plans.plan, replicas, scan_memory),
         CopyFiles(description.identity, book, sessions),
         health,
     )
@@ -324,6 +328,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         heartbeater=heartbeater,
         startup=startup,
         health=health,
+        plans=plans,
         servers=servers,
         extension=extension,
         life=life,
@@ -358,6 +363,7 @@ async def _begin(node: Node) -> None:
     life.push_async_callback(node.servers.close)
     life.callback(node.flight_connections.close)
     life.push_async_callback(node.pool.close)
+    life.push_async_callback(node.plans.close)
     life.push_async_callback(node.extension.stop)
     await node.sessions.clear_debris()
     life.push_async_callback(node.messenger.close)

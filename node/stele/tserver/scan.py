@@ -8,60 +8,47 @@ of memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
 from stele.consensus.replica import Replica
+from stele.model import keys
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.ids import HybridTime
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
-from stele.rpc.flight import Endpoint
+from stele.rpc.flight import Rows
+from stele.rpc.flight_plan import Planned
 from stele.rpc.ticket import ScanCommand, Ticket, with_incarnation
 from stele.tablet.store import TabletStore
 from stele.tablet.view import View
-from stele.tserver.description import NodeDescription
 from stele.tserver.memory import ScanMemory
 from stele.tserver.reads import check_incarnation, refuse_newer
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
 
-_PLAN_TIMEOUT_S = 10.0
+_PLAN_TIMEOUT_S = 11.0
+Plan = Callable[[ScanCommand], Coroutine[Any, Any, Planned]]
 
 
 class Scans:
-    """The ScanProvider of a node."""
+    """The ScanProvider of a node. `plan(command)` makes a plan on the event loop (plans.py)."""
 
-    def __init__(self, description: NodeDescription, replicas: Replicas, memory: ScanMemory) -> None:
-        self._description = description
+    def __init__(self, plan: Plan, replicas: Replicas, memory: ScanMemory) -> None:
+        self._plan = plan
         self._replicas = replicas
         self._memory = memory
         self._loop = asyncio.get_running_loop()
 
-    def plan(self, command: ScanCommand) -> tuple[pa.Schema, list[Endpoint]]:
-        """Plan the scan of one tablet on this node. Masters plan whole tables."""
-        if not command.tablet_id:
-            raise Rejected("a node plans scans of single tablets only; ask a master for the whole table")
-        schema, snapshot, incarnation = on_loop(self._loop, self._describe(command), _PLAN_TIMEOUT_S)
-        by_name = {c.name: c for c in schema.columns}
-        unknown = [name for name in command.columns if name not in by_name]
-        if unknown:
-            raise Rejected(f"scan: the tablet has no columns {', '.join(unknown)}")
-        # All columns by id: the table may have more columns when the ticket is used.
-        column_ids = tuple(int(by_name[name].id) for name in command.columns) or schema.column_ids
-        ticket = Ticket(
-            cluster_id=self._description.identity.cluster_id,
-            tablet_id=command.tablet_id,
-            snapshot=snapshot,
-            schema_version=schema.version,
-            scan=ScanSpec(column_ids=column_ids).to_json(schema),
-            fork_id=self._description.identity.fork_id,
-            incarnation=incarnation,
-        )
-        return schema.to_arrow(column_ids), [Endpoint(ticket, (self._description.flight_address,))]
+    def plan(self, command: ScanCommand) -> Planned:
+        """The plan of a scan."""
+        return on_loop(self._loop, self._plan(command), _PLAN_TIMEOUT_S)
 
-    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    def scan(self, ticket: Ticket) -> tuple[pa.Schema, Iterable[Rows]]:
         """The rows of one ticket."""
         replica, view, schema = on_loop(self._loop, self._open(ticket), ticket.wait_ms / 1000 + 1.0)
         try:
@@ -72,7 +59,8 @@ class Scans:
         except BaseException:
             view.close()
             raise
-        return arrow, self._rows(replica, view, spec)
+        rows = self._rows(replica, view, _with_key(spec, schema) if ticket.resumable else spec)
+        return arrow, _resumable(rows, schema, len(arrow)) if ticket.resumable else rows
 
     def _rows(self, replica: Replica, view: View, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         try:
@@ -82,16 +70,10 @@ class Scans:
             self._loop.call_soon_threadsafe(replica.fail, str(exc))
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
 
-    async def _describe(self, command: ScanCommand) -> tuple[Schema, int, int]:
-        replica = self._replicas.for_client(command.tablet_id)
-        machine = _table(replica)
-        snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
-        return machine.schema, snapshot, replica.superblock.tablet_incarnation
-
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.for_client(ticket.tablet_id)
         check_incarnation(replica, ticket.incarnation, exact=bool(ticket.prepared))
-        machine = _table(replica)
+        machine = table_of(replica)
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):
                 snapshot = ticket.snapshot or int(await replica.reads.latest_snapshot())
@@ -131,7 +113,31 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
     )
 
 
-def _table(replica: Replica) -> TabletStore:
+def _with_key(spec: ScanSpec, schema: Schema) -> ScanSpec:
+    """The same scan in key order, with all key columns; missing ones are added behind the others."""
+    wanted = spec.column_ids or schema.column_ids
+    extra = tuple(int(c.id) for c in schema.key_columns if c.id not in wanted)
+    return replace(spec, column_ids=(*wanted, *extra), ordered=True)
+
+
+def _resumable(rows: Iterator[pa.RecordBatch], schema: Schema, wanted: int) -> Iterator[Rows]:
+    """Each batch with the least key behind its last row, and without the columns behind the first `wanted`."""
+    with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
+        for batch in rows:
+            if not batch.num_rows:
+                yield batch.select(range(wanted))
+                continue
+            last = keys.encode_keys(batch.slice(batch.num_rows - 1), schema)[0].as_py()
+            yield batch.select(range(wanted)), last + b"\x00"
+
+
+def table_of(replica: Replica) -> TabletStore:
+    """The rows of a replica.
+
+    Raises:
+        Rejected: it is no replica of a table.
+        Retryable: it does not serve now.
+    """
     if replica.superblock.kind != "table":
         raise Rejected(f"tablet {replica.tablet_id} is a {replica.superblock.kind}; only tables are scanned")
     machine = replica.machine

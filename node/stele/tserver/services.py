@@ -10,6 +10,7 @@ from stele.consensus.copy_source import CopySessions
 from stele.rpc import server as rpc_server
 from stele.rpc.budget import ByteBudget
 from stele.rpc.client_stream import ClientStreams
+from stele.rpc.flight_service import add_flight_service
 from stele.rpc.identity import PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import tserver_pb2
@@ -32,6 +33,7 @@ from stele.tserver.host import NodeHost
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
 from stele.tserver.monitor import NodeMonitor
+from stele.tserver.plans import Plans
 from stele.tserver.replicas import Replicas
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.threads import NodeThreads
@@ -54,6 +56,7 @@ def make_server(
     heartbeater: Heartbeater,
     monitor: NodeMonitor,
     host: NodeHost,
+    plans: Plans,
 ) -> grpc.aio.Server:
     """A gRPC server with the node's services, which does not listen yet."""
     identity = description.identity
@@ -91,4 +94,5 @@ def make_server(
         server,
     )
     add_TabletCopyServiceServicer_to_server(TabletCopyService(description, replicas, sessions), server)
+    add_flight_service(server, plans)
     return server

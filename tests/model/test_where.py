@@ -6,9 +6,9 @@ import datetime
 
 import pytest
 
-from stele.client.where import parse_where
 from stele.model.errors import Rejected
 from stele.model.schema import Schema
+from stele.model.where import parse_where
 
 SCHEMA = Schema.make(
     [

@@ -1,0 +1,69 @@
+"""What GetFlightInfo asks for and answers: descriptors as commands, plans as FlightInfo. Serves nothing.
+
+Used by both ports that answer it: the Flight server (flight.py) and the gRPC server (flight_service.py). Invariant: both
+give the same answer to the same descriptor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from stele.model.errors import Rejected
+from stele.rpc.ticket import ScanCommand, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a ticket can be used: HOST:PORT of each replica's Flight server, the best first."""
+
+    ticket: Ticket
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A planned scan: the schema of its rows, and one endpoint per tablet. `rows`, `bytes`: estimates for all rows of the
+    table, -1 if not known. `about`: what else a reader may need, as JSON values."""
+
+    schema: pa.Schema
+    endpoints: list[Endpoint]
+    rows: int = -1
+    bytes: int = -1
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+def command_of(descriptor: fl.FlightDescriptor) -> ScanCommand:
+    """The command of a descriptor. A path of one part is the name of a table, of which all is read.
+
+    Raises:
+        Rejected: neither a path of one part nor a command; otherwise what `ScanCommand.decode` raises.
+    """
+    if descriptor.descriptor_type != fl.DescriptorType.PATH:
+        return ScanCommand.decode(bytes(descriptor.command or b""))
+    parts = [bytes(part) for part in descriptor.path]
+    if len(parts) != 1 or not parts[0]:
+        raise Rejected(f"the path has {len(parts)} parts; expected one, the name of a table")
+    return ScanCommand(table=parts[0].decode("utf-8", "replace"))
+
+
+def info_of(planned: Planned, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+    """A plan as a FlightInfo. Its `app_metadata` is `Planned.about` as JSON."""
+    return fl.FlightInfo(
+        planned.schema,
+        descriptor,
+        [
+            fl.FlightEndpoint(
+                endpoint.ticket.encode(), [f"grpc+tcp://{address}" for address in endpoint.addresses]
+            )
+            for endpoint in planned.endpoints
+        ],
+        planned.rows,
+        planned.bytes,
+        app_metadata=json.dumps(planned.about, separators=(",", ":")).encode() if planned.about else b"",
+    )

@@ -1,0 +1,249 @@
+"""Plans of scans for Flight clients: of whole tables as the masters describe them, of single tablets as this node has them.
+
+Every node and master answers. It asks the leader master as a client does, so it keeps nothing that could be old.
+Invariant: all tickets of a plan are for one snapshot and one schema version, and name their cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from stele.consensus.replica import Replica
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.partition import numbered, prune
+from stele.model.partitioning import HashPartitioning, Partitioning, by_names
+from stele.model.predicate import Predicate, ScanSpec
+from stele.model.schema import Schema
+from stele.model.where import parse_where
+from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_from_pb
+from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
+from stele.rpc.flight_plan import Endpoint, Planned
+from stele.rpc.identity import Identity
+from stele.rpc.masters import Masters
+from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
+from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.ticket import ScanCommand, Ticket
+from stele.tserver.description import NodeDescription
+from stele.tserver.replicas import Replicas
+from stele.tserver.scan import table_of
+from stele.tserver.table_actions import TableActions
+from stele.tserver.threads import InThread
+
+PLAN_TIMEOUT_S = 10.0
+_STATISTICS_TIMEOUT_S = 2.0
+_PLAN_BYTES_MAX = 8 << 20
+"""Each ticket repeats the conditions, and one answer holds all tickets."""
+_GONE = ("REPLACED", "DELETED")
+
+
+class Plans:
+    """What a node answers to GetFlightInfo and DoAction. `addresses()` are those of the masters that it knows."""
+
+    def __init__(
+        self,
+        description: NodeDescription,
+        replicas: Replicas,
+        addresses: Callable[[], Iterable[str]],
+        in_thread: InThread,
+    ) -> None:
+        self._description = description
+        self._replicas = replicas
+        self._addresses = addresses
+        self._in_thread = in_thread
+        identity = description.identity
+        # It asks as a client, so its questions take no place that is kept for nodes.
+        self._pool = ChannelPool(Identity(identity.cluster_id, fork_id=identity.fork_id))
+        self._masters = Masters(self._pool, (), first_contact_s=None, timeout_s=PLAN_TIMEOUT_S - 1)
+        self._actions = TableActions(self._ask)
+
+    async def close(self) -> None:
+        """Ask the masters nothing more."""
+        await self._pool.close()
+
+    async def plan(self, command: ScanCommand) -> Planned:
+        """The plan of a scan of a table, or of one tablet of this node.
+
+        Raises:
+            Rejected: NOT_FOUND; SCHEMA_MISMATCH: there is no such column; INVALID_ARGUMENT.
+            Retryable: the table is being created, or no master leads.
+        """
+        if command.tablet_id:
+            return await self._of_tablet(command)
+        answer = await self._actions.locations(command.table)
+        planned = await self._in_thread(self._of_table, answer, command)
+        if not command.statistics:
+            return planned
+        rows, size = await self._sizes(answer.tablets)
+        return Planned(planned.schema, planned.endpoints, rows, size, planned.about)
+
+    async def act(self, name: str, body: bytes) -> bytes:
+        """Carry out an action on tables (table_actions.py)."""
+        return await self._actions.act(name, body)
+
+    # --- whole tables
+
+    async def _ask(self, method: str, request: Any) -> Any:
+        self._masters.learn(self._addresses())
+        return await self._masters.call(method, request)
+
+    def _of_table(self, answer: master_pb2.GetTableLocationsResponse, command: ScanCommand) -> Planned:
+        """Called in a thread: conditions may be long, and tablets many."""
+        info, identity = answer.table, self._description.identity
+        schema, partitioning = schema_from_pb(info.schema), partitioning_from_pb(info.partitioning)
+        predicates = _predicates(command.where, schema)
+        spec = ScanSpec(
+            column_ids=_column_ids(command.columns, schema),
+            predicates=predicates,
+            limit=command.limit,
+            ordered=command.resumable,
+        )
+        scan = spec.to_json(schema)
+        snapshot = command.snapshot or int(from_physical_us(time.time_ns() // 1_000))
+        ordinals = {part: n for n, part in numbered(partitioning)}
+        there = {
+            ordinals.get(partition_from_pb(pb.partition), -1): pb
+            for pb in answer.tablets
+            if pb.state not in _GONE
+        }
+        wanted = prune(partitioning, schema, predicates)
+        if not there.keys() >= set(ordinals.values()):
+            raise Retryable(
+                f"table {info.name}: only {len(there)} of {partitioning.tablets} tablets exist so far",
+                code=Code.NOT_READY,
+            )
+        if len(scan) * len(wanted) > _PLAN_BYTES_MAX:
+            raise Rejected(
+                f"table {info.name}: the plan would have {len(wanted)} tickets of {len(scan)} bytes; "
+                "name fewer values in the conditions",
+                code=Code.TOO_LARGE,
+            )
+        endpoints = [
+            Endpoint(
+                Ticket(
+                    cluster_id=identity.cluster_id,
+                    tablet_id=id_from_pb(there[n].tablet_id),
+                    snapshot=snapshot,
+                    schema_version=schema.version,
+                    scan=scan,
+                    fork_id=identity.fork_id,
+                    incarnation=there[n].tablet_incarnation,
+                    resumable=command.resumable,
+                ),
+                _flight_addresses(there[n]),
+            )
+            for n in wanted
+        ]
+        about = {
+            "cluster": identity.cluster_id,
+            "table": info.name,
+            "table_id": id_from_pb(info.table_id),
+            "snapshot": snapshot,
+            "columns": [[c.name, c.type, c.nullable, c.default] for c in schema.columns],
+            "key": [c.name for c in schema.key_columns],
+            "partitioning": [_part(part) for part in by_names(partitioning, schema)],
+            "replication_factor": info.replication_factor,
+        }
+        return Planned(schema.to_arrow(spec.column_ids), endpoints, about=about)
+
+    async def _sizes(self, tablets: Sequence[master_pb2.TabletLocationsPB]) -> tuple[int, int]:
+        """(rows, bytes of files), as the leaders say; -1 for both if one does not answer."""
+        led: dict[tuple[str, str], list[bytes]] = defaultdict(list)
+        wanted = 0
+        for pb in tablets:
+            if pb.state in _GONE:
+                continue
+            wanted += 1
+            for replica in pb.replicas:
+                if replica.role == common_pb2.LEADER and replica.alive:
+                    led[replica.peer.address, id_from_pb(replica.peer.node_id)].append(pb.tablet_id)
+        answers = await asyncio.gather(*(self._statuses(*node, ids) for node, ids in led.items()))
+        found = {
+            status.tablet_id: status
+            for statuses in answers
+            for status in statuses
+            if status.role == common_pb2.LEADER
+        }
+        if len(found) < wanted:
+            return -1, -1
+        return sum(s.rows_estimate for s in found.values()), sum(s.bytes_on_disk for s in found.values())
+
+    async def _statuses(
+        self, address: str, node_id: str, tablet_ids: list[bytes]
+    ) -> Sequence[common_pb2.ReplicaStatusPB]:
+        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=tablet_ids)
+        try:
+            answer = await self._pool.unary(
+                address,
+                ConsensusServiceStub,
+                "GetConsensusState",
+                request,
+                timeout_s=_STATISTICS_TIMEOUT_S,
+                to_node=node_id,
+            )
+        except SteleError:
+            return ()
+        found: Sequence[common_pb2.ReplicaStatusPB] = answer.replicas
+        return found
+
+    # --- one tablet
+
+    async def _of_tablet(self, command: ScanCommand) -> Planned:
+        if command.where or command.limit is not None or command.resumable or command.statistics:
+            raise Rejected("a plan of one tablet takes columns and snapshot only; name the table instead")
+        identity = self._description.identity
+        replica: Replica = self._replicas.for_client(command.tablet_id)
+        schema = table_of(replica).schema
+        snapshot = command.snapshot or int(await replica.reads.latest_snapshot())
+        # All columns by id: the table may have more columns when the ticket is used.
+        column_ids = _column_ids(command.columns, schema)
+        ticket = Ticket(
+            cluster_id=identity.cluster_id,
+            tablet_id=command.tablet_id,
+            snapshot=snapshot,
+            schema_version=schema.version,
+            scan=ScanSpec(column_ids=column_ids).to_json(schema),
+            fork_id=identity.fork_id,
+            incarnation=replica.superblock.tablet_incarnation,
+        )
+        here = (self._description.flight_address,)
+        return Planned(schema.to_arrow(column_ids), [Endpoint(ticket, here)])
+
+
+def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
+    """Columns by id; all of them for none."""
+    unknown = [name for name in names if name not in schema.by_name]
+    if unknown:
+        raise Rejected(
+            f"the table has no column {', '.join(unknown[:5])}; it has {', '.join(schema.by_name)}",
+            code=Code.SCHEMA_MISMATCH,
+        )
+    if len(set(names)) < len(names):
+        raise Rejected("a column is named twice")
+    return tuple(int(schema.by_name[name].id) for name in names) or schema.column_ids
+
+
+def _predicates(where: str, schema: Schema) -> tuple[Predicate, ...]:
+    if not where:
+        return ()
+    return tuple(
+        Predicate(int(schema.by_name[name].id), op, value) for name, op, value in parse_where(where, schema)
+    )
+
+
+def _part(part: Partitioning) -> dict[str, Any]:
+    if isinstance(part, HashPartitioning):
+        return {"kind": "hash", "columns": list(part.columns), "buckets": part.buckets}
+    return {"kind": "range", "columns": list(part.columns)}
+
+
+def _flight_addresses(pb: master_pb2.TabletLocationsPB) -> tuple[str, ...]:
+    """Of the replicas that have rows to serve, the leader first."""
+    voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER and r.flight_address]
+    voters.sort(key=lambda r: (r.role != common_pb2.LEADER, not r.alive))
+    return tuple(r.flight_address for r in voters)

@@ -1,0 +1,190 @@
+package dev.stele.spark;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.io.Serializable;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Function;
+import org.apache.arrow.flight.Action;
+import org.apache.arrow.flight.CallOption;
+import org.apache.arrow.flight.CallOptions;
+import org.apache.arrow.flight.FlightClient;
+import org.apache.arrow.flight.FlightDescriptor;
+import org.apache.arrow.flight.FlightInfo;
+import org.apache.arrow.flight.FlightRuntimeException;
+import org.apache.arrow.flight.FlightStatusCode;
+import org.apache.arrow.flight.Location;
+import org.apache.arrow.flight.Result;
+import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.types.pojo.Schema;
+import org.apache.spark.sql.util.ArrowUtils;
+
+/** Asks the masters: for plans of scans, and to list and drop tables. Their gRPC port answers Flight's calls. */
+record Cluster(List<String> masters) implements Serializable {
+  static final ObjectMapper JSON = new ObjectMapper();
+  private static final int DEFAULT_PORT = 7051;
+  private static final long CALL_MS = 12_000;
+  private static final long PATIENCE_MS = 5_000;
+  private static final long PAUSE_MS = 200;
+  private static final byte VERSION = 1;
+
+  /** A planned scan. `rows`: an estimate of the whole table; -1: not known. `about`: see docs/flight.md. */
+  record Plan(Schema schema, List<TabletPlace> tablets, long rows, JsonNode about) {}
+
+  /** One tablet of a plan: its ticket, and the HOST:PORT of its replicas' Flight servers, the best first. */
+  record TabletPlace(byte[] ticket, List<String> addresses) implements Serializable {
+    String tabletId() {
+      return fieldsOf(ticket).path("tablet").asText();
+    }
+  }
+
+  /** A command without columns, conditions or snapshot. */
+  static ObjectNode command(String table) {
+    return JSON.createObjectNode().put("table", table);
+  }
+
+  Plan plan(ObjectNode command) {
+    var descriptor = FlightDescriptor.command(encoded(command));
+    FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)));
+    var tablets = new ArrayList<TabletPlace>();
+    for (var endpoint : info.getEndpoints()) {
+      var addresses = endpoint.getLocations().stream().map(l -> l.getUri().getAuthority()).toList();
+      tablets.add(new TabletPlace(endpoint.getTicket().getBytes(), addresses));
+    }
+    return new Plan(info.getSchema(), tablets, info.getRecords(), parsed(info.getAppMetadata()));
+  }
+
+  JsonNode act(String name, ObjectNode body) {
+    var action = new Action(name, body.toString().getBytes(StandardCharsets.UTF_8));
+    return ask(
+        client -> {
+          Iterator<Result> results = client.doAction(action, timeout(CALL_MS));
+          return parsed(results.hasNext() ? results.next().getBody() : new byte[0]);
+        });
+  }
+
+  /** The first answer of any master. Only where none answers it asks again, for a few seconds. */
+  private <T> T ask(Function<FlightClient, T> call) {
+    long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(PATIENCE_MS);
+    while (true) {
+      var reasons = new ArrayList<String>();
+      for (var address : masters) {
+        try (var allocator = allocator("stele-plan");
+            var client = client(allocator, address)) {
+          return call.apply(client);
+        } catch (FlightRuntimeException e) {
+          var error = errorOf(e, address);
+          if (error.code != SteleException.UNAVAILABLE && error.code != SteleException.NOT_READY) {
+            throw error;
+          }
+          reasons.add(error.said.startsWith(address) ? error.said : address + ": " + error.said);
+        } catch (InterruptedException e) {
+          throw interrupted();
+        }
+      }
+      if (System.nanoTime() > deadline) {
+        throw new SteleException(SteleException.UNAVAILABLE, "no master answers: " + String.join(", ", reasons));
+      }
+      pause(PAUSE_MS);
+    }
+  }
+
+  static FlightClient client(BufferAllocator allocator, String address) {
+    int colon = address.lastIndexOf(':');
+    boolean bare = colon < 0 || address.endsWith("]");
+    var host = bare ? address : address.substring(0, colon);
+    int port;
+    try {
+      port = bare ? DEFAULT_PORT : Integer.parseInt(address.substring(colon + 1));
+    } catch (NumberFormatException e) {
+      throw new SteleException(SteleException.INVALID_ARGUMENT, "address '" + address + "': expected HOST or HOST:PORT");
+    }
+    return FlightClient.builder(allocator, Location.forGrpcInsecure(host, port))
+        .maxInboundMessageSize(Integer.MAX_VALUE)
+        .build();
+  }
+
+  static BufferAllocator allocator(String name) {
+    return ArrowUtils.rootAllocator().newChildAllocator(name, 0, Long.MAX_VALUE);
+  }
+
+  static CallOption timeout(long millis) {
+    return CallOptions.timeout(millis, TimeUnit.MILLISECONDS);
+  }
+
+  /** A version byte and JSON: the form of commands and tickets. */
+  static byte[] encoded(ObjectNode fields) {
+    var json = fields.toString().getBytes(StandardCharsets.UTF_8);
+    var raw = new byte[json.length + 1];
+    raw[0] = VERSION;
+    System.arraycopy(json, 0, raw, 1, json.length);
+    return raw;
+  }
+
+  static ObjectNode fieldsOf(byte[] ticket) {
+    try {
+      if (ticket.length > 0 && ticket[0] == VERSION
+          && JSON.readTree(ticket, 1, ticket.length - 1) instanceof ObjectNode fields) {
+        return fields;
+      }
+    } catch (IOException e) {
+      // told below
+    }
+    throw new SteleException(SteleException.INTERNAL, "a master gave a ticket that this reader does not know; use its release's jar");
+  }
+
+  private static JsonNode parsed(byte[] raw) {
+    try {
+      return raw == null || raw.length == 0 ? JSON.createObjectNode() : JSON.readTree(raw);
+    } catch (IOException e) {
+      throw new SteleException(SteleException.INTERNAL, "a master gave an answer that this reader does not know");
+    }
+  }
+
+  /** The error of Stele in a Flight error. The gRPC port tells its code in one way, the Flight server in another. */
+  static SteleException errorOf(FlightRuntimeException e, String address) {
+    var status = e.status();
+    var told = status.metadata();
+    try {
+      if (told != null && told.containsKey("stele-code")) {
+        return new SteleException(Integer.parseInt(told.get("stele-code")), String.valueOf(status.description()));
+      }
+      if (told != null && told.containsKey("grpc-status-details-bin")) {
+        var fields = JSON.readTree(told.getByte("grpc-status-details-bin"));
+        return new SteleException(fields.path("code").asInt(SteleException.INTERNAL), fields.path("message").asText());
+      }
+    } catch (IOException | IllegalArgumentException ignored) {
+      // not ours
+    }
+    var description = status.description();
+    var first = description == null ? status.code().toString() : description.lines().findFirst().orElse("");
+    return new SteleException(
+        status.code() == FlightStatusCode.TIMED_OUT
+            ? SteleException.TIMED_OUT
+            : switch (status.code()) {
+              case UNAVAILABLE, CANCELLED, INTERNAL -> SteleException.UNAVAILABLE;
+              case INVALID_ARGUMENT -> SteleException.INVALID_ARGUMENT;
+              default -> SteleException.INTERNAL;
+            },
+        address + ": " + first);
+  }
+
+  static void pause(long millis) {
+    try {
+      Thread.sleep(millis);
+    } catch (InterruptedException e) {
+      throw interrupted();
+    }
+  }
+
+  static SteleException interrupted() {
+    Thread.currentThread().interrupt();
+    return new SteleException(SteleException.UNAVAILABLE, "the task was interrupted");
+  }
+}

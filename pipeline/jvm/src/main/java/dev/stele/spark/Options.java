@@ -1,0 +1,105 @@
+package dev.stele.spark;
+
+import java.io.Serializable;
+import java.time.Instant;
+import java.time.LocalDate;
+import java.time.LocalDateTime;
+import java.time.OffsetDateTime;
+import java.time.ZoneOffset;
+import java.time.format.DateTimeParseException;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Locale;
+import java.util.Map;
+
+/**
+ * The options of one read, checked. They are those of the Python reader (stele_spark/source.py), with the same refusals.
+ * `snapshot`: a hybrid time; 0: the moment of the first action.
+ */
+record Options(List<String> masters, String table, long snapshot, String where) implements Serializable {
+  private static final Map<String, String> KNOWN = new LinkedHashMap<>();
+
+  static {
+    KNOWN.put("masters", "host:port of the masters, separated by commas");
+    KNOWN.put("table", "the name of a table");
+    KNOWN.put("where", "for reads: comparisons joined by AND");
+    KNOWN.put("snapshot", "for reads: a hybrid time, or an ISO 8601 time");
+    KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
+  }
+
+  static Options parse(Map<String, String> raw) {
+    var given = new LinkedHashMap<String, String>();
+    raw.forEach((key, value) -> given.put(key.toLowerCase(Locale.ROOT), value));
+    var faults = new ArrayList<String>();
+    if (given.containsKey("provider")) { // CREATE TABLE; Spark would pass no options to readers of such a table
+      faults.add("CREATE TABLE is not supported; use CREATE TEMPORARY VIEW ... USING stele OPTIONS (...)");
+    } else if (given.containsKey("path") || given.containsKey("paths")) {
+      faults.add("load() and save() take no path; name the table with option(\"table\", ...)");
+    } else {
+      var unknown = given.keySet().stream().filter(k -> !KNOWN.containsKey(k)).map(k -> '"' + k + '"').toList();
+      if (!unknown.isEmpty()) {
+        var there = KNOWN.entrySet().stream().map(e -> '"' + e.getKey() + "\" (" + e.getValue() + ")").toList();
+        faults.add("unknown option " + String.join(", ", unknown) + "; options are " + String.join(", ", there));
+      }
+    }
+    var masters = masters(given.getOrDefault("masters", ""));
+    if (masters.isEmpty()) {
+      faults.add("\"masters\" is missing: " + KNOWN.get("masters"));
+    }
+    if (given.getOrDefault("table", "").isEmpty()) {
+      faults.add("\"table\" is missing: " + KNOWN.get("table"));
+    }
+    long snapshot = 0;
+    var text = given.getOrDefault("snapshot", "0");
+    try {
+      snapshot = hybridTime(text);
+    } catch (DateTimeParseException | ArithmeticException | NumberFormatException e) {
+      faults.add("\"snapshot\" is '" + text + "': expected a hybrid time or an ISO 8601 time");
+    }
+    refuse(faults);
+    return new Options(masters, given.get("table"), snapshot, given.getOrDefault("where", ""));
+  }
+
+  /** Refuses an option of a write where rows are read. */
+  static void ensureForRead(Map<String, String> raw) {
+    if (raw.keySet().stream().anyMatch("op"::equalsIgnoreCase)) {
+      refuse(List.of("\"op\" is an option of a write, not of a read"));
+    }
+  }
+
+  static List<String> masters(String text) {
+    return Arrays.stream(text.split(",")).map(String::trim).filter(part -> !part.isEmpty()).toList();
+  }
+
+  private static long hybridTime(String text) {
+    if (!text.isEmpty() && text.chars().allMatch(c -> c >= '0' && c <= '9')) {
+      return Long.parseLong(text);
+    }
+    var iso = text.replaceFirst("^(\\d{4}-\\d{2}-\\d{2}) ", "$1T");
+    if (iso.length() == 10) {
+      return hybridTime(LocalDate.parse(iso).atStartOfDay().toInstant(ZoneOffset.UTC));
+    }
+    try {
+      return hybridTime(OffsetDateTime.parse(iso).toInstant());
+    } catch (DateTimeParseException e) {
+      return hybridTime(LocalDateTime.parse(iso).toInstant(ZoneOffset.UTC)); // without a zone it is UTC
+    }
+  }
+
+  /** Microseconds since 1970, and 12 bits of a counter, as stele.model.clock has it. */
+  static long hybridTime(Instant moment) {
+    if (moment.getEpochSecond() < 0 || moment.getNano() % 1_000 != 0) {
+      throw new ArithmeticException("before 1970, or finer than a microsecond");
+    }
+    long micros = Math.addExact(Math.multiplyExact(moment.getEpochSecond(), 1_000_000L), moment.getNano() / 1_000);
+    return Math.multiplyExact(micros, 1L << 12);
+  }
+
+  private static void refuse(List<String> faults) {
+    if (!faults.isEmpty()) {
+      throw new SteleException(SteleException.INVALID_ARGUMENT, "data source stele: " + String.join("; ", faults));
+    }
+  }
+}

@@ -1,0 +1,226 @@
+package dev.stele.spark;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.stream.StreamSupport;
+import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
+import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
+import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.connector.catalog.Identifier;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableCatalog;
+import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.connector.expressions.Expressions;
+import org.apache.spark.sql.connector.expressions.Literal;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * A cluster's tables by name in SQL: `spark.sql.catalog.NAME=dev.stele.spark.SteleCatalog` and
+ * `spark.sql.catalog.NAME.masters=HOST:PORT,...`. There are no namespaces. Each query reads the present, unless it says when.
+ */
+public final class SteleCatalog implements TableCatalog {
+  private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor"));
+  private static final Set<String> OF_SPARK = Set.of("owner", "provider", "is_managed_location", "external");
+
+  private String name;
+  private String masters;
+
+  @Override
+  public void initialize(String catalog, CaseInsensitiveStringMap options) {
+    name = catalog;
+    masters = options.getOrDefault("masters", "");
+    if (Options.masters(masters).isEmpty()) {
+      throw refused("catalog " + catalog + ": spark.sql.catalog." + catalog + ".masters is missing: HOST:PORT of the masters, "
+          + "separated by commas");
+    }
+  }
+
+  @Override
+  public String name() {
+    return name;
+  }
+
+  @Override
+  public String[] defaultNamespace() {
+    return new String[0];
+  }
+
+  @Override
+  public Identifier[] listTables(String[] namespace) throws NoSuchNamespaceException {
+    if (namespace.length > 0) {
+      throw new NoSuchNamespaceException(namespace);
+    }
+    try {
+      var tables = cluster().act("list-tables", Cluster.JSON.createObjectNode()).path("tables");
+      return StreamSupport.stream(tables.spliterator(), false)
+          .map(table -> Identifier.of(new String[0], table.asText()))
+          .toArray(Identifier[]::new);
+    } catch (SteleException e) {
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  @Override
+  public Table loadTable(Identifier ident) throws NoSuchTableException {
+    return table(ident, Map.of());
+  }
+
+  /** VERSION AS OF: a hybrid time, as `client.now()` returns it. */
+  @Override
+  public Table loadTable(Identifier ident, String version) throws NoSuchTableException {
+    return table(ident, Map.of("snapshot", version));
+  }
+
+  /** TIMESTAMP AS OF: microseconds since 1970. */
+  @Override
+  public Table loadTable(Identifier ident, long timestamp) throws NoSuchTableException {
+    if (timestamp <= 0) {
+      throw refused("TIMESTAMP AS OF: the time is before 1970");
+    }
+    return table(ident, Map.of("snapshot", String.valueOf(timestamp << 12)));
+  }
+
+  private Table table(Identifier ident, Map<String, String> more) throws NoSuchTableException {
+    if (ident.namespace().length > 0) {
+      throw new NoSuchTableException(ident);
+    }
+    var options = new HashMap<>(more);
+    options.put("masters", masters);
+    options.put("table", ident.name());
+    try {
+      var plan = SteleSource.opened(Options.parse(options));
+      var about = plan.about();
+      var properties = new LinkedHashMap<String, String>();
+      properties.put("primary_key", texts(about.path("key")));
+      properties.put("replication_factor", about.path("replication_factor").asText());
+      var partitioning = new ArrayList<Transform>();
+      for (var part : about.path("partitioning")) {
+        var columns = columns(part.path("columns"));
+        if (part.path("kind").asText().equals("hash")) {
+          partitioning.add(Expressions.bucket(part.path("buckets").asInt(), columns.toArray(String[]::new)));
+        } else {
+          properties.put("range_columns", String.join(", ", columns));
+        }
+      }
+      var schema = Types.spark(plan.schema());
+      return new SteleTable(options, schema, schema, partitioning.toArray(Transform[]::new), properties);
+    } catch (SteleException e) {
+      if (e.code == SteleException.NOT_FOUND) {
+        throw new NoSuchTableException(ident);
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  /** The table can be taken back for a time, as after `stele table drop`. */
+  @Override
+  public boolean dropTable(Identifier ident) {
+    if (ident.namespace().length > 0) {
+      return false;
+    }
+    try {
+      cluster().act("drop-table", Cluster.command(ident.name()));
+      return true;
+    } catch (SteleException e) {
+      if (e.code == SteleException.NOT_FOUND) {
+        return false;
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  /** With TBLPROPERTIES ('primary_key'='id, ...'), and if wanted 'replication_factor' and PARTITIONED BY (bucket(8, id)). */
+  @Override
+  @SuppressWarnings("deprecation") // Spark calls it for the newer ones
+  public Table createTable(Identifier ident, StructType schema, Transform[] parts, Map<String, String> properties)
+      throws TableAlreadyExistsException, NoSuchNamespaceException {
+    if (ident.namespace().length > 0) {
+      throw new NoSuchNamespaceException(ident.namespace());
+    }
+    try {
+      cluster().act("create-table", created(ident.name(), schema, parts, properties));
+      return loadTable(ident);
+    } catch (SteleException e) {
+      if (e.code == SteleException.ALREADY_PRESENT) {
+        throw new TableAlreadyExistsException(ident);
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    } catch (NoSuchTableException e) {
+      throw refused("table " + ident.name() + " was created, and dropped by somebody since");
+    }
+  }
+
+  private static ObjectNode created(String table, StructType schema, Transform[] parts, Map<String, String> properties) {
+    var what = "CREATE TABLE " + table + ": ";
+    for (var property : properties.keySet()) {
+      if (!PROPERTIES.contains(property) && !OF_SPARK.contains(property)) {
+        throw refused(what + "there is no property '" + property + "'; expected " + String.join(", ", PROPERTIES));
+      }
+    }
+    if (!properties.containsKey("primary_key")) {
+      throw refused(what + "name the key: TBLPROPERTIES ('primary_key'='id, ...')");
+    }
+    var key = Arrays.stream(properties.get("primary_key").split(",")).map(String::trim).toList();
+    var body = Cluster.command(table);
+    var columns = body.putArray("columns");
+    for (var field : schema.fields()) {
+      columns.addArray().add(field.name()).add(Types.named(field)).add(field.nullable() && !key.contains(field.name()));
+    }
+    var names = body.putArray("key");
+    key.forEach(names::add);
+    var hashes = body.putArray("hash");
+    for (var part : parts) {
+      if (!part.name().equals("bucket") || !(part.arguments()[0] instanceof Literal<?> buckets)) {
+        throw refused(what + "PARTITIONED BY takes bucket(NUMBER, COLUMN, ...) only");
+      }
+      var hash = hashes.addObject().put("buckets", ((Number) buckets.value()).intValue());
+      var of = hash.putArray("columns");
+      for (var reference : part.references()) {
+        of.add(String.join(".", reference.fieldNames()));
+      }
+    }
+    if (properties.containsKey("replication_factor")) {
+      try {
+        body.put("replication_factor", Integer.parseInt(properties.get("replication_factor")));
+      } catch (NumberFormatException e) {
+        throw refused(what + "replication_factor is a number: 1, 3, 5 or 7");
+      }
+    }
+    return body;
+  }
+
+  @Override
+  public Table alterTable(Identifier ident, TableChange... changes) {
+    throw refused("ALTER TABLE " + ident.name() + ": use `stele table alter`, Python or a TabletGroup");
+  }
+
+  @Override
+  public void renameTable(Identifier from, Identifier to) {
+    throw refused("ALTER TABLE " + from.name() + " RENAME: use `stele table alter`, Python or a TabletGroup");
+  }
+
+  private Cluster cluster() {
+    return new Cluster(Options.masters(masters));
+  }
+
+  private static RuntimeException refused(String why) {
+    throw SteleException.<RuntimeException>sneak(new SteleException(SteleException.INVALID_ARGUMENT, why).inDriver());
+  }
+
+  private static List<String> columns(com.fasterxml.jackson.databind.JsonNode names) {
+    return StreamSupport.stream(names.spliterator(), false).map(n -> n.asText()).toList();
+  }
+
+  private static String texts(com.fasterxml.jackson.databind.JsonNode names) {
+    return String.join(", ", columns(names));
+  }
+}

@@ -1,0 +1,91 @@
+package dev.stele.spark;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
+import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.SupportsPushDownAggregates;
+import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
+import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.StructType;
+
+/** Takes what Spark pushes down: columns, filters that nodes understand, a limit, and `count(*)`. */
+final class SteleScanBuilder
+    implements ScanBuilder,
+        SupportsPushDownRequiredColumns,
+        SupportsPushDownFilters,
+        SupportsPushDownLimit,
+        SupportsPushDownAggregates {
+  private static final int WHERE_CHARS_MAX = 32_000;
+
+  private final Cluster cluster;
+  private final ObjectNode command;
+  private final List<Filter> pushed = new ArrayList<>();
+  private StructType schema;
+  private String where;
+  private boolean counted;
+
+  /** `where`: conditions of the user's, which the nodes check. */
+  SteleScanBuilder(Cluster cluster, ObjectNode command, StructType schema, String where) {
+    this.cluster = cluster;
+    this.command = command;
+    this.schema = schema;
+    this.where = where;
+  }
+
+  @Override
+  public void pruneColumns(StructType required) {
+    schema = required;
+  }
+
+  @Override
+  public Filter[] pushFilters(Filter[] filters) {
+    var left = new ArrayList<Filter>();
+    for (var filter : filters) {
+      var condition = Conditions.of(filter);
+      if (condition.isEmpty() || where.length() + condition.get().length() > WHERE_CHARS_MAX) {
+        left.add(filter);
+      } else {
+        where = where.isEmpty() ? condition.get() : where + " AND " + condition.get();
+        pushed.add(filter);
+      }
+    }
+    return left.toArray(Filter[]::new);
+  }
+
+  @Override
+  public Filter[] pushedFilters() {
+    return pushed.toArray(Filter[]::new);
+  }
+
+  /** Each tablet gives this many rows at most; Spark takes the first of all. */
+  @Override
+  public boolean pushLimit(int limit) {
+    command.put("limit", limit);
+    return true;
+  }
+
+  @Override
+  public boolean isPartiallyPushed() {
+    return true;
+  }
+
+  /** Spark asks only where it has no filter left to evaluate. Each task gives its count, and Spark adds them up. */
+  @Override
+  public boolean pushAggregation(Aggregation aggregation) {
+    var functions = aggregation.aggregateExpressions();
+    counted = aggregation.groupByExpressions().length == 0 && functions.length == 1 && functions[0] instanceof CountStar;
+    return counted;
+  }
+
+  @Override
+  public Scan build() {
+    command.put("where", where);
+    return new SteleScan(cluster, command, schema, counted);
+  }
+}

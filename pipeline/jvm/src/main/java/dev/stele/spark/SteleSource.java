@@ -1,0 +1,82 @@
+package dev.stele.spark;
+
+import java.util.Map;
+import org.apache.spark.sql.connector.catalog.Table;
+import org.apache.spark.sql.connector.catalog.TableProvider;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.sources.DataSourceRegister;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * `spark.read.format("stele")`, in place of the Python reader: the same name, options and answers. With
+ * `spark.stele.reader=python` it passes everything on to the Python source.
+ */
+public final class SteleSource implements TableProvider, DataSourceRegister {
+  static final String NAME = "stele";
+  private static final String READER = "spark.stele.reader";
+  private static final int CHECK_PATIENCE_MS = 10_000;
+
+  private StructType found;
+  private PythonDataSourceV2 python;
+
+  @Override
+  public String shortName() {
+    return NAME;
+  }
+
+  @Override
+  public StructType inferSchema(CaseInsensitiveStringMap given) {
+    if (isPython()) {
+      return python.inferSchema(given);
+    }
+    try {
+      var options = Options.parse(given);
+      Options.ensureForRead(given);
+      found = Types.spark(opened(options).schema());
+      return found;
+    } catch (SteleException e) {
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  /** A plan that shows that the table can be read. Where a snapshot is named, one row was read at it. */
+  static Cluster.Plan opened(Options options) {
+    var cluster = new Cluster(options.masters());
+    var command = Cluster.command(options.table()).put("where", options.where());
+    if (options.snapshot() == 0) {
+      return cluster.plan(command);
+    }
+    var plan = cluster.plan(command.put("snapshot", options.snapshot()).put("limit", 1).put("resumable", true));
+    if (!plan.tablets().isEmpty()) {
+      try (var scan = new TabletScan(plan.tablets().get(0), id -> null, CHECK_PATIENCE_MS)) {
+        scan.next();
+      }
+    }
+    return plan;
+  }
+
+  /** With a schema of the user's, Spark asks for no other, and the table is asked at the first action. */
+  @Override
+  public boolean supportsExternalMetadata() {
+    return true;
+  }
+
+  @Override
+  public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> properties) {
+    if (isPython()) {
+      return python.getTable(schema, partitioning, properties);
+    }
+    return new SteleTable(properties, schema, schema.equals(found) ? found : null, new Transform[0], Map.of());
+  }
+
+  private boolean isPython() {
+    if (python == null && SQLConf.get().getConfString(READER, "jvm").equals("python")) {
+      python = new PythonDataSourceV2();
+      python.setShortName(NAME);
+    }
+    return python != null;
+  }
+}

@@ -1,0 +1,125 @@
+package dev.stele.spark;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.time.Instant;
+import java.time.temporal.ChronoUnit;
+import java.util.EnumSet;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Set;
+import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.TableCapability;
+import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.WriteBuilder;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+/**
+ * A table in one frame, view or query. Its reads are at one snapshot: that of its first plan, unless the options name one.
+ * Its writes are those of the Python source, which is registered under the same name.
+ */
+final class SteleTable implements SupportsRead, SupportsWrite {
+  private final Map<String, String> raw;
+  private final StructType schema;
+  private final Transform[] partitioning;
+  private final Map<String, String> properties;
+  private StructType ofTable;
+  private long snapshot;
+
+  /** `ofTable`: the table's own schema; null if it is not known yet, as `schema` is what the user gave. */
+  SteleTable(
+      Map<String, String> raw,
+      StructType schema,
+      StructType ofTable,
+      Transform[] partitioning,
+      Map<String, String> properties) {
+    this.raw = Map.copyOf(raw);
+    this.schema = schema;
+    this.ofTable = ofTable;
+    this.partitioning = partitioning;
+    this.properties = properties;
+  }
+
+  @Override
+  public String name() {
+    return "stele " + new CaseInsensitiveStringMap(raw).getOrDefault("table", "");
+  }
+
+  @Override
+  @SuppressWarnings("deprecation") // columns() is made from it
+  public StructType schema() {
+    return schema;
+  }
+
+  @Override
+  public Transform[] partitioning() {
+    return partitioning;
+  }
+
+  @Override
+  public Map<String, String> properties() {
+    return properties;
+  }
+
+  @Override
+  public Set<TableCapability> capabilities() {
+    return EnumSet.of(TableCapability.BATCH_READ, TableCapability.BATCH_WRITE, TableCapability.TRUNCATE);
+  }
+
+  @Override
+  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
+    try {
+      var all = merged(given);
+      Options.ensureForRead(all);
+      var options = Options.parse(all);
+      var cluster = new Cluster(options.masters());
+      if (ofTable == null) {
+        ofTable = Types.spark(cluster.plan(Cluster.command(options.table())).schema());
+      }
+      Types.check(schema, ofTable);
+      return new SteleScanBuilder(cluster, command(options), schema, options.where());
+    } catch (SteleException e) {
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  private ObjectNode command(Options options) {
+    if (snapshot == 0) {
+      var now = Instant.now().truncatedTo(ChronoUnit.MICROS);
+      snapshot = options.snapshot() != 0 ? options.snapshot() : Options.hybridTime(now);
+    }
+    return Cluster.command(options.table()).put("snapshot", snapshot).put("resumable", true).put("statistics", true);
+  }
+
+  private Map<String, String> merged(CaseInsensitiveStringMap given) {
+    var all = new HashMap<>(new CaseInsensitiveStringMap(raw));
+    all.putAll(given);
+    return all;
+  }
+
+  @Override
+  public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+    var python = new PythonDataSourceV2();
+    python.setShortName(SteleSource.NAME);
+    var options = new CaseInsensitiveStringMap(merged(info.options()));
+    var table = python.getTable(info.schema(), new Transform[0], options);
+    return ((SupportsWrite) table).newWriteBuilder(new Merged(info, options));
+  }
+
+  /** What is written, with the options of the table beside those of the write. */
+  private record Merged(LogicalWriteInfo info, CaseInsensitiveStringMap options) implements LogicalWriteInfo {
+    @Override
+    public String queryId() {
+      return info.queryId();
+    }
+
+    @Override
+    public StructType schema() {
+      return info.schema();
+    }
+  }
+}

@@ -1,0 +1,243 @@
+"""What the JVM reader has beyond the Python reader, and its catalog: a real Spark, and processes of a real cluster."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from stele.client import Client
+from stele.model.keys import encode_tuple
+from stele.model.partition import HashPartition, PartitionSchema, RangePartition
+from stele.model.schema import Schema
+from tests.harness.processes import Cluster
+from tests.harness.standing import running
+from tests.spark import agreement
+from tests.spark.readers import need_jar
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+
+SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "double", True)], ["id"])
+ROWS = 3_000
+WIDE_ROWS, WIDE_BYTES = 60_000, 400
+AT_ONCE = 30
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    need_jar()
+    with running(Cluster(tmp_path_factory.mktemp("jvm"), masters=1, nodes=3)) as cluster:
+        with Client(cluster.master_addresses) as client:
+            table = client.create_table("t", SCHEMA, PartitionSchema(hash=(HashPartition((0,), 3),)))
+            table.write_arrow(
+                pa.table(
+                    {
+                        "id": range(ROWS),
+                        "name": [None if n % 7 == 0 else f"n{n}" for n in range(ROWS)],
+                        "amount": [n / 4 for n in range(ROWS)],
+                    }
+                )
+            )
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stele_spark.session import session
+
+    engine = session(
+        "stele-jvm",
+        cores=2,
+        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
+        spark__sql__catalog__st="dev.stele.spark.SteleCatalog",
+        spark__sql__catalog__st__masters=",".join(cluster.master_addresses),
+    )
+    engine.sparkContext.setLogLevel("ERROR")
+    engine.conf.set("spark.stele.reader", "jvm")
+    yield engine
+    engine.stop()
+
+
+def loaded(engine: Any, cluster: Cluster, table: str = "t", **options: str) -> Any:
+    masters = ",".join(cluster.master_addresses)
+    return engine.read.format("stele").options(masters=masters, table=table, **options).load()
+
+
+def planned(frame: Any) -> str:
+    return str(frame._jdf.queryExecution().executedPlan().toString())
+
+
+def test_columns_filters_limit_and_count_are_pushed_down(engine: Any, cluster: Cluster) -> None:
+    frame = loaded(engine, cluster)
+    few = frame.where("id >= 5 AND id < 9 AND name IS NOT NULL").select("name")
+    plan = planned(few)
+    assert "id >= 5 AND id < 9" in plan and "Filter (" not in plan, plan
+    assert sorted(r.name for r in few.collect()) == ["n5", "n6", "n8"]
+
+    counted = frame.where("id < 100").groupBy().count()
+    assert "counted" in planned(counted) and counted.collect()[0][0] == 100
+    assert frame.count() == ROWS
+    limited = frame.where("id > 10").limit(4)
+    assert "limit 4" in planned(limited) and limited.count() == 4
+
+    # Spark keeps what the nodes would judge otherwise, and then pushes neither count nor limit.
+    kept = frame.where("amount > 10.0")
+    assert "amount > 10.0" not in planned(kept).split("BatchScan")[1].split("RuntimeFilters")[0]
+    assert kept.count() == ROWS - 41 and kept.limit(7).count() == 7
+    assert frame.where("length(name) = 2").count() == 8
+
+
+def test_a_count_of_no_tablet_is_zero(engine: Any, cluster: Cluster) -> None:
+    with Client(cluster.master_addresses) as client:
+        splits = tuple(encode_tuple([n], [pa.int64()]) for n in (10, 20))
+        schema = Schema.make([("id", "int64")], ["id"])
+        client.create_table("ranges", schema, PartitionSchema(range=RangePartition((0,), splits)))
+        client.open_table("ranges").write_arrow(pa.table({"id": list(range(30))}))
+    assert loaded(engine, cluster, "ranges").where("id > 25 AND id < 5").count() == 0
+    assert loaded(engine, cluster, "ranges").where("id > 25").count() == 4
+
+
+def test_the_nodes_and_spark_agree_on_every_filter_that_is_pushed(engine: Any, cluster: Cluster) -> None:
+    """Spark does not evaluate it again."""
+    from pyspark.sql import functions as F
+
+    with Client(cluster.master_addresses) as client:
+        client.create_table("edges", agreement.SCHEMA).write_arrow(agreement.rows())
+    frame = loaded(engine, cluster, "edges")
+    shown = frame.selectExpr("id", *agreement.CONDITIONS).collect()
+    differ = []
+    for first in range(0, len(agreement.CONDITIONS), AT_ONCE):
+        some = agreement.CONDITIONS[first : first + AT_ONCE]
+        frames = [frame.where(text).select(F.lit(n).alias("n"), "id") for n, text in enumerate(some)]
+        found = {(r.n, r.id) for r in functools.reduce(lambda a, b: a.union(b), frames).collect()}
+        for n, text in enumerate(some):
+            of_nodes = {key for number, key in found if number == n}
+            of_spark = {row.id for row in shown if row[first + n + 1]}
+            if of_nodes != of_spark:
+                differ.append((text, of_nodes, of_spark))
+    assert not differ
+
+
+def test_small_tables_are_broadcast_by_their_statistics(engine: Any, cluster: Cluster) -> None:
+    frame = loaded(engine, cluster)
+    statistics = frame._jdf.queryExecution().optimizedPlan().stats()
+    assert 0 < int(str(statistics.sizeInBytes())) < 10 << 20
+    big = engine.range(0, 100_000)
+    assert "BroadcastHashJoin" in planned(big.join(frame, "id"))
+
+
+def test_a_node_that_dies_in_the_middle_of_a_read_costs_no_row(
+    engine: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    with Client(cluster.master_addresses) as client:
+        schema = Schema.make([("id", "int64"), ("text", "string")], ["id"])
+        table = client.create_table("wide", schema)
+        for first in range(0, WIDE_ROWS, 10_000):
+            ids = range(first, first + 10_000)
+            table.write_arrow(pa.table({"id": ids, "text": [f"{n:0{WIDE_BYTES}}" for n in ids]}))
+        (tablet,) = table.asynchronous.locations.tablets
+        leader = cluster.member(tablet.target().node_id)
+
+    reading = tmp_path / "reading"
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            reading.touch()
+            time.sleep(0.1)
+            yield batch
+
+    engine.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
+    frame = loaded(engine, cluster, "wide").mapInArrow(slowly, "id long, text string")
+    found: dict[int, tuple[int, int, int]] = {}
+
+    def kill() -> None:
+        while not reading.exists():
+            time.sleep(0.02)
+        cluster.kill(leader)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        rows = frame.groupBy(F.length("text").alias("l")).agg(
+            F.count("*").alias("n"), F.countDistinct("id").alias("d"), F.sum("id").alias("s")
+        )
+        found = {r.l: (r.n, r.d, r.s) for r in rows.collect()}
+        assert not leader.running
+    finally:
+        engine.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+        cluster.restart(leader)
+    assert found == {WIDE_BYTES: (WIDE_ROWS, WIDE_ROWS, WIDE_ROWS * (WIDE_ROWS - 1) // 2)}
+
+
+def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster: Cluster) -> None:
+    with Client(cluster.master_addresses) as client:
+        table = client.create_table("old", SCHEMA, PartitionSchema(hash=(HashPartition((0,), 2),)))
+        table.write_arrow(pa.table({"id": [1, 2], "name": ["a", "b"]}))
+        between = client.now()
+        moment = dt.datetime.now(dt.UTC)
+        time.sleep(0.01)
+        table.write_arrow(pa.table({"id": [2, 3], "name": ["B", "C"]}))
+
+    def names(sql: str) -> list[str]:
+        return [r.name for r in engine.sql(sql).collect()]
+
+    shown = [r.tableName for r in engine.sql("SHOW TABLES IN st").collect()]
+    assert {"t", "old"} <= set(shown)
+    told = {r.col_name: r.data_type for r in engine.sql("DESCRIBE TABLE EXTENDED st.old").collect()}
+    assert (told["id"], told["name"], told["Part 0"]) == ("bigint", "string", "bucket(2, id)"), told
+    assert "primary_key=id" in told["Table Properties"]
+    assert names("SELECT name FROM st.old ORDER BY id") == ["a", "B", "C"]
+    assert names(f"SELECT name FROM st.old VERSION AS OF '{between}' ORDER BY id") == ["a", "b"]
+    at = moment.strftime("%Y-%m-%d %H:%M:%S.%f")
+    assert names(f"SELECT name FROM st.old TIMESTAMP AS OF '{at}' ORDER BY id") == ["a", "b"]
+    engine.sql("INSERT INTO st.old (id, name) VALUES (4, 'd')")
+    assert names("SELECT name FROM st.old ORDER BY id") == ["a", "B", "C", "d"]
+    with pytest.raises(Exception, match="SNAPSHOT_TOO_OLD"):
+        engine.sql("SELECT * FROM st.old VERSION AS OF '5'")
+    with pytest.raises(Exception, match="use `stele table alter`"):
+        engine.sql("ALTER TABLE st.old ADD COLUMNS (more int)")
+    columns = "(id BIGINT, day DATE NOT NULL, price DECIMAL(9,2))"
+    for wrong, said in (
+        ("", "name the key"),
+        ("TBLPROPERTIES ('primary_key'='id', 'colour'='red')", "there is no property 'colour'"),
+        ("PARTITIONED BY (day) TBLPROPERTIES ('primary_key'='id')", r"takes bucket\("),
+        ("TBLPROPERTIES ('primary_key'='who')", "which are not columns"),
+    ):
+        with pytest.raises(Exception, match=said):
+            engine.sql(f"CREATE TABLE st.new {columns} {wrong}")
+    properties = (
+        "PARTITIONED BY (bucket(2, id)) TBLPROPERTIES ('primary_key'='day, id', 'replication_factor'='1')"
+    )
+    engine.sql(f"CREATE TABLE st.new {columns} {properties}")
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
+        engine.sql(f"CREATE TABLE st.new {columns} {properties}")
+    engine.sql("INSERT INTO st.new VALUES (1, DATE '2026-01-31', 2.5)")
+    assert [tuple(map(str, r)) for r in engine.sql("SELECT * FROM st.new").collect()] == [
+        ("1", "2026-01-31", "2.50")
+    ]
+    with Client(cluster.master_addresses) as client:
+        info = client.describe("new")
+        assert info.schema is not None and [c.name for c in info.schema.key_columns] == ["day", "id"]
+        assert (info.tablets, info.replication_factor) == (2, 1)
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+        engine.sql("SELECT * FROM st.nothing")
+    engine.sql("DROP TABLE st.old")
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+        engine.sql("SELECT * FROM st.old")
+    with Client(cluster.master_addresses) as client:
+        assert [each.name for each in client.dropped_tables()] == ["old"]
+
+
+def test_a_master_that_is_not_there_is_told_in_one_sentence(engine: Any) -> None:
+    with pytest.raises(Exception, match=r"no master answers: 127\.0\.0\.1:9: ") as caught:
+        engine.read.format("stele").options(masters="127.0.0.1:9", table="t").load()
+    assert len(str(caught.value).splitlines()) <= 2

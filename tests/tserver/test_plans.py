@@ -1,0 +1,213 @@
+"""What any Flight client gets: plans of whole tables from masters and nodes, and scans that resume at another replica."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from stele.model.clock import from_physical_us
+from stele.model.errors import Code, SteleError
+from stele.model.schema import Schema
+from stele.rpc.channels import ChannelPool
+from stele.rpc.errors import error_from_json
+from stele.rpc.identity import Identity
+from stele.rpc.ticket import COMMAND_BYTES_MAX, TICKET_VERSION, ScanCommand, decode_ticket
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
+
+ROWS = 200
+REFUSED = (fl.FlightError, pa.ArrowException)  # as a gRPC status is told by pyarrow
+
+
+@pytest.fixture
+async def cluster(cluster: LocalCluster) -> LocalCluster:
+    """With a table of four tablets."""
+    async with cluster.client() as client:
+        await client.create_table("t", SCHEMA, HASHED)
+        await fill(client, ROWS)
+    return cluster
+
+
+def planned(address: str, command: ScanCommand | str) -> fl.FlightInfo:
+    """As a program of somebody else asks, which knows Arrow Flight alone."""
+    if isinstance(command, str):
+        descriptor = fl.FlightDescriptor.for_path(command)
+    else:
+        descriptor = fl.FlightDescriptor.for_command(command.encode())
+    with fl.connect(f"grpc+tcp://{address}") as client:
+        return client.get_flight_info(descriptor, fl.FlightCallOptions(timeout=20))
+
+
+def read(info: fl.FlightInfo) -> pa.Table:
+    parts = []
+    for endpoint in info.endpoints:
+        with fl.connect(endpoint.locations[0]) as client:
+            parts.append(client.do_get(endpoint.ticket).read_all())
+    return pa.concat_tables(parts)
+
+
+def addresses(cluster: LocalCluster) -> list[str]:
+    """Of every port that answers: gRPC and Flight, of the master and of a node."""
+    described = [cluster.running[name].description for name in ("master", "node-1")]
+    return [a for d in described for a in (d.identity.address, d.flight_address)]
+
+
+async def test_every_port_plans_a_whole_table_and_its_tickets_are_read_anywhere(
+    cluster: LocalCluster,
+) -> None:
+    def check(address: str) -> None:
+        info = planned(address, "t")
+        about = json.loads(info.app_metadata)
+        assert len(info.endpoints) == 4 and all(len(e.locations) == 3 for e in info.endpoints)
+        assert {decode_ticket(e.ticket.ticket).snapshot for e in info.endpoints} == {about["snapshot"]}
+        assert (about["key"], about["partitioning"]) == (
+            ["id"],
+            [{"kind": "hash", "columns": ["id"], "buckets": 4}],
+        )
+        rows = read(info)
+        assert rows.schema == info.schema and sorted(rows["id"].to_pylist()) == list(range(ROWS))
+
+    for address in addresses(cluster):
+        await asyncio.to_thread(check, address)
+
+
+async def test_columns_conditions_limit_and_statistics(cluster: LocalCluster) -> None:
+    address = cluster.running["master"].description.identity.address
+
+    def check() -> None:
+        few = planned(address, ScanCommand("t", columns=("name",), where="id IN (7, 8) AND name != 'n8'"))
+        assert len(few.endpoints) <= 2, "tablets that can hold no wanted row are left out"
+        assert read(few).to_pydict() == {"name": ["n7"]}
+        one_each = read(planned(address, ScanCommand("t", limit=1)))
+        assert one_each.num_rows == 4
+        counted = planned(address, ScanCommand("t", statistics=True))
+        assert counted.total_records == ROWS and counted.total_bytes >= 0
+        assert planned(address, ScanCommand("t")).total_records == -1
+        long_ago = planned(address, ScanCommand("t", snapshot=int(from_physical_us(1))))
+        with pytest.raises(fl.FlightError, match="snapshot"):
+            read(long_ago)
+
+    await asyncio.to_thread(check)
+
+
+async def test_a_scan_resumes_behind_the_key_beside_its_last_batch(cluster: LocalCluster) -> None:
+    """The columns asked for do not have the key."""
+    address = cluster.running["node-0"].description.identity.address
+
+    def check() -> None:
+        info = planned(address, ScanCommand("t", columns=("name",), resumable=True))
+        whole = sorted(read(info)["name"].to_pylist())
+        found: list[str] = []
+        for endpoint in info.endpoints:
+            fields = json.loads(endpoint.ticket.ticket[1:])
+            fields["scan"]["batch_rows"] = 7
+            here = 0
+            while True:  # one batch of each node by turns
+                with fl.connect(endpoint.locations[here % 3]) as client:
+                    raw = bytes([TICKET_VERSION]) + json.dumps(fields).encode()
+                    try:
+                        chunk = client.do_get(fl.Ticket(raw)).read_chunk()
+                    except StopIteration:
+                        break
+                    except fl.FlightUnavailableError:  # a follower that does not have the snapshot yet
+                        here += 1
+                        continue
+                found += chunk.data["name"].to_pylist()
+                fields["scan"]["lower"] = bytes(chunk.app_metadata).hex()
+                here += 1
+        assert sorted(found) == whole and len(whole) == ROWS
+
+    await asyncio.to_thread(check)
+
+
+def refusal(address: str, command: Any) -> SteleError | None:
+    try:
+        if isinstance(command, bytes):
+            with fl.connect(f"grpc+tcp://{address}") as client:
+                client.get_flight_info(fl.FlightDescriptor.for_command(command))
+        else:
+            planned(address, command)
+    except fl.FlightError as exc:
+        return error_from_json(bytes(exc.extra_info)) or SteleError(str(exc), code=Code.INTERNAL)
+    return None
+
+
+async def test_what_cannot_be_planned_is_refused_with_the_reason(cluster: LocalCluster) -> None:
+    address = cluster.running["node-0"].description.flight_address
+    async with cluster.client() as client:
+        await client.create_keyspace("marks")
+    cases: list[tuple[Any, Code, str]] = [
+        ("nothing", Code.NOT_FOUND, "no table nothing"),
+        ("marks", Code.INVALID_ARGUMENT, "marks is a key space"),
+        (ScanCommand("t", columns=("who",)), Code.SCHEMA_MISMATCH, "no column who; it has id, name"),
+        (ScanCommand("t", columns=("id", "id")), Code.INVALID_ARGUMENT, "named twice"),
+        (ScanCommand("t", where="id LIKE 3"), Code.INVALID_ARGUMENT, "there is no LIKE"),
+        (b"\x01{}", Code.INVALID_ARGUMENT, "name either a table or a tablet"),
+        (b"\x01" + b" " * COMMAND_BYTES_MAX, Code.TOO_LARGE, "name fewer values"),
+        (b"hello", Code.UNSUPPORTED_VERSION, "version 104 is unknown"),
+    ]
+    for command, code, said in cases:
+        error = await asyncio.to_thread(refusal, address, command)
+        assert error is not None and error.code is code and said in str(error), (command, error)
+
+
+async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> None:
+    address = cluster.running["master"].description.identity.address
+
+    def act(name: str, body: dict[str, Any]) -> Any:
+        with fl.connect(f"grpc+tcp://{address}") as client:
+            (result,) = client.do_action(fl.Action(name, json.dumps(body).encode()))
+            return json.loads(result.body.to_pybytes())
+
+    assert await asyncio.to_thread(act, "list-tables", {}) == {"tables": ["t"]}
+    with pytest.raises(REFUSED, match="there is no action"):
+        await asyncio.to_thread(act, "burn-table", {})
+    with pytest.raises(REFUSED, match="the body is JSON"):
+        await asyncio.to_thread(act, "drop-table", {})
+    with pytest.raises(REFUSED, match="no table u"):
+        await asyncio.to_thread(act, "drop-table", {"table": "u"})
+    new = {"table": "u", "columns": [["a", "int64", False], ["b", "string", True]], "key": ["a"]}
+    hashed = {"hash": [{"columns": ["a"], "buckets": 2}], "replication_factor": 1}
+    await asyncio.to_thread(act, "create-table", {**new, **hashed})
+    async with cluster.client() as client:
+        info = await client.describe("u")
+        assert (info.tablets, info.replication_factor) == (2, 1)
+        assert info.schema == Schema.make([("a", "int64"), ("b", "string", True)], ["a"])
+        await client.delete_table("u")
+    for wrong, said in (
+        ({**new, "table": "t"}, "already"),
+        ({**new, "key": ["c"]}, "which are not columns"),
+        ({**new, "columns": [["a", "int65", False]]}, "int65"),
+        ({**new, "hash": [{"columns": ["b"], "buckets": 2}]}, "b"),
+        ({**new, "hash": [{"columns": ["a"], "buckets": 1}]}, "expected 2 to"),
+        ({"table": "u"}, "the body is JSON"),
+    ):
+        with pytest.raises(REFUSED, match=said):
+            await asyncio.to_thread(act, "create-table", wrong)
+    await asyncio.to_thread(act, "drop-table", {"table": "t"})
+    assert await asyncio.to_thread(act, "list-tables", {}) == {"tables": []}
+    async with cluster.client() as client:
+        assert [each.name for each in await client.dropped_tables()] == ["t"]
+
+
+async def test_callers_of_ours_are_still_asked_who_they_are(cluster: LocalCluster) -> None:
+    """Only callers without our metadata are taken for programs of others."""
+    pool = ChannelPool(Identity(cluster.cluster_id, fork_id="another-copy"))
+
+    class Stub:
+        def __init__(self, channel: Any) -> None:
+            self.plan = channel.unary_unary("/arrow.flight.protocol.FlightService/GetFlightInfo")
+
+    try:
+        with pytest.raises(SteleError) as refused:
+            address = cluster.running["master"].description.identity.address
+            await pool.unary(
+                address, Stub, "plan", fl.FlightDescriptor.for_path("t").serialize(), timeout_s=5.0
+            )
+        assert refused.value.code is Code.WRONG_CLUSTER
+    finally:
+        await pool.close()
