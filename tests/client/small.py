@@ -310,8 +310,7 @@ class SmallNode:
                         raise error
                     yield batch
 
-        arrow = tablet.schema.to_arrow(spec.column_ids or None)
-        return with_incarnation(arrow, tablet.incarnation), batches()
+        return with_incarnation(spec.arrow_schema(tablet.schema), tablet.incarnation), batches()
 
 
 class _Consensus(ConsensusServiceServicer):

@@ -118,12 +118,19 @@ def test_tickets_come_back_as_they_were() -> None:
     assert ScanCommand.decode(command.encode()) == command
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x02{}", b"{}", b"hello"])
+@pytest.mark.parametrize("raw", [b"", b"\x03{}", b"{}", b"hello"])
 def test_unknown_versions_are_refused(raw: bytes) -> None:
     for decode in (decode_ticket, ScanCommand.decode):
         with pytest.raises(Rejected) as caught:
             decode(raw)
         assert caught.value.code is Code.UNSUPPORTED_VERSION
+
+
+def test_version_2_is_for_tickets_of_changes_alone() -> None:
+    with pytest.raises(Rejected, match="version 2 is unknown; this program reads 1:"):
+        ScanCommand.decode(b"\x02" + ScanCommand(table="t").encode()[1:])
+    with pytest.raises(Rejected, match="only for them"):
+        decode_ticket(b"\x02" + copy_ticket(5, 6).encode()[1:])
 
 
 @pytest.mark.parametrize(

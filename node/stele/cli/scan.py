@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from stele.client import AsyncClient
+    from stele.client.scan import AsyncScanner
 
 _TABLE_ROWS_MAX = 1_000
 
@@ -38,6 +39,13 @@ _TABLE_ROWS_MAX = 1_000
     metavar="TIME",
     help="Read as of this hybrid time or ISO 8601 time (UTC unless it has a zone); 0 is now [default: now].",
 )
+@click.option(
+    "--since",
+    default="",
+    metavar="TIME",
+    help="Print what changed after this time, up to the snapshot: the newest change of each row, deletes too.",
+)
+@click.option("--every", is_flag=True, help="With --since: all changes, oldest first.")
 @click.option(
     "--format",
     "form",
@@ -63,6 +71,8 @@ def scan(
     limit: int | None,
     ordered: bool,
     snapshot: str,
+    since: str,
+    every: bool,
     form: str | None,
     output: str | None,
     force: bool,
@@ -70,13 +80,14 @@ def scan(
     masters: str,
     timeout_s: float,
 ) -> None:
-    """Print rows of a table at one snapshot.
+    """Print rows of a table at one snapshot, or with --since what changed up to it.
 
     \b
     Examples:
       stele table scan flights --where "carrier = 'UA' AND arr_delay > 120" --columns flight,arr_delay --limit 10
       stele table scan flights -o flights.parquet
       stele table scan flights --count
+      stele table scan flights --since "2026-05-01 12:00" -o changes.parquet
     """
     from stele.model.where import parse_where
 
@@ -95,21 +106,33 @@ def scan(
         raise click.UsageError("--force needs --output")
     if output and not force:
         check_new(output, otherwise="--force replaces it")
-    at = _snapshot(snapshot)
+    if since and (where or limit is not None or ordered):
+        raise click.UsageError("--since prints all changes; leave out --where, --limit and --ordered")
+    if every and not since:
+        raise click.UsageError("--every needs --since")
+    at, after = _time("--snapshot", snapshot), _time("--since", since)
     names = [column.strip() for column in columns.split(",")] if columns else None
     if twice := next((name for name in names or () if (names or []).count(name) > 1), None):
         raise click.UsageError(f"--columns {columns}: {twice!r} is named twice; name each column once")
 
     async def work(client: AsyncClient) -> None:
         table = await client.open_table(name)
-        scanner = table.scan(
-            names,
-            parse_where(where, table.schema) if where else (),
-            limit=limit,
-            ordered=ordered,
-            snapshot=at,
-            timeout_s=timeout_s,
-        )
+        if after is None:
+            scanner = table.scan(
+                names,
+                parse_where(where, table.schema) if where else (),
+                limit=limit,
+                ordered=ordered,
+                snapshot=at,
+                timeout_s=timeout_s,
+            )
+        else:
+            scanner = table.changes(after, at, names, every=every, timeout_s=timeout_s)
+        await show(scanner)
+        if after is not None:
+            say(f"these are the changes up to {scanner.snapshot}: the next --since", err=True)
+
+    async def show(scanner: AsyncScanner) -> None:
         if only_count:
             say(await scanner.count())
             return
@@ -251,11 +274,11 @@ def _as_text(array: pa.Array) -> pa.Array:
     return pc.if_else(beyond, signed, pc.cast(array, pa.string()))
 
 
-def _snapshot(text: str) -> int | None:
+def _time(option: str, text: str) -> int | None:
     from stele.model import texts
     from stele.model.errors import Rejected
 
     try:
         return texts.snapshot(text) if text else None
     except ValueError as exc:
-        raise Rejected(f"--snapshot {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc
+        raise Rejected(f"{option} {text}: expected a hybrid time or an ISO 8601 time ({exc})") from exc

@@ -117,7 +117,7 @@ def replication_factor(given: Any) -> int:
     return whole_number(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
 
 
-def snapshot(given: Any) -> int:
+def snapshot(given: Any, what: str = "snapshot") -> int:
     """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0."""
     if given is None:
         return 0
@@ -125,13 +125,13 @@ def snapshot(given: Any) -> int:
         try:
             found = int(from_datetime(given))
         except ValueError as exc:
-            raise refusal("snapshot", given, f"a time from 1970 on, in microseconds ({exc})") from None
+            raise refusal(what, given, f"a time from 1970 on, in microseconds ({exc})") from None
     else:
         try:
-            found = whole_number(given, "snapshot", least=0, most=_SNAPSHOT_MAX)
+            found = whole_number(given, what, least=0, most=_SNAPSHOT_MAX)
         except Rejected:
             expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
-            raise refusal("snapshot", given, expected) from None
+            raise refusal(what, given, expected) from None
     if found > _HYBRID_TIME_MAX:  # only nodes judge others, by their own clocks
         raise Rejected(
             future_snapshot(found, time.time_ns() // 1_000, "this machine's clock"), code=Code.CLOCK_AHEAD

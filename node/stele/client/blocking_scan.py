@@ -32,6 +32,16 @@ class Scanner:
     def __repr__(self) -> str:
         return reprs.blocking(self.asynchronous)
 
+    @property
+    def snapshot(self) -> int:
+        """The hybrid time at which it reads; of changes: the time up to which. For the next call of `changes`, as `after`.
+
+        Example:
+            >>> table.scan(snapshot=table.scan().snapshot).count()
+            2
+        """
+        return self.asynchronous.snapshot
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches as they arrive, with a bounded number in memory; in key order if the scan is
         ordered.

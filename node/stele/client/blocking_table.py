@@ -278,6 +278,36 @@ class Table:
             raise
         return result.raise_for_errors() if raise_row_errors else result
 
+    def changes(
+        self,
+        after: int | datetime,
+        upto: int | datetime | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        every: bool = False,
+    ) -> Scanner:
+        """What was written to the table after one time and up to another (default: now), deletes too.
+
+        Rows have the key columns and these `columns` (default: all), then `_op`, "upsert" or "delete", and `_ts`, the
+        hybrid time of the write. In deletes all columns but the key are null. Of each row only the newest change is
+        returned; with `every`, all changes, oldest first. Each tablet's rows come in key order.
+
+        `after`, `upto`: hybrid times or datetimes, as `scan` takes them. Begin with the snapshot of a scan, then give the
+        `snapshot` of the last call.
+
+        Raises:
+            Rejected: an unknown column, or times in the wrong order. While rows are read: CURSOR_LOST, the table's history
+                (`history_s`) no longer reaches back to `after`. Begin again with a scan.
+            Retryable: NOT_READY: the table is being created.
+
+        Example:
+            >>> before = table.scan().snapshot
+            >>> _ = table.put({"day": date(2024, 5, 1), "name": "roof", "value": 22.5})
+            >>> [(row["name"], row["value"], row["_op"]) for row in table.changes(before)]
+            [('roof', 22.5, 'upsert')]
+        """
+        return Scanner(self._client, self.asynchronous.changes(after, upto, columns, every=every))
+
     def scan(
         self,
         columns: Sequence[str] | None = None,

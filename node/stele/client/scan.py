@@ -66,6 +66,11 @@ class AsyncScanner:
         self._ordered = ordered
         self._timeout_s = timeout_s
 
+    @property
+    def snapshot(self) -> int:
+        """The hybrid time at which it reads; of changes: the time up to which. For the next call of `changes`, as `after`."""
+        return self.plan.snapshot
+
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:
         """Row after row, as dicts with the values that `get` returns. Raises what `batches` raises."""
         async with contextlib.aclosing(self.batches()) as batches:
@@ -244,8 +249,11 @@ class AsyncScanner:
 
     async def count(self) -> int:
         """The number of rows. Reads one narrow column."""
-        first = self.plan.schema.key_column_ids[0]
-        spec = replace(self.plan.spec, column_ids=(int(first),))
+        key = tuple(int(column_id) for column_id in self.plan.schema.key_column_ids)
+        changes = (
+            self.plan.spec.changes is not None
+        )  # they are read in key order, and a broken scan goes on by the key
+        spec = replace(self.plan.spec, column_ids=key if changes else key[:1])
         narrow = AsyncScanner(
             self._pool,
             replace(self.plan, spec=spec),

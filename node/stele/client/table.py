@@ -22,6 +22,7 @@ from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_o
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
+from stele.client.change_plan import change_plan, change_times
 from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, TabletPlace, WritePlan
 from stele.client.lookup import Key, Row, first_row, ids_of, key_row
@@ -383,6 +384,40 @@ class AsyncTable:
                 columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
             )
 
+        return self._scanner(plan, bool(ordered), timeout_s)
+
+    def changes(
+        self,
+        after: int | datetime,
+        upto: int | datetime | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        every: bool = False,
+        timeout_s: float | None = None,
+    ) -> AsyncScanner:
+        """What was written to the table after one time and up to another (default: now), deletes too.
+
+        Rows have the key columns and these `columns` (default: all), then `_op`, "upsert" or "delete", and `_ts`, the
+        hybrid time of the write. In deletes all columns but the key are null. Of each row only the newest change is
+        returned; with `every`, all changes, oldest first. Each tablet's rows come in key order.
+
+        `after`, `upto`: hybrid times or datetimes, as `scan` takes them. Begin with the snapshot of a scan, then give the
+        `snapshot` of the last call.
+
+        Raises:
+            Rejected: an unknown column, or times in the wrong order. While rows are read: CURSOR_LOST, the table's history
+                (`history_s`) no longer reaches back to `after`. Begin again with a scan.
+            Retryable: NOT_READY: the table is being created.
+        """
+        self._streams.ensure_open()
+        begin, end = change_times(after, upto, self._observed.now)
+
+        def plan() -> ScanPlan:
+            return change_plan(self.plan_scan(columns, snapshot=end), begin, every=bool(every))
+
+        return self._scanner(plan, False, timeout_s)
+
+    def _scanner(self, plan: Callable[[], ScanPlan], ordered: bool, timeout_s: float | None) -> AsyncScanner:
         planned, seconds = plan(), arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
 
         async def replan() -> ScanPlan:

@@ -43,6 +43,7 @@ _DEFINITE = frozenset(
         Code.INVALID_ARGUMENT,
         Code.SCHEMA_MISMATCH,
         Code.SNAPSHOT_TOO_OLD,
+        Code.CURSOR_LOST,
         Code.CLOCK_AHEAD,
         Code.UNSUPPORTED_VERSION,
         Code.PERMISSION_DENIED,
@@ -128,7 +129,7 @@ class ScanPlan:
     @property
     def arrow_schema(self) -> pa.Schema:
         """The schema of the batches."""
-        return self.schema.to_arrow(self.spec.column_ids or None)
+        return self.spec.arrow_schema(self.schema)
 
 
 class _Patience:
@@ -211,7 +212,7 @@ class TabletScan:
         While nodes have no place for the scan, ten times as long."""
         wanted = len(self._plan.arrow_schema)
         spec = (with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
-        arrow = self._plan.schema.to_arrow(spec.column_ids or None)
+        arrow = spec.arrow_schema(self._plan.schema)
         patience = _Patience(self._timeout_s)
         said: dict[str, str] = {}
         while True:
@@ -304,6 +305,9 @@ class TabletScan:
             return spec
         last = keys.encode_keys(batch.slice(batch.num_rows - 1), self._plan.schema)[0].as_py()
         limit = None if spec.limit is None else spec.limit - batch.num_rows
+        if spec.changes is not None and spec.changes.every:  # other versions of this key may follow
+            changes = replace(spec.changes, seen=batch.column(batch.num_columns - 1)[-1].as_py())
+            return replace(spec, lower_key=last, limit=limit, changes=changes)
         # Not `resume_after`: an empty string may be a whole key, but an empty `resume_after` means that
         # nothing was read.
         return replace(spec, lower_key=last + b"\x00", limit=limit)

@@ -57,6 +57,7 @@ class Code(IntEnum):
     VOLUME_OLD = 39  # the caller runs on an older copy of its volume and lost what it once reported
     CLOSED = 40  # never sent: the caller closed its client
     CLOCK_BEHIND = 41  # the caller's clock is late, so its client ids are too old
+    CURSOR_LOST = 42  # changes were asked for that history no longer has
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stele.model.bounds import BATCH_ROWS_MAX, COLUMNS_MAX, ROWS_MAX
+from stele.model.bounds import BATCH_ROWS_MAX, COLUMNS_MAX, ROWS_MAX, TIME_MAX
 from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.foreign import read_batch
@@ -79,13 +79,31 @@ _ONE_VALUE = (str, bytes, bytearray, memoryview, Mapping)
 """Types that Python can iterate over but that are not lists of values."""
 
 
+UPSERT, DELETE = "upsert", "delete"
+CHANGE_FIELDS = (pa.field("_op", pa.string(), nullable=False), pa.field("_ts", pa.uint64(), nullable=False))
+"""What rows of changes have behind the table's columns: UPSERT or DELETE, and the hybrid time of the write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Asks for what was written after the hybrid time `after`, up to the scan's snapshot: deletes too, in key order.
+
+    `every`: all versions of a row, oldest first; else the newest one alone. `seen`: the reader has the versions of the
+    key `ScanSpec.lower_key` up to this time."""
+
+    after: int
+    every: bool = False
+    seen: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ScanSpec:
     """One scan of one tablet.
 
     `column_ids` empty: all columns, in schema order. `lower_key` (inclusive) and `upper_key` (exclusive) are
     encoded keys; b"" means unbounded. `resume_after`: the encoded key of the last row already seen; it
-    implies key order. `limit`: in rows; None: unlimited. `ordered`: rows come in key order.
+    implies key order. `limit`: in rows; None: unlimited. `ordered`: rows come in key order. `changes`: rows are
+    changes; without predicates.
     """
 
     column_ids: tuple[int, ...] = ()
@@ -96,6 +114,25 @@ class ScanSpec:
     ordered: bool = False
     resume_after: bytes = b""
     batch_rows: int = 32_768
+    changes: Changes | None = None
+
+    def arrow_schema(self, schema: Schema) -> pa.Schema:
+        """The Arrow schema of its rows. In changes, all columns but those of the key are nullable.
+
+        Raises:
+            Rejected: a column is unknown, or a column of changes has the name of one that they add.
+        """
+        arrow = schema.to_arrow(self.column_ids or None)
+        if self.changes is None:
+            return arrow
+        taken = [field.name for field in CHANGE_FIELDS if field.name in arrow.names]
+        if taken:
+            raise Rejected(
+                f"changes: a column {taken[0]} of the table has the name of a column that changes add; leave it out"
+            )
+        keys = {column.name for column in schema.key_columns}
+        fields = [field if field.name in keys else field.with_nullable(True) for field in arrow]
+        return pa.schema([*fields, *CHANGE_FIELDS])
 
     def to_json(self, schema: Schema) -> str:
         """JSON text. Predicate values are in Arrow's own bytes, so that no value changes."""
@@ -109,6 +146,7 @@ class ScanSpec:
                 "ordered": self.ordered,
                 "resume_after": self.resume_after.hex(),
                 "batch_rows": self.batch_rows,
+                **({} if self.changes is None else {"changes": _listed(self.changes)}),
             },
             separators=(",", ":"),
         )
@@ -136,11 +174,23 @@ class ScanSpec:
                 bool(raw["ordered"]),
                 bytes.fromhex(raw["resume_after"]),
                 whole_number(raw["batch_rows"], BATCH_ROWS_MAX, 1),
+                _changes(raw["changes"]) if "changes" in raw else None,
             )
+            if spec.changes is not None and predicates:
+                raise ValueError("changes take no predicates")
         except (ValueError, TypeError, KeyError, pa.ArrowException, OSError, EOFError) as exc:
             raise Rejected(f"scan: {exc!r}; the text is not a scan") from exc
         schema.to_arrow(spec.column_ids)
         return spec
+
+
+def _listed(changes: Changes) -> list[int]:
+    return [changes.after, int(changes.every), changes.seen]
+
+
+def _changes(raw: Any) -> Changes:
+    after, every, seen = raw
+    return Changes(whole_number(after, TIME_MAX), bool(whole_number(every, 1)), whole_number(seen, TIME_MAX))
 
 
 def _pack(values: pa.Array) -> str:

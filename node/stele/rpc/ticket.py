@@ -22,6 +22,8 @@ from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
 TICKET_VERSION = 1
+CHANGES_VERSION = 2
+"""The version of a ticket for changes. A program that does not know them must not answer with a scan."""
 COMMAND_BYTES_MAX = 64 << 10
 _U64_MAX = (1 << 64) - 1
 _INCARNATION, _DIGITS_MAX = b"stele.incarnation", 20
@@ -55,19 +57,21 @@ class Ticket:
 
     def encode(self) -> bytes:
         """The ticket as bytes; `decode_ticket` is the inverse."""
+        scan = json.loads(self.scan)
         return _encode(
             {
                 "cluster": self.cluster_id,
                 "tablet": self.tablet_id,
                 "snapshot": self.snapshot,
                 "schema_version": self.schema_version,
-                "scan": json.loads(self.scan),
+                "scan": scan,
                 "wait_ms": self.wait_ms,
                 **_fork(self.fork_id),
                 **({"incarnation": self.incarnation} if self.incarnation else {}),
                 **({"prepared": self.prepared} if self.prepared else {}),
                 **({"resumable": True} if self.resumable else {}),
-            }
+            },
+            CHANGES_VERSION if "changes" in scan else TICKET_VERSION,
         )
 
     @staticmethod
@@ -77,6 +81,8 @@ class Ticket:
         prepared = whole_number(fields.get("prepared", 0), INDEX_MAX)
         if prepared and not fields["snapshot"]:
             raise ValueError("it has a prepared index and no snapshot")
+        if fields.get("resumable") and "changes" in fields["scan"]:
+            raise ValueError("rows of changes come without resume keys")
         return Ticket(
             cluster_id=str(fields["cluster"]),
             tablet_id=str(fields["tablet"]),
@@ -183,9 +189,12 @@ def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
     """
 
     def parse(fields: dict[str, Any]) -> Ticket | CopyTicket:
-        return CopyTicket._parse(fields) if "session" in fields else Ticket._parse(fields)
+        copy = "session" in fields
+        if (not copy and "changes" in fields["scan"]) != (raw[0] == CHANGES_VERSION):
+            raise ValueError(f"version {CHANGES_VERSION} is for changes, and only for them")
+        return CopyTicket._parse(fields) if copy else Ticket._parse(fields)
 
-    return _decode(raw, "ticket", parse)
+    return _decode(raw, "ticket", parse, newest=CHANGES_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,15 +261,16 @@ class ScanCommand:
         return _decode(raw, "command", parse)
 
 
-def _encode(fields: dict[str, Any]) -> bytes:
-    return bytes([TICKET_VERSION]) + json.dumps(fields, separators=(",", ":")).encode()
+def _encode(fields: dict[str, Any], version: int = TICKET_VERSION) -> bytes:
+    return bytes([version]) + json.dumps(fields, separators=(",", ":")).encode()
 
 
-def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T]) -> T:
-    if not raw or raw[0] != TICKET_VERSION:
+def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T], newest: int = TICKET_VERSION) -> T:
+    if not raw or not TICKET_VERSION <= raw[0] <= newest:
         version = raw[0] if raw else "none"
+        known = TICKET_VERSION if newest == TICKET_VERSION else f"{TICKET_VERSION} to {newest}"
         raise Rejected(
-            f"{what}: version {version} is unknown; this program reads {TICKET_VERSION}: a byte, then JSON",
+            f"{what}: version {version} is unknown; this program reads {known}: a byte, then JSON",
             code=Code.UNSUPPORTED_VERSION,
         )
     try:

@@ -143,6 +143,11 @@ class ColumnFile:
             raise self._damaged(f"group {group} has no keys")
         return _array(data, KEY_SCHEMA)
 
+    def span(self, group: int) -> tuple[int, int]:
+        """Hybrid times between which all versions of a group lie."""
+        _, _, _, _, oldest, newest = self.groups[group]
+        return oldest, newest
+
     def times(self, group: int) -> npt.NDArray[np.uint64]:
         """Hybrid times of a group's rows."""
         data = self._part(PART_TIMES, group)

@@ -206,6 +206,21 @@ def visible(runs: Sequence[Run], snapshot: int) -> pa.RecordBatch:
     return _gathered(runs, chosen)
 
 
+def changed(runs: Sequence[Run], *, every: bool) -> Run:
+    """All rows of these runs by key: `every` version of a key, oldest first, or the newest one alone.
+
+    `runs` are sorted and come newest first. Of rows that one entry wrote to a key, the last one counts."""
+    versions = _in_order(runs)
+    order, same = versions.order, versions.same
+    if not every:
+        return _picked(runs, versions, order[~same])
+    times = versions.times[order]
+    last = np.ones(len(order), bool)
+    last[1:] = ~(same[1:] & (times[1:] == times[:-1]))
+    chosen, key = order[last], np.cumsum(~same)[last]
+    return _picked(runs, versions, chosen[np.lexsort((-np.arange(len(chosen)), key))])
+
+
 class Kept:
     """The rows of sorted runs that must be kept: versions that a snapshot at or above `mark` can see.
 

@@ -16,7 +16,7 @@ from stele.model.key_bounds import KeyRange
 from stele.model.schema import Schema
 from stele.tablet.order import SortedRows
 from stele.tablet.projection import projected
-from stele.tablet.sorted_runs import Mask, Run
+from stele.tablet.sorted_runs import U64, Mask, Run
 
 GROUPS_PER_PIECE = 4
 
@@ -42,6 +42,12 @@ class Source(Protocol):
 
     def groups_between(self, lower: bytes, upper: bytes) -> range:
         """Groups that may hold keys in [lower, upper); b"" is unbounded."""
+
+    def span(self, group: int) -> tuple[int, int]:
+        """Hybrid times between which all versions of a group lie."""
+
+    def times(self, group: int) -> U64:
+        """The hybrid times of a group's rows."""
 
     def keys(self, group: int) -> pa.BinaryArray:
         """A group's keys."""
@@ -79,6 +85,14 @@ class MemorySource:
     def _group(self, group: int) -> Run:
         start, end = self._rows.cuts[group : group + 2]
         return self._rows.run.slice(start, end - start)
+
+    def span(self, group: int) -> tuple[int, int]:
+        """See Source."""
+        return 0, self.max_time
+
+    def times(self, group: int) -> U64:
+        """See Source."""
+        return self._group(group).times
 
     def keys(self, group: int) -> pa.BinaryArray:
         """See Source."""

@@ -389,7 +389,7 @@ class TabletStore:
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
             memory: list[MemView] = [table.view() for table in (state.active, *state.frozen)]
-        return View(state.active.schema, at, memory, state.files, applied, self._live)
+        return View(state.active.schema, at, memory, state.files, applied, self._live, mark)
 
     # --- flushing
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.checksum import MASK, checksum
+from stele.model.clock import physical_us, utc
 from stele.model.column import Column
 from stele.model.errors import Code, Rejected
 from stele.model.hashing import hash_bytes
@@ -28,6 +29,7 @@ from stele.model.ids import OpId
 from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
+from stele.tablet.changes import ChangeReader
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
@@ -61,7 +63,10 @@ class View:
         files: Sequence[ColumnFile],
         applied: OpId,
         live: LiveMasks,
+        mark: int,
     ) -> None:
+        """`mark`: all versions above this hybrid time are there, up to the snapshot."""
+        self._mark = mark
         self.schema = schema
         self.snapshot = snapshot
         self.applied = applied
@@ -98,12 +103,12 @@ class View:
     ) -> Iterator[pa.RecordBatch]:
         """Batches of the rows that the spec asks for, with the columns of `spec.column_ids`.
 
-        They are in key order if `spec.ordered` or `spec.resume_after` is set. `last`: the caller reads
-        nothing else, so the view closes once the scan has its sources. A long scan then holds only its sorted
+        They are in key order if `spec.ordered` or `spec.resume_after` is set, or if they are changes. `last`: the
+        caller reads nothing else, so the view closes once the scan has its sources. A long scan then holds only its sorted
         rows of a flushed memtable.
 
         Raises:
-            Rejected: unknown columns, or predicates that do not fit.
+            Rejected: unknown columns, or predicates that do not fit. CURSOR_LOST: some changes may be gone.
             Corrupt: a file is damaged. No row of the damaged part was handed out.
         """
         wanted = [self._column(i) for i in (spec.column_ids or self.schema.column_ids)]
@@ -112,7 +117,33 @@ class View:
         extra = [self.schema.by_id[p.column_id] for p in spec.predicates if p.column_id not in names]
         columns = (*wanted, *dict.fromkeys(extra))
         lower = max(spec.lower_key, spec.resume_after + b"\x00") if spec.resume_after else spec.lower_key
+        if spec.changes is not None:
+            self._check_history(spec.changes.after)
+            batches = self._changes(spec, tuple(wanted), lower, last)
+            return _limited(_sliced(batches, spec.batch_rows), spec.limit)
         return _limited(self._filtered(columns, len(wanted), filter_, lower, spec, last), spec.limit)
+
+    def _check_history(self, after: int) -> None:
+        """Refuse changes after a time if some may be gone. Newer versions than the mark are all there."""
+        if after < self._mark:
+            raise Rejected(
+                f"changes after {after}, which is {utc(physical_us(after))}, are not all there: this replica has them "
+                f"from {self._mark} on, which is {utc(physical_us(self._mark))}; begin again with a scan at a snapshot, "
+                "and give the table a longer history",
+                code=Code.CURSOR_LOST,
+            )
+
+    def _changes(
+        self, spec: ScanSpec, columns: tuple[Column, ...], lower: bytes, last: bool
+    ) -> Iterator[pa.RecordBatch]:
+        assert spec.changes is not None
+        arrow = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
+        keys = frozenset(int(i) for i in self.schema.key_column_ids)
+        reader = ChangeReader(spec.changes, self._newest, columns, keys, arrow)
+        sources = self._sources(spec.changes.after)
+        if last:
+            self.close()
+        yield from reader.read(sources, lower, spec.upper_key)
 
     def _column(self, column_id: int) -> Column:
         column = self.schema.by_id.get(column_id)
@@ -132,20 +163,20 @@ class View:
         spec: ScanSpec,
         last: bool,
     ) -> Iterator[pa.RecordBatch]:
-        barren = 0
         free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
         ranges = key_ranges(self.schema.key_column_ids, self.schema, spec.predicates)
-        for batch in self._batches(columns, within(ranges, lower, spec.upper_key), free, last):
+        batches = self._batches(columns, within(ranges, lower, spec.upper_key), free, last)
+        return _sliced(self._passed(batches, wanted, filter_), spec.batch_rows)
+
+    @staticmethod
+    def _passed(batches: Iterator[pa.RecordBatch], wanted: int, filter_: Filter) -> Iterator[pa.RecordBatch]:
+        """The rows that pass, with the first `wanted` columns."""
+        for batch in batches:
             mask = filter_.mask(batch)
             passed = batch if mask is None else batch.filter(mask)
             if passed.num_columns > wanted:
                 passed = passed.select(list(range(wanted)))
-            barren = 0 if passed.num_rows else barren + 1
-            if barren == _SIGN_OF_LIFE:
-                barren = 0
-                yield passed
-            for start in range(0, passed.num_rows, max(1, spec.batch_rows)):
-                yield passed.slice(start, spec.batch_rows)
+            yield passed
 
     def _batches(
         self, columns: tuple[Column, ...], ranges: Sequence[KeyRange], free: bool, last: bool
@@ -169,10 +200,12 @@ class View:
                 for lower, upper in wanted:
                     yield from self._merge(cluster, columns, schema, lower, upper)
 
-    def _sources(self) -> list[Source]:
+    def _sources(self, after: int = -1) -> list[Source]:
+        """All sources; but no memtables whose rows are all at or below the time `after`."""
         memory: list[Source] = [
             MemorySource(rows, m.table.serial, m.table.schema)
             for m in self._memory
+            if m.max_time > after
             for rows in m.sorted_rows()
         ]
         return [*memory, *self._files]
@@ -321,6 +354,18 @@ class View:
             rows += batch.num_rows
             total = (total + checksum(batch, self.schema)) & MASK
         return TableChecksum(rows, total)
+
+
+def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches of at most `rows` rows. An empty one after many without a row."""
+    barren = 0
+    for batch in batches:
+        barren = 0 if batch.num_rows else barren + 1
+        if barren == _SIGN_OF_LIFE:
+            barren = 0
+            yield batch
+        for start in range(0, batch.num_rows, max(1, rows)):
+            yield batch.slice(start, rows)
 
 
 def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -53,9 +53,7 @@ class Scans:
         replica, view, schema = on_loop(self._loop, self._open(ticket), ticket.wait_ms / 1000 + 1.0)
         try:
             spec = _spec(ticket, schema)
-            arrow = with_incarnation(
-                schema.to_arrow(spec.column_ids or None), replica.superblock.tablet_incarnation
-            )
+            arrow = with_incarnation(spec.arrow_schema(schema), replica.superblock.tablet_incarnation)
         except BaseException:
             view.close()
             raise
