@@ -203,31 +203,53 @@ def test_reports_merge_only_into_a_full_one() -> None:
     assert hear(life, late, 40) == [] and not life.nodes[N1].full
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "a new start", "a new leadership", "a later report"])
-async def test_a_large_report_is_merged_in_steps_and_dropped_once_it_is_outdated(meanwhile: str) -> None:
-    """Two thousand replicas took 20 ms in one step."""
-    life, tablets = Liveness(0), [f"{n:032x}" for n in range(1, 3 * REPORTS_AT_ONCE)]
+async def began(life: Liveness, tablets: list[str]) -> asyncio.Task[list[str]]:
+    """The merge of a report that takes more than one step, after its first."""
     life.heard(beat(1), 10)
     merging = asyncio.ensure_future(life.merge(beat(1, tablets=[status(t, 1) for t in tablets]), 10))
     while not life.nodes[N1].tablets:
         await asyncio.sleep(0)
     assert len(life.nodes[N1].tablets) < len(tablets) and not life.nodes[N1].full
+    return merging
+
+
+LARGE = [f"{n:032x}" for n in range(1, 3 * REPORTS_AT_ONCE)]
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "a new start", "a new leadership"])
+async def test_a_large_report_is_merged_in_steps_and_dropped_once_it_is_outdated(meanwhile: str) -> None:
+    """Two thousand replicas took 20 ms in one step."""
+    life = Liveness(0)
+    merging = await began(life, LARGE)
+    waiting = asyncio.ensure_future(life.merge(beat(2, incremental=True, tablets=[status(T1, 1)]), 20))
+    await asyncio.sleep(0)
     if meanwhile == "a new start":
         life.heard(beat(1, incarnation=2), 20)
     elif meanwhile == "a new leadership":
         life.begin_leading(20)
-    elif meanwhile == "a later report":
-        assert await life.merge(beat(2, incremental=True, tablets=[status(T1, 1)]), 20) == []
-        await life.merge(beat(3, tablets=[status(T1, 1)]), 20)
-    touched = await merging
+    touched, then = await merging, await waiting
     known = set(life.reported())
     if meanwhile == "nothing":
-        assert touched == tablets and known == set(tablets) and life.nodes[N1].full
-    elif meanwhile == "a later report":
-        assert known == {T1} and life.nodes[N1].full
+        assert touched == LARGE and then == [T1] and known == {*LARGE, T1} and life.nodes[N1].full
     else:
+        assert then == [], "it was told of the start, or in the leadership, before"
         assert not known and not life.nodes[N1].full
-    assert known == life.nodes[N1].tablets and len(touched) <= len(tablets)
+    assert known == life.nodes[N1].tablets
+
+
+async def test_each_large_report_counts_also_if_its_node_waits_no_longer() -> None:
+    """Each one was dropped for the next one, for ever, where a merge took longer than a node waits for its answer."""
+    life = Liveness(0)
+    merging = await began(life, LARGE)
+    merging.cancel()
+    later = asyncio.ensure_future(life.merge(beat(2, tablets=[status(T1, 1)]), 20))
+    await asyncio.sleep(0)
+    assert set(life.reported()) < {*LARGE}
+    while not life.nodes[N1].full:
+        await asyncio.sleep(0)
+    assert set(life.reported()) == {*LARGE}
+    assert sorted(await later) == sorted({*LARGE, T1})
+    assert set(life.reported()) == {T1} and life.nodes[N1].full
 
 
 def test_a_removal_asks_for_a_full_report_and_drops_nothing_on_a_guess() -> None:

@@ -94,6 +94,8 @@ class NodeLife:
     registered: LastStart | None = None
     registered_ms: int = 0
     tablets: set[str] = field(default_factory=set)
+    merging: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
+    """Held while a report of it is merged."""
 
 
 def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> None:
@@ -268,9 +270,27 @@ class Liveness:
         becomes false, and the answer must ask for a full report. A large report is merged with pauses. The
         same holds if the node started anew in a pause, or this master began to lead: the rest of the report
         is outdated then.
+
+        A merge that has begun goes on to its end, also if the node no longer waits for the answer. The node's
+        next report waits for it. So each full report counts, however slow this master is.
         """
-        life = self.nodes[id_from_pb(request.node_id)]
         if not request.has_report:
+            return []
+        life = self.nodes[id_from_pb(request.node_id)]
+        begun = self._now_of(life)
+        await life.merging.acquire()
+        merge = asyncio.get_running_loop().create_task(self._merge(life, request, now_ms, begun))
+        merge.add_done_callback(lambda _: life.merging.release())
+        return await asyncio.shield(merge)
+
+    def _now_of(self, life: NodeLife) -> tuple[int, int, int]:
+        """What a report belongs to: this leadership, and this start of the node."""
+        return self._begun, life.incarnation, life.start
+
+    async def _merge(
+        self, life: NodeLife, request: master_pb2.TSHeartbeatRequest, now_ms: int, begun: tuple[int, int, int]
+    ) -> list[str]:
+        if begun != self._now_of(life):
             return []
         if request.sequence <= life.sequence:
             life.full = (
@@ -280,7 +300,6 @@ class Liveness:
         if request.incremental and not life.full:
             return []
         life.sequence, life.full = request.sequence, False
-        begun = self._begun, life.incarnation, life.start, life.sequence
         told: dict[str, dict[int, Report]] = {}
         touched: dict[str, None] = {}
         for number, status in enumerate(request.tablets, 1):
@@ -292,7 +311,7 @@ class Liveness:
         for number, tablet_id in enumerate((*gone, *told)):
             if number % REPORTS_AT_ONCE == REPORTS_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            if begun != (self._begun, life.incarnation, life.start, life.sequence):
+            if begun != self._now_of(life):
                 return list(touched)
             self._put(life, tablet_id, told.get(tablet_id, {}), all_of_it=not request.incremental)
             self._changed(tablet_id)
