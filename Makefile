@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo docs images jar maybe-jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv venv-demo demo docs images jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,10 +57,6 @@ $(JAR): pipeline/jvm/pom.xml $(shell find pipeline/jvm/src -type f) | venv
 	@mkdir -p $(@D)
 	cp pipeline/jvm/target/stele-spark.jar $@
 
-# Where Maven is missing, the tests of the JVM reader are skipped, and say so.
-maybe-jar:
-	$(if $(shell which mvn 2>/dev/null),$(MAKE) jar,@echo "no Maven here: the JVM reader is not built")
-
 e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the settings; TESTS=test_3_machine for a part
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
 	  $(if $(TESTS),$(addprefix tests/e2e/,$(addsuffix .py,$(TESTS))),tests/e2e)
@@ -78,7 +74,7 @@ types: venv
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
 unit: export PYTHONDONTWRITEBYTECODE =
-unit: venv maybe-jar
+unit: venv
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
