@@ -122,6 +122,8 @@ class Twin:
     def __init__(self) -> None:
         self.versions: dict[Key, list[tuple[int, Row | None]]] = {}
         self.entries: list[Entry] = []
+        self.idle: set[tuple[Key, int]] = set()
+        """Deletes that were to be ignored, of keys that were not there, and their times. The store may keep them."""
 
     def next_index(self) -> int:
         return len(self.entries) + 1
@@ -142,7 +144,8 @@ class Twin:
             elif (op is RowOp.INSERT_IGNORE and present is not None) or (
                 op in (RowOp.UPDATE_IGNORE, RowOp.DELETE_IGNORE) and present is None
             ):
-                continue
+                if op is RowOp.DELETE_IGNORE:
+                    self.idle.add((key, entry.timestamp))
             elif op in DELETES:
                 self.versions.setdefault(key, []).append((entry.timestamp, None))
             else:
