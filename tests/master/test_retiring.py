@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,8 +98,9 @@ async def test_a_replica_that_may_know_more_than_the_catalog_is_not_tombstoned(t
         row = w.catalog.tablets[row.tablet_id]
 
         def fate(**told: object) -> str:
-            other = copy.deepcopy(report)
-            other.status.MergeFrom(type(other.status)(**told))
+            status = report.status
+            status.MergeFrom(type(status)(**told))
+            other = replace(report, replica_id=status.replica_id, status_bytes=status.SerializeToString())
             return fate_of(lead, row, other)
 
         assert fate() == "tombstone"

@@ -77,7 +77,7 @@ async def test_every_replica_serves_a_prepared_snapshot(tmp_path: Path) -> None:
             other = replace(alone(tablet, 0), incarnation=7)
             with pytest.raises(SteleError) as stale:
                 await asyncio.to_thread(read, client, plan, other, 0.5)
-            assert "is at incarnation 0, but the request names 7" in str(stale.value)
+            assert "is at incarnation 0, but the request names 0-0000000007" in str(stale.value)
     finally:
         await cluster.close()
 
