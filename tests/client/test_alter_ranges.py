@@ -225,7 +225,7 @@ async def test_the_command_line(
         assert (code, out, err) == (0, "altered table days: schema version 1, 1 columns, 2 ranges\n", "")
         old = ("--drop-range", "2024-01-01..2024-02-01")
         code, _, err = await run("table", "alter", "days", *old)
-        assert code == 2 and "drop range 2024-01-01..2024-02-01 of days; add --yes" in err
+        assert code == 2 and "add --yes to drop range 2024-01-01..2024-02-01 of days" in err
         assert (await run("table", "alter", "days", *old, "--add-range", "2024-04-01..", "--yes"))[0] == 0
         code, out, _ = await run("table", "describe", "days")
         assert 'range of day: "2024-02-01".."2024-03-01", "2024-04-01"..' in out

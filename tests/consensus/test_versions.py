@@ -53,7 +53,7 @@ def resealed(magic: bytes, old: bytes, new: bytes) -> Callable[[Path], None]:
 
 def later_outcome(path: Path) -> None:
     """A code that this program does not know, in the very file that the manifest lists."""
-    resealed(b"STLONCE1", b'null,0,""', b'null,42,"x"')(path)
+    resealed(b"STLONCE1", b'null,0,""', b'null,999,"x"')(path)
     listed, data = manifest.read(path.parent), path.read_bytes()
     crc = google_crc32c.value(data)
     manifest.write(FILES, path.parent, replace(listed, once_size=len(data), once_crc=crc))

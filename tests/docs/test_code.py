@@ -72,6 +72,11 @@ def module_exists(name: str) -> bool:
     )
 
 
+def is_java(name: str) -> bool:
+    """Whether the JVM reader has such a class."""
+    return any((PIPELINE / "jvm" / "src").rglob(f"{name}.java"))
+
+
 def faults(page: Path) -> Iterator[str]:
     """What the page names and the code does not have."""
     text = FENCED.sub("", page.read_text())
@@ -84,7 +89,7 @@ def faults(page: Path) -> Iterator[str]:
         elif DOTTED.fullmatch(span):
             good = has_member(*span.split("."))
         elif NAME.fullmatch(span):
-            good = span in KERNELS or is_known(span) or module_exists(span)
+            good = span in KERNELS or is_known(span) or module_exists(span) or is_java(span)
         elif THREAD.fullmatch(span):
             good = any(f'"{span}"' in path.read_text() for path in sources())
         else:

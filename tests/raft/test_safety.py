@@ -220,7 +220,7 @@ CASES = [
     ("one that answers and needs a copy", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(0, True, False, True, stuck=True)}, ""),
     ("one that answers and has FAILED", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, True, True, True)}, ""),
     ("a start that may be undone", FIVE[:3], peer(4, WITNESS, start=10), {n: PeerFacts(12, True, False, True) for n in (1, 2, 3)},
-     "no committed entry"),
+     "not a committed entry"),
     # 6 and 7 have no rows, 4 and 5 not those that they may vote for: a majority of 7
     ("witnesses and voters that lack", (*FIVE, peer(6, WITNESS, start=8)), peer(7, WITNESS, start=8),
      {n: PeerFacts(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
