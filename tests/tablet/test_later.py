@@ -157,8 +157,8 @@ def test_files_with_a_type_of_a_later_program_are_no_damage(
 
 @pytest.mark.parametrize("where", ["the write", "a row"])
 def test_an_outcome_with_a_code_of_a_later_program_is_no_damage(tmp_path: Path, where: str) -> None:
-    outcome = [7, [[0, 42, "later"]], None, 0, ""] if where == "a row" else [7, [], None, 42, "later"]
+    outcome = [7, [[0, 999, "later"]], None, 0, ""] if where == "a row" else [7, [], None, 999, "later"]
     state = json.dumps([0, [[CLIENT.hex(), 1, 1, 1, [[1, 5, outcome]]]]], separators=(",", ":")).encode()
-    with pytest.raises(Rejected, match=r"code 42 is unknown.*upgrade") as refused:
+    with pytest.raises(Rejected, match=r"code 999 is unknown.*upgrade") as refused:
         ExactlyOnce.decode(state)
     assert refused.value.code is Code.UNSUPPORTED_VERSION
