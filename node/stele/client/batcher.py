@@ -23,7 +23,7 @@ from stele.client.tablet import TabletClient, Writing
 from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups_of
 from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected, SteleError, error_for
-from stele.model.partition import OUTSIDE, PartitionSchema, numbered
+from stele.model.partition import OUTSIDE, PartitionSchema, dropped_ordinals
 from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
@@ -103,9 +103,7 @@ class Batcher:
             return
         if self._ranges.now is not self._next:
             self._next = self._ranges.now
-            there = {ordinal for ordinal, _ in numbered(self._next)}
-            before = (ordinal for ordinal, _ in numbered(self._partitioning))
-            self._dropped = frozenset(ordinal for ordinal in before if ordinal not in there)
+            self._dropped = dropped_ordinals(self._partitioning, self._next)
         if not self._dropped.isdisjoint(self._leaving):
             return  # `_ended` comes back to it
         self._partitioning = self._next

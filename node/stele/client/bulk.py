@@ -28,7 +28,7 @@ from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import OUTSIDE, PartitionSchema, assign, numbered, rows_by_tablet
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, dropped_ordinals, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -251,9 +251,7 @@ class BulkWriter:
             return
         if self._ranges.now is not self._next:
             self._next = self._ranges.now
-            there = {ordinal for ordinal, _ in numbered(self._next)}
-            before = (ordinal for ordinal, _ in numbered(self._partitioning))
-            self._dropped = frozenset(ordinal for ordinal in before if ordinal not in there)
+            self._dropped = dropped_ordinals(self._partitioning, self._next)
         if any(ordinal in self._tasks for ordinal in self._dropped):
             return  # `_ended` comes back to it
         again: list[Piece] = []

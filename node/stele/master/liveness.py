@@ -280,9 +280,8 @@ class Liveness:
         begun = self._now_of(life)
         number = len(request.tablets) + (0 if request.incremental else len(life.tablets))
         if number < REPORTS_AT_ONCE - 1 and not life.merging.locked():
-            return await self._merge(
-                life, request, now_ms, begun
-            )  # without a pause, so nothing can come between
+            # This takes no pause, so nothing can come between.
+            return await self._merge(life, request, now_ms, begun)
         await life.merging.acquire()
         merge = asyncio.get_running_loop().create_task(self._merge(life, request, now_ms, begun))
         merge.add_done_callback(lambda _: life.merging.release())

@@ -221,6 +221,12 @@ def numbered(partitioning: PartitionSchema) -> list[tuple[int, Partition]]:
     return sorted(found, key=lambda each: each[0])
 
 
+def dropped_ordinals(before: PartitionSchema, now: PartitionSchema) -> frozenset[int]:
+    """The ordinals of partitions that are in `before`, and no more in `now`."""
+    there = {ordinal for ordinal, _ in numbered(now)}
+    return frozenset(ordinal for ordinal, _ in numbered(before) if ordinal not in there)
+
+
 def assign(batch: pa.RecordBatch, schema: Schema, partitioning: PartitionSchema) -> npt.NDArray[np.int64]:
     """The tablet ordinal of each row, or OUTSIDE.
 
