@@ -6,12 +6,11 @@ the manifest goes first, so that one that is half removed is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from stele.backup.claim import Claim
-from stele.backup.creating import quiet
+from stele.backup.creating import Note, quiet
 from stele.backup.finding import Backup, State, find_backups
 from stele.backup.folder import Folder, Location
 from stele.backup.unfinished import remove
@@ -38,7 +37,7 @@ async def prune_async(
     keep: int | None = None,
     keep_days: float | None = None,
     dry_run: bool = False,
-    on_note: Callable[[str], None] = quiet,
+    on_note: Note = quiet,
 ) -> Pruned:
     """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give one or both.
 

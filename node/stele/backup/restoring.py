@@ -20,7 +20,7 @@ from stele.backup.folder import Folder, Location
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
 from stele.backup.row_files import rows_of
-from stele.backup.verifying import named_tables
+from stele.backup.verifying import OnRows, named_tables, no_rows
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
 from stele.client.partitioning import Partitionings, partition_schema
@@ -55,7 +55,7 @@ async def restore_async(
     tables: str | Sequence[str] | Mapping[str, str] = (),
     partitioning: Partitionings = None,
     replication_factor: int | None = None,
-    on_rows: Callable[[str, int], None] = lambda table, rows: None,
+    on_rows: OnRows = no_rows,
     on_note: Note = quiet,
 ) -> list[Restored]:
     """Make tables from a backup. `backup`: its id or the first digits of it; None: the newest.

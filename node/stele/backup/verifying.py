@@ -37,6 +37,10 @@ _PARALLEL_FILES = 4
 OnRows = Callable[[str, int], None]
 
 
+def no_rows(table: str, rows: int) -> None:
+    """For callers who do not want to hear of rows."""
+
+
 @dataclass(slots=True)
 class TableReport:
     """What was found of one table. `faults`: empty if all is well. `compared`: with which table and when, in words.
@@ -84,7 +88,7 @@ def verify(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] = (),
-    on_rows: OnRows = lambda table, rows: None,
+    on_rows: OnRows = no_rows,
 ) -> Report:
     """Check a backup against itself. Reads all its files; asks no cluster. `on_rows` is called in other threads.
 
@@ -111,7 +115,7 @@ async def compare_async(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] | Mapping[str, str] = (),
-    on_rows: OnRows = lambda table, rows: None,
+    on_rows: OnRows = no_rows,
 ) -> Report:
     """Check a backup against itself, and against tables of a cluster.
 

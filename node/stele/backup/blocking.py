@@ -1,0 +1,102 @@
+"""Backups for programs without an event loop. Each call runs the asynchronous one and waits.
+
+Invariant: a call has the arguments of the asynchronous one, and raises what that raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from stele.backup.creating import Note, OnProgress, create_async, quiet
+from stele.backup.finding import Backup, find_backups
+from stele.backup.folder import Folder, Location
+from stele.backup.manifest import Manifest
+from stele.backup.pruning import Pruned, prune_async
+from stele.backup.restoring import Restored, restore_async
+from stele.backup.verifying import OnRows, Report, compare_async, no_rows
+from stele.client.blocking import Client
+from stele.client.partitioning import Partitionings
+from stele.client.tablet_scan import PARALLEL_TABLETS
+
+
+def create(
+    client: Client,
+    folder: Location,
+    tables: str | Sequence[str],
+    *,
+    at: int | datetime | None = None,
+    anew: bool = False,
+    parallel: int = PARALLEL_TABLETS,
+    on_progress: OnProgress = quiet,
+    on_note: Note = quiet,
+) -> Manifest:
+    """`create_async` with a blocking client. Waits until the backup is complete."""
+    return client.run(
+        create_async(
+            client.asynchronous,
+            folder,
+            tables,
+            at=at,
+            anew=anew,
+            parallel=parallel,
+            on_progress=on_progress,
+            on_note=on_note,
+        )
+    )
+
+
+def list_backups(folder: Location) -> list[Backup]:
+    """All backups of a folder, the newest first. Raises Rejected NOT_FOUND if there is no such folder."""
+    return find_backups(Folder.at(folder))
+
+
+def compare(
+    client: Client,
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] | Mapping[str, str] = (),
+    on_rows: OnRows = no_rows,
+) -> Report:
+    """`compare_async` with a blocking client."""
+    return client.run(compare_async(client.asynchronous, folder, backup, tables=tables, on_rows=on_rows))
+
+
+def restore(
+    client: Client,
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] | Mapping[str, str] = (),
+    partitioning: Partitionings = None,
+    replication_factor: int | None = None,
+    on_rows: OnRows = no_rows,
+    on_note: Note = quiet,
+) -> list[Restored]:
+    """`restore_async` with a blocking client. Waits until all tables have their names."""
+    return client.run(
+        restore_async(
+            client.asynchronous,
+            folder,
+            backup,
+            tables=tables,
+            partitioning=partitioning,
+            replication_factor=replication_factor,
+            on_rows=on_rows,
+            on_note=on_note,
+        )
+    )
+
+
+def prune(
+    folder: Location,
+    *,
+    keep: int | None = None,
+    keep_days: float | None = None,
+    dry_run: bool = False,
+    on_note: Note = quiet,
+) -> Pruned:
+    """`prune_async` for programs without an event loop."""
+    return asyncio.run(prune_async(folder, keep=keep, keep_days=keep_days, dry_run=dry_run, on_note=on_note))

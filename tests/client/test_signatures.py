@@ -1,0 +1,30 @@
+"""A blocking call takes what the asynchronous call of the same name takes, with the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stele import backup
+
+Call = Callable[..., Any]
+
+
+def pairs() -> Iterator[tuple[str, Call, Call]]:
+    """Each blocking call beside the asynchronous one."""
+    for name in ("create", "compare", "restore", "prune"):
+        yield f"backup.{name}", getattr(backup, name), getattr(backup, f"{name}_async")
+
+
+def arguments(call: Call) -> list[tuple[str, Any, Any, Any]]:
+    """Name, kind, default and type of each argument. A client is of either kind."""
+    found = inspect.signature(call).parameters.values()
+    return [(p.name, p.kind, p.default, p.annotation if p.name != "client" else "") for p in found]
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), [pytest.param(b, a, id=n) for n, b, a in pairs()])
+def test_blocking_and_asynchronous_calls_take_the_same(blocking: Call, asynchronous: Call) -> None:
+    assert arguments(blocking) == arguments(asynchronous)
