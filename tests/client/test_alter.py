@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, AsyncTable
-from stele.model.errors import Code, Rejected
+from stele.model.errors import Code, Rejected, Retryable
 from stele.model.schema import Schema
 from tests.client.commands import runner
 from tests.tserver.local import HASHED, LocalCluster
@@ -55,6 +56,23 @@ async def test_an_added_column_and_a_client_that_does_not_know_it(cluster: Local
         await old.put({"id": 6, "gate": "A", "stops": 1})
         assert old.schema.version == 2
         assert await table.get(6) == {"id": 6, "name": None, "n": 7, "gate": "A", "stops": 1}
+
+
+async def test_whether_a_column_is_unknown_is_left_open_while_no_master_answers(
+    cluster: LocalCluster,
+) -> None:
+    async with cluster.client() as client:
+        table = await made(client)
+        with pytest.raises(Rejected, match="colour"):
+            await table.put({"id": 1, "colour": "red"})
+        table._sought_at = -math.inf  # as a second later
+        await cluster.stop("master")
+        for _ in range(2):  # the second one asks nobody, and is told the same
+            with pytest.raises(
+                Retryable, match=r"colour.*Somebody may have added such a column.*no master answers"
+            ):
+                await table.put({"id": 1, "colour": "red"})
+        await table.put({"id": 1, "name": "known"})
 
 
 async def test_a_changed_default_counts_for_later_rows(cluster: LocalCluster) -> None:

@@ -160,3 +160,20 @@ async def test_of_orders_that_ended_nothing_is_remembered_once_they_may_be_given
         orders.forget_old()
         assert len(orders) == 0
         await orders.close()
+
+
+async def test_the_row_of_a_removed_table_that_has_no_tablets_goes_too(tmp_path: Path) -> None:
+    """All its ranges were dropped, and their rows went, before it was removed. Such rows counted for ever."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        table, _ = gone_table(1)
+        commit(w, [insert(replace(table, dropped_us=1, dropped_by="somebody"))])
+        await sweeps(w)
+        assert table.table_id in w.catalog.tables and w.catalog.withdrawn == {table.table_id: "somebody"}
+        await w.elect(next(n for n in w.masters if n != w.group.leader))  # a new leader counts anew
+        await sweeps(w)
+        assert table.table_id in w.catalog.tables
+        w.shift_ms += HOUR_MS
+        await w.beat_until(lambda: not w.catalog.withdrawn)
+        for master in w.masters.values():
+            assert table.table_id not in master.catalog.tables

@@ -7,7 +7,6 @@ names.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,6 +92,8 @@ class AsyncTable:
         self._timeout_s = timeout_s
         self._tablets: dict[int, TabletClient] = {}
         self._sought_at = -math.inf
+        self._not_told: Retryable | None = None
+        """Why the masters did not answer when they were last asked for new columns."""
         self._batcher = Batcher(
             info.name,
             info.schema,
@@ -546,13 +547,26 @@ class AsyncTable:
     async def _write_unknown(self, op: RowOp, row: Row) -> int:
         """Write a row with a column that this table does not know: somebody may have added it since.
 
-        The masters are asked only now and then, because most such rows are wrong."""
+        The masters are asked only now and then, because most such rows are wrong. While they do not answer, nobody knows
+        whether this one is: the caller may try again."""
         if time.monotonic() - self._sought_at > _SEEK_S:
             self._sought_at = time.monotonic()
-            with contextlib.suppress(Retryable):  # the row is refused as it is
+            self._not_told = None
+            try:
                 await self.locations.refresh(timeout_s=_SEEK_S)
+            except Retryable as exc:
+                self._not_told = exc
             self._take_news()
-        return await self._batcher.put(op, row)
+        try:
+            return await self._batcher.put(op, row)
+        except Rejected as refusal:
+            if self._not_told is None:
+                raise
+            raise Retryable(
+                f"{refusal.args[0]}. Somebody may have added such a column since, but no master answers: "
+                f"{self._not_told.args[0]}",
+                code=self._not_told.code,
+            ) from refusal
 
     def _tablet(self, ordinal: int) -> TabletClient:
         (place,) = self.locations.by_ordinal([ordinal])

@@ -67,6 +67,8 @@ class Catalog:
         """Tables that are being altered, and the schema version that they are to have. They may be DROPPED."""
         self.dropped: dict[str, TableRecord] = {}
         """Tables that are DROPPED."""
+        self.removed: dict[str, None] = {}
+        """Tables that are REMOVED."""
         self.withdrawn: dict[str, str] = {}
         """Tables that were dropped, and by which request: DROPPED ones, and deleted ones of which nodes may still have
         replicas."""
@@ -166,6 +168,9 @@ class Catalog:
         self.dropped.pop(table_id, None)
         if record is not None and record.state == "DROPPED":
             self.dropped[table_id] = record
+        self.removed.pop(table_id, None)
+        if record is not None and record.state == "REMOVED":
+            self.removed[table_id] = None
         if record is not None and record.state in GONE_TABLES and record.dropped_us > 0:
             by: str | None = record.dropped_by
         else:

@@ -11,7 +11,8 @@ replica of the tablet. A silent node thus blocks all rows until it returns or is
 3. No intent and no order about the tablet is under way.
 
 A RETIRED node that returns with such a replica keeps it. A table's row is dropped with that of its last
-tablet; its name was free before. Rows of nodes stay: ids are never used again, and a RETIRED node that
+tablet; its name was free before. A table that had no tablets when it was removed (all its ranges were dropped long before)
+has no row with a time. Its row is dropped once one leader has seen it so for `forget_after_ms`. Rows of nodes stay: ids are never used again, and a RETIRED node that
 returns must not look new.
 
 Invariant: a row is dropped only under its lock, and only while all nodes that may hold a replica of its
@@ -21,6 +22,7 @@ tablet report.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 import structlog
 
@@ -43,6 +45,8 @@ class Forgetting:
         self._lead = lead
         self._orders = orders
         self._next: deque[str] = deque()
+        self._without_tablets: dict[str, int] = {}
+        """Removed tables without tablets, and since when this leader knows them (ms of its steady clock)."""
 
     async def step(self) -> None:
         """Examine some of the deleted tablets, and drop the rows that are due in one batch."""
@@ -60,6 +64,27 @@ class Forgetting:
                 break
         if due:
             await self._lead.do(self._drop(due))
+        if due_tables := self._tables_due():
+            await self._lead.do(self._drop_tables(due_tables))
+
+    def _tables_due(self) -> list[str]:
+        catalog, now_ms = self._lead.catalog, self._lead.now_ms()
+        self._without_tablets = {
+            table_id: self._without_tablets.get(table_id, now_ms)
+            for table_id in catalog.removed
+            if table_id not in catalog.tablets_of
+        }
+        over = now_ms - self._lead.options.forget_after_ms
+        due = (table_id for table_id, since_ms in self._without_tablets.items() if since_ms <= over)
+        return list(islice(due, DROPPED_AT_ONCE))
+
+    async def _drop_tables(self, table_ids: list[str]) -> None:
+        lead = self._lead
+        async with lead.locks.hold(tables=[f"id/{t}" for t in table_ids]):
+            rows = [lead.catalog.tables[t] for t in table_ids if t in self._tables_due()]
+            if rows:
+                await lead.commit([drop(row) for row in rows])
+                log.info("dropped the rows of removed tables without tablets", tables=len(rows))
 
     def _all_heard(self) -> bool:
         lead = self._lead
