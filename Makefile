@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv venv-demo demo docs images jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv s3-server venv-demo demo docs images jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,13 @@ $(VENV)/.dev: $(VENV)/.base pyproject.toml tools/stele_local/pyproject.toml cons
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]' -e ./tools/stele_local
 	@touch $@ $(VENV)/.demo
 
+# A server of S3 for tests of backups, in an environment of its own: it and the kubernetes package want other versions of one library.
+$(VENV)/.s3: $(VENV)/.dev tests/backup/s3-requirements.txt
+	$(PYTHON) -m venv $(VENV)/s3
+	$(VENV)/s3/bin/python -m pip install -q -r tests/backup/s3-requirements.txt
+	@touch $@
+
+s3-server: $(VENV)/.s3 ## the server of S3 that tests of backups use
 venv: $(VENV)/.dev ## the virtual environment with all that developers need
 venv-demo: $(VENV)/.demo
 
@@ -74,7 +81,7 @@ types: venv
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
 unit: export PYTHONDONTWRITEBYTECODE =
-unit: venv
+unit: venv s3-server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it

@@ -46,7 +46,7 @@ with stele.connect(masters) as client:
 """
 
 
-def killed(there: There, folder: Path, table: str, after_rows: int) -> None:
+def killed(there: There, folder: Path | str, table: str, after_rows: int) -> None:
     """A process that backs a table up in files of 500 rows, and is killed once it has read so many."""
     done = subprocess.run(
         [sys.executable, "-c", KILLED, there.masters, str(folder), table, str(after_rows)], check=False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +29,18 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _RENAMES = ("local", "hdfs")
 """File systems that rename a file in one step. Object stores show an object only once it is whole."""
 _SCHEME = "://"
+_S3_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
+_S3_NOT_ALLOWED = (
+    "ACCESS_DENIED",
+    "EXPIRED_TOKEN",
+    "INVALID_ACCESS_KEY_ID",
+    "INVALID_CLIENT_TOKEN_ID",
+    "INVALID_SIGNATURE",
+    "MISSING_AUTHENTICATION_TOKEN",
+    "SIGNATURE_DOES_NOT_MATCH",
+    "UNRECOGNIZED_CLIENT",
+)
+"""Names of Amazon's SDK in its class of errors of S3, `Aws::Client::CoreErrors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +218,21 @@ class Folder:
             return Rejected(f"{where}: {why}; expected a folder for backups")
         if number == errno.EIO:
             return Corrupt(f"{where}: {why}", code=Code.IO_ERROR)
+        if self.fs.type_name == "s3":
+            return self._error_of_s3(where, why)
+        return Retryable(f"{where}: {why}", code=Code.UNAVAILABLE)
+
+    def _error_of_s3(self, where: str, why: str) -> SteleError:
+        bucket = self.root.partition("/")[0]
+        found = _S3_ERROR.search(why)
+        name, status = found.groups() if found else ("", "")
+        if name == "NO_SUCH_BUCKET" or why.startswith(f"Bucket '{bucket}' not found"):
+            return Rejected(f"{where}: there is no bucket {bucket}; create it first", code=Code.NOT_FOUND)
+        if name in _S3_NOT_ALLOWED or status == "403":
+            return Rejected(
+                f"{where}: {why}; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what that key may do",
+                code=Code.PERMISSION_DENIED,
+            )
         return Retryable(f"{where}: {why}", code=Code.UNAVAILABLE)
 
 
