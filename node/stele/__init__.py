@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stele.client.columns import column
     from stele.client.connect import connect, connect_async
     from stele.client.dropping import DroppedTable
+    from stele.client.holds import TableHold
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
     from stele.client.partitioning import hash, range
@@ -45,6 +46,7 @@ _MODULES = {
     "stele.client.blocking_table": ("Session", "Table"),
     "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
+    "stele.client.holds": ("TableHold",),
     "stele.client.kv": ("AsyncKeySpace",),
     "stele.client.dropping": ("DroppedTable",),
     "stele.client.locations": ("TableInfo",),
@@ -95,6 +97,7 @@ __all__ = [
     "Session",
     "SteleError",
     "Table",
+    "TableHold",
     "TableInfo",
     "WriteResult",
     "__version__",

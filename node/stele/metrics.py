@@ -153,6 +153,12 @@ store_memory_bytes = Gauge(
     "for them.",
     registry=REGISTRY,
 )
+holds = Gauge("stele_holds", "Holds on the history of tablets, by the replicas here.", registry=REGISTRY)
+held_bytes = Gauge(
+    "stele_held_bytes",
+    "Bytes of files here that have old rows only because of holds, as measured once a minute.",
+    registry=REGISTRY,
+)
 keyspace_bytes = Gauge(
     "stele_keyspace_bytes",
     "Bytes of the largest key space here (also the catalog's), with 256 bytes for each key; past 64 MiB puts "

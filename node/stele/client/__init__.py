@@ -13,6 +13,7 @@ from stele.client.blocking_scan import Scanner
 from stele.client.blocking_table import Session, Table
 from stele.client.connect import connect, connect_async
 from stele.client.dropping import DroppedTable
+from stele.client.holds import TableHold
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult
@@ -35,6 +36,7 @@ __all__ = [
     "Scanner",
     "Session",
     "Table",
+    "TableHold",
     "TableInfo",
     "WriteResult",
     "connect",

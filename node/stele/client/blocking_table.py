@@ -18,6 +18,7 @@ from stele.client import reprs
 from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.blocking_scan import Scanner
+from stele.client.holds import TableHold
 from stele.client.lookup import Key
 from stele.client.predicates import Predicates
 from stele.client.results import WriteResult
@@ -25,6 +26,7 @@ from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable, Bound
 from stele.model.block import RowOp
 from stele.model.errors import Closed
+from stele.model.holds import BYTES_DEFAULT
 from stele.model.partitioning import Partitioning
 from stele.model.schema import Schema
 
@@ -307,6 +309,94 @@ class Table:
             [('roof', 22.5, 'upsert')]
         """
         return Scanner(self._client, self.asynchronous.changes(after, upto, columns, every=every))
+
+    def hold(
+        self,
+        name: str,
+        since: int | datetime | None = None,
+        *,
+        expires_in_s: float = 3600.0,
+        max_bytes: int = BYTES_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> TableHold:
+        """Keep the table's history from a time on, so that all later snapshots and changes stay readable.
+
+        It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a tablet. Then it is
+        broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
+
+        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
+        history; default: now. Ranges that are added later do not have it. A table has 16 holds at most.
+
+        Raises:
+            Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
+                UNSUPPORTED_VERSION: an upgrade is not finalized.
+            Retryable: not all tablets answered within `timeout_s`. Take it again; what was taken expires by itself.
+
+        Example:
+            >>> held = table.hold("copy", expires_in_s=600)
+            >>> _ = table.put({"day": date(2024, 5, 1), "name": "roof", "value": 22.5})
+            >>> [row["value"] for row in table.changes(held.since)]
+            [22.5]
+            >>> table.release_hold("copy")
+        """
+        return self._client.run(
+            self.asynchronous.hold(
+                name, since, expires_in_s=expires_in_s, max_bytes=max_bytes, timeout_s=timeout_s
+            )
+        )
+
+    def renew_hold(
+        self,
+        hold: TableHold | str,
+        *,
+        expires_in_s: float = 3600.0,
+        since: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> TableHold:
+        """Have a hold expire later; with `since`, also keep history only from this later time on.
+
+        `hold`: what `hold` or `holds` returned, or a name. By a name, every tablet of the table must have it.
+
+        Raises:
+            Rejected: CURSOR_LOST: it is gone or broken in some tablet, so some changes may be gone. Begin again with a scan.
+            Retryable: not all tablets answered within `timeout_s`.
+
+        Example:
+            >>> held = table.hold("copy", expires_in_s=600)
+            >>> read = table.changes(held.since)
+            >>> rows = read.to_table()
+            >>> table.renew_hold(held, expires_in_s=600, since=read.snapshot).since == read.snapshot
+            True
+            >>> table.release_hold("copy")
+        """
+        return self._client.run(
+            self.asynchronous.renew_hold(hold, expires_in_s=expires_in_s, since=since, timeout_s=timeout_s)
+        )
+
+    def release_hold(self, name: str, *, timeout_s: float | None = None) -> None:
+        """End a hold. Nothing happens if it is not there.
+
+        Raises:
+            Retryable: not all tablets answered within `timeout_s`. There it expires by itself.
+
+        Example:
+            >>> held = table.hold("copy")
+            >>> table.release_hold("copy")
+            >>> table.holds()
+            []
+        """
+        self._client.run(self.asynchronous.release_hold(name, timeout_s=timeout_s))
+
+    def holds(self, *, timeout_s: float | None = None) -> list[TableHold]:
+        """The holds on the table's history, by name. Raises Retryable if not all tablets answered within `timeout_s`.
+
+        Example:
+            >>> held = table.hold("copy")
+            >>> [(hold.name, hold.broken) for hold in table.holds()]
+            [('copy', '')]
+            >>> table.release_hold("copy")
+        """
+        return self._client.run(self.asynchronous.holds(timeout_s=timeout_s))
 
     def scan(
         self,

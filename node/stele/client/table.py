@@ -22,6 +22,7 @@ from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
 from stele.client.change_plan import change_plan, change_times
+from stele.client.holds import TableHold, TableHolds
 from stele.client.key_order import key_bound
 from stele.client.locations import Locations, TableInfo, TabletPlace, WritePlan
 from stele.client.lookup import Key, Row, first_row, ids_of, key_row
@@ -38,6 +39,7 @@ from stele.client.tablet_scan import FlightPool, ScanPlan
 from stele.model.block import RowOp
 from stele.model.column import shown
 from stele.model.errors import Advice, Rejected, Retryable
+from stele.model.holds import BYTES_DEFAULT
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
 from stele.model.predicate import ScanSpec
@@ -84,6 +86,7 @@ class AsyncTable:
         self._schema: Schema = info.schema
         self.locations = locations
         self._ranges = Ranges(locations)
+        self._holds = TableHolds(streams.pool, locations, observed.now)
         self._identity = identity
         self._streams = streams
         self._flight = flight
@@ -417,6 +420,66 @@ class AsyncTable:
             return change_plan(self.plan_scan(columns, snapshot=end), begin, every=bool(every))
 
         return self._scanner(plan, False, timeout_s)
+
+    async def hold(
+        self,
+        name: str,
+        since: int | datetime | None = None,
+        *,
+        expires_in_s: float = 3600.0,
+        max_bytes: int = BYTES_DEFAULT,
+        timeout_s: float | None = None,
+    ) -> TableHold:
+        """Keep the table's history from a time on, so that all later snapshots and changes stay readable.
+
+        It lasts until it expires, is released, or keeps more than `max_bytes` of old rows in a replica of a tablet. Then it is
+        broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
+
+        `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
+        history; default: now. Ranges that are added later do not have it. A table has 16 holds at most.
+
+        Raises:
+            Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
+                UNSUPPORTED_VERSION: an upgrade is not finalized.
+            Retryable: not all tablets answered within `timeout_s`. Take it again; what was taken expires by itself.
+        """
+        self._streams.ensure_open()
+        seconds = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+        return await self._holds.take(name, since, expires_in_s, max_bytes, seconds)
+
+    async def renew_hold(
+        self,
+        hold: TableHold | str,
+        *,
+        expires_in_s: float = 3600.0,
+        since: int | datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> TableHold:
+        """Have a hold expire later; with `since`, also keep history only from this later time on.
+
+        `hold`: what `hold` or `holds` returned, or a name. By a name, every tablet of the table must have it.
+
+        Raises:
+            Rejected: CURSOR_LOST: it is gone or broken in some tablet, so some changes may be gone. Begin again with a scan.
+            Retryable: not all tablets answered within `timeout_s`.
+        """
+        self._streams.ensure_open()
+        seconds = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+        return await self._holds.renew(hold, expires_in_s, since, seconds)
+
+    async def release_hold(self, name: str, *, timeout_s: float | None = None) -> None:
+        """End a hold. Nothing happens if it is not there.
+
+        Raises:
+            Retryable: not all tablets answered within `timeout_s`. There it expires by itself.
+        """
+        self._streams.ensure_open()
+        await self._holds.release(name, arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"))
+
+    async def holds(self, *, timeout_s: float | None = None) -> list[TableHold]:
+        """The holds on the table's history, by name. Raises Retryable if not all tablets answered within `timeout_s`."""
+        self._streams.ensure_open()
+        return await self._holds.all(arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"))
 
     def _scanner(self, plan: Callable[[], ScanPlan], ordered: bool, timeout_s: float | None) -> AsyncScanner:
         planned, seconds = plan(), arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")

@@ -67,8 +67,10 @@ class Writes:
 
     # --- proposals
 
-    def submit(self, payload: bytes) -> asyncio.Future[Outcome]:
+    def submit(self, payload: bytes, *, small: bool = False) -> asyncio.Future[Outcome]:
         """Propose a WRITE. The future belongs to the replica: a caller may cancel only a shield of it.
+
+        `small`: it takes next to no space and frees some, so a full node accepts it.
 
         Raises: Retryable: NOT_LEADER (with a hint), NO_QUORUM, NOT_READY (also where clocks are apart),
             THROTTLED, DISK_FULL. Rejected: TOO_LARGE.
@@ -81,9 +83,9 @@ class Writes:
             )
         if not self._standing.leads:
             raise self._standing.refusal()
-        if self._host.low_space():
+        if not small and self._host.low_space():
             raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
-        if self._host.stores_full():
+        if not small and self._host.stores_full():
             raise Retryable(
                 f"rows that wait to be flushed fill the memory of node {self._host.node_id}; send again a "
                 f"little later",
@@ -112,13 +114,15 @@ class Writes:
         self.proposals.posted(context, pending)
         self._runtime.post(Propose(context, EntryKind.WRITE, pending.payload, timestamp))
 
-    async def propose(self, payload: bytes, deadline_ms: int | None = None) -> Outcome:
-        """Propose a WRITE and wait until it is applied here.
+    async def propose(
+        self, payload: bytes, deadline_ms: int | None = None, *, small: bool = False
+    ) -> Outcome:
+        """Propose a WRITE and wait until it is applied here. `small`: see `submit`.
 
         Raises:
             As `submit`, and UNKNOWN_OUTCOME when `deadline_ms` passes or leadership is lost meanwhile.
         """
-        return await self.outcome(self.submit(payload), deadline_ms)
+        return await self.outcome(self.submit(payload, small=small), deadline_ms)
 
     async def outcome(self, future: asyncio.Future[Outcome], deadline_ms: int | None) -> Outcome:
         """Wait for a submitted write. A deadline ends only the waiting (UNKNOWN_OUTCOME)."""

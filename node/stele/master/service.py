@@ -125,6 +125,7 @@ class MasterService(MasterServiceServicer):
         if master.lead is not lead or not self._leads():
             return answer  # other tasks ran meanwhile
         answer.is_leader, answer.term = True, lead.term
+        answer.cluster_version = scene.catalog.cluster_version
         answer.fenced = node is not None and node.asked == "FENCED"
         answer.needs_full_report = not life.full
         addresses, answer.addresses_digest = master.liveness.addresses()

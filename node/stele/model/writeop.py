@@ -1,5 +1,5 @@
 """Payload of a WRITE entry: a fixed header that makes retries harmless, then the body (a block, key space
-operations, or a new schema).
+operations, a new schema, or an order about a hold).
 
 The leader builds it; it is decoded where the entry is applied. Opens no files.
 
@@ -45,6 +45,7 @@ class BodyKind(IntEnum):
     BLOCK = 1
     KEYSPACE = 2
     SCHEMA = 3  # the JSON text of the schema that the table has from here on
+    HOLD = 4  # an order about a hold on the tablet's history (stele.model.holds)
 
 
 _KINDS = {int(kind): kind for kind in BodyKind}
@@ -108,7 +109,7 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
     if version != VERSION or kind is None or flags & ~_PLAIN:
         raise Rejected(
             f"write payload version {version}, kind {number}, flags {flags}; this program reads version {VERSION}, "
-            "kinds 1 to 3, flag 1",
+            f"kinds 1 to {max(_KINDS)}, flag 1",
             code=Code.UNSUPPORTED_VERSION,
         )
     header = WriteHeader(

@@ -33,6 +33,7 @@ LENGTHS: dict[str, int] = {
     "name": bounds.TEXT_CHARS_MAX,  # a name to look up
     "CreateTableRequest.name": ELSEWHERE,
     **dict.fromkeys(("new_name", "drop_column"), bounds.TEXT_CHARS_MAX),
+    "hold": bounds.WORD_CHARS_MAX,
     "read_default": ELSEWHERE,
     "RegisterNodeRequest.name": bounds.NODE_NAME_CHARS_MAX,
     "ColumnPB.name": ELSEWHERE,
@@ -77,6 +78,9 @@ NUMBERS: dict[str, int] = {
     "expires_us": bounds.WALL_US_MAX,
     # Only compared with local values, or kept as it is.
     **dict.fromkeys(("snapshot", "bytes_per_second", "bytes", "ViewPlacePB.sequence"), ELSEWHERE),
+    **dict.fromkeys(
+        ("HoldHistoryRequest.since", "expires_in_ms", "bytes_max"), ELSEWHERE
+    ),  # the order says what is wrong
     **dict.fromkeys(("dead_after_ms", "drive_after_ms"), ELSEWHERE),  # checked with the rest of the policy
 }
 """Fields of 64 bits. Fields that may be negative are -1 or more. Narrower fields bound themselves."""

@@ -14,6 +14,7 @@ from typing import Any
 import google_crc32c
 
 from stele.model.errors import Corrupt
+from stele.model.holds import Held
 from stele.model.schema import Schema
 from stele.tablet import exactly_once
 from stele.tablet.checked import open_sealed, read_bytes, seal
@@ -37,7 +38,7 @@ class StoreFlush:
 
     `frozen`: memtables, newest first. Each becomes a file with its own schema. `schema`: the newest one.
     `once`: the result of `ExactlyOnce.frozen`. `mark`: versions that only snapshots below it see are
-    dropped."""
+    dropped. `held`: the holds on history."""
 
     def __init__(
         self,
@@ -47,16 +48,18 @@ class StoreFlush:
         progress: Progress,
         once: Any,
         mark: int,
+        held: Held,
     ) -> None:
         self.opid = progress.applied
         self.failed = False
         self.frozen = frozen
+        self.mark = mark
+        self._held = held
         self._schema = schema
         self._contents = contents
         self._ceiling = progress.max_ceiling
         self._timestamp = progress.last_timestamp
         self._once = once
-        self._mark = mark
 
     def write(self) -> None:
         """See FlushJob."""
@@ -98,12 +101,13 @@ class StoreFlush:
             opid=self.opid,
             max_ceiling=self._ceiling,
             last_timestamp=self._timestamp,
-            history_mark=max(current.history_mark, self._mark),
+            history_mark=max(current.history_mark, self.mark),
             next_file=numbers[-1] + 1,  # a running merge has a name that no number gives
             once=once_name,
             once_size=len(body),
             once_crc=google_crc32c.value(body),
             files=(*metas, *current.files),
+            held=self._held,
         )
         contents.install(new, slice(0), opened, self.frozen)
         if current.once:
@@ -112,7 +116,7 @@ class StoreFlush:
     def _write_table(self, table: MemTable, number: int, *, bottom: bool) -> tuple[FileMeta, ...]:
         """The files of one memtable. `bottom`: nothing older can hold a row that a delete hides."""
         runs = table.view().runs()
-        kept = Kept(runs, self._mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
+        kept = Kept(runs, self.mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
         path = self._contents.directory / f"{NAME}{number:08x}"
         layers = ((kept.run(at) for at in layer if len(at)) for layer in kept.layers)
         return write_layers(self._contents.files, path, table.schema, layers)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stele.model.errors import Corrupt, Rejected, of_later_program
+from stele.model.holds import NONE_HELD, Held, Hold
 from stele.model.ids import OPID_NONE, OpId
 from stele.model.jsons import parse_json
 from stele.model.schema import Schema
@@ -34,7 +35,7 @@ class Manifest:
 
     `once_size` and `once_crc` (CRC-32C of its bytes) tie that name to one file; None if an earlier release
     wrote it. `next_file` numbers the next new file. `history_mark`: versions that only snapshots below it see
-    may be gone."""
+    may be gone. `held`: the holds on history at the OpId."""
 
     schemas: tuple[Schema, ...]
     opid: OpId = OPID_NONE
@@ -46,6 +47,7 @@ class Manifest:
     once_size: int = 0
     once_crc: int | None = None
     files: tuple[FileMeta, ...] = ()
+    held: Held = NONE_HELD
 
     @property
     def schema(self) -> Schema:
@@ -79,6 +81,8 @@ def write(files: Files, directory: Path, manifest: Manifest) -> None:
         "once_crc": manifest.once_crc,
         "files": [f.to_json() for f in manifest.files],
     }
+    if manifest.held.holds:  # releases before holds read every other manifest
+        body["holds"] = [hold.to_json() for hold in manifest.held.holds]
     data = seal(_MAGIC, _VERSION, json.dumps(body, separators=(",", ":")).encode())
     files.write_new(directory / TEMPORARY, [data])
     files.sync_directory(directory)
@@ -110,6 +114,7 @@ def read(directory: Path) -> Manifest:
             int(raw.get("once_size", 0)),
             None if once_crc is None else int(once_crc),
             tuple(FileMeta.from_json(f) for f in raw["files"]),
+            Held(tuple(Hold.from_json(each) for each in raw.get("holds", ()))),
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, Rejected) as exc:
         if of_later_program(exc):

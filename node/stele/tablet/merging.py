@@ -32,6 +32,8 @@ class Merges:
         self._contents = contents
         self._history_mark = history_mark
         self._under_way = False
+        self.mark = 0
+        """What the running merge takes for history; 0 if none runs."""
         self._in_vain: Sequence[FileMeta] = ()
         """The manifest's files when no merge was worth it, whatever the free space."""
         self.judged = Judgement()
@@ -63,7 +65,7 @@ class Merges:
             chosen[-1] == current.files[-1],
             current.schema.to_json(),
         )
-        self._under_way = True
+        self._under_way, self.mark = True, job.history_mark
         return job
 
     @property
@@ -90,7 +92,7 @@ class Merges:
         """See TabletStore.abandon_compaction."""
         contents = self._contents
         with contents.manifest_lock:
-            self._under_way = False
+            self._under_way, self.mark = False, 0
             contents.remove_unlisted(*(path.name for path in contents.directory.glob(f"{job.output}*")))
 
     def install(self, result: CompactionResult) -> None:
@@ -118,7 +120,7 @@ class Merges:
             files=(*current.files[:at], *result.files, *current.files[end:]),
         )
         contents.install(new, slice(at, end), opened)
-        self._under_way = False
+        self._under_way, self.mark = False, 0
         if len(result.files) >= len(job.inputs):  # versions of one key that do not fit in fewer files
             self._in_vain = new.files
         for name in job.inputs:

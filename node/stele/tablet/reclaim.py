@@ -67,22 +67,30 @@ def judge(files: Sequence[ColumnFile], mark: int) -> Judgement:
     Raises:
         Corrupt: a file is damaged.
     """
+    (share,) = dead_shares(files, [mark])
+    return Judgement(frozenset(file.name for file in files if file.max_time <= mark), share)
+
+
+def dead_shares(files: Sequence[ColumnFile], marks: Sequence[int]) -> list[float]:
+    """For each history mark the share of bytes that a merge of all files would drop. As `judge`."""
     every = _ranges(files)
     chosen = np.unique(np.linspace(0, len(every) - 1, _RANGES).round().astype(int)) if every else ()
-    rows, kept = np.zeros(len(files)), np.zeros(len(files))
+    rows, kept = np.zeros(len(files)), np.zeros((len(marks), len(files)))
     for at in chosen:
         low, high = every[at]
         parts = [(place, run) for place, file in enumerate(files) for run in _runs(file, low, high)]
-        stays = kept_rows([run for _, run in parts], mark)
-        start = 0
         for place, run in parts:
             rows[place] += run.rows
-            kept[place] += np.count_nonzero(stays[start : start + run.rows])
-            start += run.rows
+        for number, mark in enumerate(marks):
+            stays = kept_rows([run for _, run in parts], mark)
+            start = 0
+            for place, run in parts:
+                kept[number, place] += np.count_nonzero(stays[start : start + run.rows])
+                start += run.rows
     sizes = np.array([file.size for file in files], float)
-    dead = sizes * (1 - np.divide(kept, rows, out=np.ones(len(files)), where=rows > 0))
-    names = frozenset(file.name for file in files if file.max_time <= mark)
-    return Judgement(names, float(dead.sum() / max(1.0, sizes.sum())))
+    total = max(1.0, sizes.sum())
+    dead = sizes * (1 - np.divide(kept, rows, out=np.ones_like(kept), where=rows > 0))
+    return [float(each.sum() / total) for each in dead]
 
 
 def worth(files: Sequence[FileMeta], found: Judgement, room_bytes: int | None) -> bool:

@@ -26,6 +26,7 @@ from stele.model.block import decode_block, of_schema, size_told
 from stele.model.clock import from_physical_us, physical_us, utc
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.holds import Held
 from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
@@ -37,6 +38,7 @@ from stele.tablet.contents import Contents, State
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.flushing import StoreFlush, read_once
+from stele.tablet.holding import Costs, Holding
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Checkpoint, Lookup, Outcome, WouldBlock
 from stele.tablet.manifest import Manifest
@@ -99,6 +101,9 @@ class TabletStore:
         self._flushed = progress.applied
         self._readable = progress.last_timestamp
         self._written_us = options.steady_us()
+        self._holding = Holding(state.manifest.held)
+        self.hold_costs: Costs = {}
+        """What `measure_holds` found last."""
         self._job: StoreFlush | None = None
         self._live = LiveMasks(options.masks)
 
@@ -173,20 +178,40 @@ class TabletStore:
 
     @property
     def history_mark(self) -> int:
-        """Hybrid time below which no snapshot is served. It follows the present, but stays below the newest
-        write.
+        """Hybrid time below which no snapshot is served: `free_mark`, but no later than any hold, and no earlier than
+        what the manifest says was dropped."""
+        return max(self._contents.state.manifest.history_mark, self._holding.mark(self.free_mark))
+
+    @property
+    def free_mark(self) -> int:
+        """What `history_mark` would be without holds. It follows the present, but stays below the newest write.
 
         Snapshots above the newest write all show the same rows, and are always served. Each replica has its
         own mark; marks differ by how late each replica has applied. If the newest write is in the future, the
-        wall clock counts, because otherwise the present would be history. The manifest says what was dropped,
-        whatever the clock says.
+        wall clock counts, because otherwise the present would be history.
         """
         # `apply` sets these in the reverse order, so another thread can only see too short a time.
         newest, written_us = self.last_timestamp, self._written_us
         rested_us = max(0, self.options.steady_us() - written_us)
         lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.history_us
-        over = min(self._readable, from_physical_us(lag)) if lag > 0 else 0
-        return max(self._contents.state.manifest.history_mark, over)
+        return min(self._readable, from_physical_us(lag)) if lag > 0 else 0
+
+    @property
+    def kept_from(self) -> int:
+        """Hybrid time from which on all versions are there, and stay there if a hold begins now.
+
+        What a flush or a merge under way drops counts as gone."""
+        flushed = self._job.mark if self._job is not None else 0
+        return max(self.history_mark, flushed, self._merges.mark)
+
+    @property
+    def held(self) -> Held:
+        """The holds on history, as of `applied`."""
+        return self._holding.held
+
+    def measure_holds(self) -> None:
+        """Find out what each hold costs, for `hold_costs`. Blocks; any thread. Raises what `Holding.costs` raises."""
+        self.hold_costs = self._holding.costs(self._contents.state.files, self.free_mark)
 
     @property
     def clients_idle_us(self) -> int | None:
@@ -267,6 +292,7 @@ class TabletStore:
         self._progress.advance(entry)
         if entry.kind is EntryKind.CEILING:
             self._once.expire(entry.timestamp)
+            self._holding.pass_time(entry.timestamp)
         return Outcome()
 
     def _apply_write(
@@ -274,11 +300,14 @@ class TabletStore:
     ) -> Outcome:
         self._written_us = self.options.steady_us()
         self._progress.advance(entry)
+        self._holding.pass_time(entry.timestamp)
         if header.kind is BodyKind.SCHEMA:
             return self._change_schema(entry, header, body)
+        if header.kind is BodyKind.HOLD:
+            return self._holding.change(entry, header, body)
         if header.kind is not BodyKind.BLOCK:
             raise Corrupt(
-                f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK or SCHEMA"
+                f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK, SCHEMA or HOLD"
             )
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
@@ -385,11 +414,12 @@ class TabletStore:
                 raise Rejected(
                     f"snapshot {at} is {utc(physical_us(at))}, below the history mark {mark}, which is "
                     f"{utc(physical_us(mark))}; old versions of rows are kept for "
-                    f"{duration(self.history_us / 1_000_000)}; read at a newer snapshot",
+                    f"{duration(self.history_us / 1_000_000)}; read at a newer snapshot{self._holding.broken_since(at)}",
                     code=Code.SNAPSHOT_TOO_OLD,
                 )
             memory: list[MemView] = [table.view() for table in (state.active, *state.frozen)]
-        return View(state.active.schema, at, memory, state.files, applied, self._live, mark)
+        lost = self._holding.broken_since
+        return View(state.active.schema, at, memory, state.files, applied, self._live, mark, lost)
 
     # --- flushing
 
@@ -420,6 +450,7 @@ class TabletStore:
             self._progress,
             self._once.frozen(),
             self.history_mark,
+            self._holding.held,
         )
         self._contents.freeze(self.schema)
         self._job = job

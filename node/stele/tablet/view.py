@@ -13,7 +13,7 @@ Invariant: two scans of one view give the same rows. Its files stay readable unt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -64,9 +64,12 @@ class View:
         applied: OpId,
         live: LiveMasks,
         mark: int,
+        broken_since: Callable[[int], str] = lambda time: "",
     ) -> None:
-        """`mark`: all versions above this hybrid time are there, up to the snapshot."""
+        """`mark`: all versions above this hybrid time are there, up to the snapshot. `broken_since`: tells, to end a message,
+        of a broken hold on history from a time on."""
         self._mark = mark
+        self._broken_since = broken_since
         self.schema = schema
         self.snapshot = snapshot
         self.applied = applied
@@ -129,7 +132,7 @@ class View:
             raise Rejected(
                 f"changes after {after}, which is {utc(physical_us(after))}, are not all there: this replica has them "
                 f"from {self._mark} on, which is {utc(physical_us(self._mark))}; begin again with a scan at a snapshot, "
-                "and give the table a longer history",
+                f"and give the table a longer history, or hold it{self._broken_since(after)}",
                 code=Code.CURSOR_LOST,
             )
 

@@ -9,6 +9,7 @@ from stele.consensus.copy_source import CopySessions
 from stele.consensus.replica import ReplicaState
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
+from stele.tserver.holds import held_bytes
 from stele.tserver.memory import StoreMemory
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
@@ -32,7 +33,10 @@ def set_gauges(
         metrics.replicas.labels(state.name).set(states[state])
     metrics.replicas_leading.set(sum(r.is_leader for r in replicas))
     metrics.replicas_resting.set(quiet.resting)
-    metrics.store_files.set(sum(len(r.machine.files) for r in replicas if isinstance(r.machine, TabletStore)))
+    tables = [r.machine for r in replicas if isinstance(r.machine, TabletStore)]
+    metrics.store_files.set(sum(len(store.files) for store in tables))
+    metrics.holds.set(sum(len(store.held.holds) for store in tables))
+    metrics.held_bytes.set(held_bytes(tables))
     metrics.store_memory_bytes.set(stores.bytes)
     spaces = (r.machine.held_bytes for r in replicas if isinstance(r.machine, KeySpace))
     metrics.keyspace_bytes.set(max(spaces, default=0))

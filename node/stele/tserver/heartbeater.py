@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
+from stele.model.cluster_version import told
 from stele.model.ids import StreamKey
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb
@@ -74,6 +75,7 @@ class Heartbeater:
         self._loops: dict[str, MasterLoop] = {}
         self._addresses_digest = 0
         self._leader_heard = False
+        self._cluster_version = 0
         self._remembered = False
 
     def start(self, known: tuple[str, ...]) -> None:
@@ -96,6 +98,11 @@ class Heartbeater:
     def leader_heard(self) -> bool:
         """Whether a leader master has answered this start."""
         return self._leader_heard
+
+    @property
+    def cluster_version(self) -> int:
+        """The finalized cluster version, as a leader master has told this start; 0: none has answered."""
+        return self._cluster_version
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -131,6 +138,8 @@ class Heartbeater:
     def leader_answered(self, response: pb.TSHeartbeatResponse) -> None:
         """A master that leads has answered: take over its lists."""
         self._leader_heard = True
+        # It never falls. The answer of an earlier leader may come late.
+        self._cluster_version = max(self._cluster_version, told(response.cluster_version))
         self._fences.learned(response.term, response.driver_epoch)
         self._fencing.told(response.fenced, response.term)
         self._withdrawal.told(response, self._soon)

@@ -1,4 +1,5 @@
-"""What a node does in the background: flush, compact, collect the log, end stale copy sessions, forget idle clients.
+"""What a node does in the background: flush, compact, collect the log, end stale copy sessions, forget idle clients, keep
+holds in bounds.
 
 One flush and one compaction run at a time, so that they never crowd out clients. Compaction runs in a worker process. It is
 given file names and never rows, and it ends when it has nothing to do.
@@ -27,6 +28,7 @@ from stele.model.ids import StreamKey
 from stele.tablet.compaction import CompactionJob
 from stele.tablet.compactor import Compactor
 from stele.tablet.store import TabletStore
+from stele.tserver.holds import HoldKeeper
 from stele.tserver.log_space import LogSpace
 from stele.tserver.memory import StoreMemory, held_bytes
 from stele.tserver.monitor import NodeMonitor
@@ -38,7 +40,7 @@ log = structlog.get_logger("stele.tserver.maintenance")
 ROUND_S = 0.5
 """Pause before looking again for something to flush or merge."""
 COLLECT_S = 5.0
-"""Pause between two collections of the log, and between two looks at copy sessions and idle clients."""
+"""Pause between two collections of the log, and between two looks at copy sessions, idle clients and holds."""
 _CLOSE_S = 5.0
 """When the node stops: how long to wait until a finished merge is in use."""
 FLUSH_AGE_MS = 120_000
@@ -90,6 +92,7 @@ class Maintenance:
         self._host = host
         self._since: dict[StreamKey, int] = {}
         self._flush_rests: dict[StreamKey, int] = {}
+        self._holds = HoldKeeper(replicas, host)
         self._compactor = Compactor()
         self._installs = ShieldedTasks()
         self._merged_last: StreamKey | None = None
@@ -108,6 +111,7 @@ class Maintenance:
                 (self._log_space.collect, COLLECT_S),
                 (self._sessions.expire, COLLECT_S),
                 (self.forget_clients, COLLECT_S),
+                (self._holds.look, COLLECT_S),
             )
         ]
 

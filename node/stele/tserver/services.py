@@ -74,6 +74,7 @@ def make_server(
             wall_clock,
             in_read_thread=threads.in_read_thread,
             status=status,
+            cluster_version=lambda: heartbeater.cluster_version,
             make_streams=partial(ClientStreams, identity, book, budget, streams),
         ),
         server,

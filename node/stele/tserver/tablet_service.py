@@ -25,6 +25,7 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome
+from stele.tserver.holds import hold_history
 from stele.tserver.reads import (
     check_incarnation,
     check_tablet,
@@ -46,6 +47,7 @@ _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELET
 
 class TabletService(TabletServerServiceServicer):
     """Served by every node and master. `in_read_thread` does a point read, `status` describes the node.
+    `cluster_version`: the finalized one; 0: not heard yet.
     `make_streams(answers)` makes the handler of clients' streams; this class answers their requests, as
     `stele.rpc.client_stream.Answers`.
     """
@@ -58,6 +60,7 @@ class TabletService(TabletServerServiceServicer):
         *,
         in_read_thread: InThread,
         status: Callable[[], pb.GetNodeStatusResponse],
+        cluster_version: Callable[[], int],
         make_streams: Callable[[Answers], ClientStreams],
     ) -> None:
         self._node_id = node_id
@@ -65,6 +68,7 @@ class TabletService(TabletServerServiceServicer):
         self._wall_clock = wall_clock
         self._in_read_thread = in_read_thread
         self._status = status
+        self._cluster_version = cluster_version
         self._streams = make_streams(self)
 
     # --- stele.rpc.client_stream.Answers
@@ -302,6 +306,11 @@ class TabletService(TabletServerServiceServicer):
         if not request.bytes:
             raise Rejected("split keys: parts of 0 bytes; expected 1 or more")
         return pb.SplitKeysResponse(keys=store_of(replica).split_keys(request.bytes))
+
+    async def HoldHistory(self, request: pb.HoldHistoryRequest, context: Any) -> pb.HoldHistoryResponse:
+        """Change or show the holds on the history of a tablet that this node leads."""
+        replica = self._replicas.of_request(request.tablet_id)
+        return await hold_history(replica, request, self._cluster_version())
 
 
 def _check_digest(block: bytes, digest: int) -> int:

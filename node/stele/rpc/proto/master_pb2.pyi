@@ -310,6 +310,7 @@ class TSHeartbeatResponse(_message.Message):
     DROPPED_TABLES_FIELD_NUMBER: _builtins.int
     DROPPED_DIGEST_FIELD_NUMBER: _builtins.int
     CATALOG_INDEX_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     is_leader: _builtins.bool
     term: _builtins.int
     needs_reregister: _builtins.bool
@@ -333,6 +334,8 @@ class TSHeartbeatResponse(_message.Message):
     """names the list; 0: it is empty. Only a leader's answer counts"""
     catalog_index: _builtins.int
     """how far the leader's catalog had come: of two answers of a term, the later one counts"""
+    cluster_version: _builtins.int
+    """the finalized one; 0: a master of release 0.1.0, so 1. Only a leader's answer counts"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedCompositeFieldContainer[Global___MasterInfoPB]: ...
     @_builtins.property
@@ -364,10 +367,11 @@ class TSHeartbeatResponse(_message.Message):
         dropped_tables: _abc.Iterable[_builtins.bytes] | None = ...,
         dropped_digest: _builtins.int = ...,
         catalog_index: _builtins.int = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "wall_agreed_us", b"wall_agreed_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "catalog_index", b"catalog_index", "clock_id", b"clock_id", "clock_us", b"clock_us", "driver_epoch", b"driver_epoch", "dropped_digest", b"dropped_digest", "dropped_tables", b"dropped_tables", "fenced", b"fenced", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us", "addresses", b"addresses", "addresses_digest", b"addresses_digest", "catalog_index", b"catalog_index", "clock_id", b"clock_id", "clock_us", b"clock_us", "cluster_version", b"cluster_version", "driver_epoch", b"driver_epoch", "dropped_digest", b"dropped_digest", "dropped_tables", b"dropped_tables", "fenced", b"fenced", "is_leader", b"is_leader", "masters", b"masters", "needs_full_report", b"needs_full_report", "needs_reregister", b"needs_reregister", "node_id", b"node_id", "node_state", b"node_state", "term", b"term", "wall_agreed_us", b"wall_agreed_us", "wall_us", b"wall_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__wall_agreed_us: _TypeAlias = _typing.Literal["wall_agreed_us"]  # noqa: Y015
     _WhichOneofArgType__wall_agreed_us: _TypeAlias = _typing.Literal["_wall_agreed_us", b"_wall_agreed_us"]  # noqa: Y015

@@ -43,6 +43,33 @@ KV_DELETE: KvOpPB.ValueType  # 4
 KV_LIST: KvOpPB.ValueType  # 5
 Global___KvOpPB: _TypeAlias = KvOpPB  # noqa: Y015
 
+class _HoldActionPB:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _HoldActionPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HoldActionPB.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    HOLD_LOOK: _HoldActionPB.ValueType  # 0
+    """change nothing"""
+    HOLD_TAKE: _HoldActionPB.ValueType  # 1
+    """begin a hold, or begin it anew"""
+    HOLD_RENEW: _HoldActionPB.ValueType  # 2
+    """CURSOR_LOST if it is gone or broken"""
+    HOLD_RELEASE: _HoldActionPB.ValueType  # 3
+    """also if it is gone"""
+
+class HoldActionPB(_HoldActionPB, metaclass=_HoldActionPBEnumTypeWrapper): ...
+
+HOLD_LOOK: HoldActionPB.ValueType  # 0
+"""change nothing"""
+HOLD_TAKE: HoldActionPB.ValueType  # 1
+"""begin a hold, or begin it anew"""
+HOLD_RENEW: HoldActionPB.ValueType  # 2
+"""CURSOR_LOST if it is gone or broken"""
+HOLD_RELEASE: HoldActionPB.ValueType  # 3
+"""also if it is gone"""
+Global___HoldActionPB: _TypeAlias = HoldActionPB  # noqa: Y015
+
 @_typing.final
 class ClientRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -730,6 +757,108 @@ class SplitKeysResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SplitKeysResponse: _TypeAlias = SplitKeysResponse  # noqa: Y015
+
+@_typing.final
+class HoldHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    HOLD_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    EXPIRES_IN_MS_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    tablet_incarnation: _builtins.int
+    """0: any"""
+    action: Global___HoldActionPB.ValueType
+    hold: _builtins.str
+    """its name"""
+    since: _builtins.int
+    """history from this hybrid time on; HOLD_TAKE: 0 is now; HOLD_RENEW: 0 is no change"""
+    expires_in_ms: _builtins.int
+    bytes_max: _builtins.int
+    """HOLD_TAKE: what it may cost in one replica"""
+    deadline_ms: _builtins.int
+    """0: the node's own"""
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        tablet_incarnation: _builtins.int = ...,
+        action: Global___HoldActionPB.ValueType = ...,
+        hold: _builtins.str = ...,
+        since: _builtins.int = ...,
+        expires_in_ms: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "bytes_max", b"bytes_max", "deadline_ms", b"deadline_ms", "expires_in_ms", b"expires_in_ms", "hold", b"hold", "since", b"since", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldHistoryRequest: _TypeAlias = HoldHistoryRequest  # noqa: Y015
+
+@_typing.final
+class HoldPB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    EXPIRES_US_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    BROKEN_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    since: _builtins.int
+    expires_us: _builtins.int
+    """wall clock, since 1970; an entry with a later time ends it"""
+    bytes_max: _builtins.int
+    broken: _builtins.str
+    """why it keeps nothing any more; empty: it does"""
+    bytes: _builtins.int
+    """about what it keeps in the leader's files, as last measured"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        since: _builtins.int = ...,
+        expires_us: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        broken: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broken", b"broken", "bytes", b"bytes", "bytes_max", b"bytes_max", "expires_us", b"expires_us", "name", b"name", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldPB: _TypeAlias = HoldPB  # noqa: Y015
+
+@_typing.final
+class HoldHistoryResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___HoldPB]: ...
+    def __init__(
+        self,
+        *,
+        holds: _abc.Iterable[Global___HoldPB] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldHistoryResponse: _TypeAlias = HoldHistoryResponse  # noqa: Y015
 
 @_typing.final
 class CreateTabletRequest(_message.Message):

@@ -65,6 +65,11 @@ class TabletServerServiceStub:
                 request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.SerializeToString,
                 response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.FromString,
                 _registered_method=True)
+        self.HoldHistory = channel.unary_unary(
+                '/stele.v1.TabletServerService/HoldHistory',
+                request_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryRequest.SerializeToString,
+                response_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryResponse.FromString,
+                _registered_method=True)
 
 
 class TabletServerServiceServicer:
@@ -111,6 +116,13 @@ class TabletServerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldHistory(self, request, context):
+        """To the leader: a claim on the tablet's history. Answers with all its holds once its own replica has applied the change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TabletServerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_TabletServerServiceServicer_to_server(servicer, server):
                     servicer.SplitKeys,
                     request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.FromString,
                     response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.SerializeToString,
+            ),
+            'HoldHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldHistory,
+                    request_deserializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryRequest.FromString,
+                    response_serializer=stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class TabletServerService:
             '/stele.v1.TabletServerService/SplitKeys',
             stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysRequest.SerializeToString,
             stele_dot_rpc_dot_proto_dot_tserver__pb2.SplitKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stele.v1.TabletServerService/HoldHistory',
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryRequest.SerializeToString,
+            stele_dot_rpc_dot_proto_dot_tserver__pb2.HoldHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class TabletServerServiceStub:
     """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node."""
     SplitKeys: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.SplitKeysRequest, _tserver_pb2.SplitKeysResponse]
     """To any replica: keys that cut a tablet into parts of about so many bytes."""
+    HoldHistory: _grpc.UnaryUnaryMultiCallable[_tserver_pb2.HoldHistoryRequest, _tserver_pb2.HoldHistoryResponse]
+    """To the leader: a claim on the tablet's history. Answers with all its holds once its own replica has applied the change."""
 
 @_typing.type_check_only
 class TabletServerServiceAsyncStub(TabletServerServiceStub):
@@ -60,6 +62,8 @@ class TabletServerServiceAsyncStub(TabletServerServiceStub):
     """To leaders: make a snapshot ready, so that any replica can serve it. One call for all tablets of a node."""
     SplitKeys: _aio.UnaryUnaryMultiCallable[_tserver_pb2.SplitKeysRequest, _tserver_pb2.SplitKeysResponse]  # type: ignore[assignment]
     """To any replica: keys that cut a tablet into parts of about so many bytes."""
+    HoldHistory: _aio.UnaryUnaryMultiCallable[_tserver_pb2.HoldHistoryRequest, _tserver_pb2.HoldHistoryResponse]  # type: ignore[assignment]
+    """To the leader: a claim on the tablet's history. Answers with all its holds once its own replica has applied the change."""
 
 class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -109,6 +113,14 @@ class TabletServerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tserver_pb2.SplitKeysResponse, _abc.Awaitable[_tserver_pb2.SplitKeysResponse]]:
         """To any replica: keys that cut a tablet into parts of about so many bytes."""
+
+    @_abc_1.abstractmethod
+    def HoldHistory(
+        self,
+        request: _tserver_pb2.HoldHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tserver_pb2.HoldHistoryResponse, _abc.Awaitable[_tserver_pb2.HoldHistoryResponse]]:
+        """To the leader: a claim on the tablet's history. Answers with all its holds once its own replica has applied the change."""
 
 def add_TabletServerServiceServicer_to_server(servicer: TabletServerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
