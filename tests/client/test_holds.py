@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,11 +12,11 @@ from stele.client import AsyncClient, AsyncTable
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.holds import HOLDS_MAX, Action, HoldOrder
 from stele.model.partitioning import RangePartitioning
-from stele.tablet.compaction import run_job
 from stele.tserver import holds as node_holds
 from stele.tserver import maintenance
 from tests.client.commands import runner
 from tests.consensus.cluster import wait_until
+from tests.tserver.history import settled, without_history
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill, machines_of
 
 ROWS = 50
@@ -32,38 +29,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_holds, "MEASURE_MS", 50)
 
 
-async def stores_of(cluster: LocalCluster, table: AsyncTable) -> list[Any]:
-    """The stores of all replicas of a table, which keep no history of their own from here on."""
-    found = []
-    for tablet in table.plan_scan().tablets:
-        found += await machines_of(cluster, tablet.tablet_id)
-    for store in found:
-        store.options = replace(store.options, history_us=0)
-    return found
-
-
 async def overwritten(client: AsyncClient, table: AsyncTable, turns: int = 3, text: str = "n") -> None:
     for turn in range(turns):
         await table.write_arrow(pa.table({"id": range(ROWS), "name": [f"{text}{turn}"] * ROWS}))
-
-
-async def settled(cluster: LocalCluster, table: AsyncTable) -> None:
-    """All replicas drop what they may."""
-    for tablet in table.plan_scan().tablets:
-        for node in cluster.running.values():
-            replica = node.replicas.current(tablet.tablet_id)  # type: ignore[arg-type]
-            if replica is None or replica.machine is None:
-                continue
-            await replica.storage.flush()
-            job = await wait_for_plan(replica.machine)
-            if job is not None:
-                replica.machine.install_compaction(await asyncio.to_thread(run_job, job))
-
-
-async def wait_for_plan(store: Any) -> Any:
-    """The next merge of all files, once the node's own one has ended."""
-    await wait_until(lambda: not store._merges._under_way)
-    return store.plan_compaction(full=True)
 
 
 async def test_every_replica_keeps_what_a_hold_says_until_it_is_released(
@@ -75,7 +43,7 @@ async def test_every_replica_keeps_what_a_hold_says_until_it_is_released(
         await fill(client, ROWS)
         start = table.scan()
         assert await start.count() == ROWS
-        stores = await stores_of(cluster, table)
+        stores = await without_history(cluster, table)
         held = await table.hold("copy", start.snapshot, expires_in_s=3_000, max_bytes=1 << 20)
         assert (held.since, held.max_bytes, held.broken) == (start.snapshot, 1 << 20, "")
         assert (len(held.tablets), held.tablets_without) == (4, 0)
@@ -139,7 +107,7 @@ async def test_one_that_costs_too_much_is_broken_on_all_replicas_and_one_that_is
         since = client.now()
         held = await table.hold("dear", since, max_bytes=1 << 20)
         await table.hold("cheap", max_bytes=1 << 40)
-        stores = await stores_of(cluster, table)
+        stores = await without_history(cluster, table)
         for turn in range(4):
             await overwritten(client, table, 1, f"{turn}" * 40_000)
         await settled(cluster, table)

@@ -19,6 +19,7 @@ from stele import __version__
 from stele.backup.claim import Claim
 from stele.backup.finding import State, find_backups
 from stele.backup.folder import Folder, Location
+from stele.backup.holding import HistoryHeld, hold_of, release
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
 from stele.backup.parallel import in_parallel
 from stele.backup.row_files import FILE_BYTES, RowFile
@@ -103,8 +104,15 @@ async def create_async(
                 continue
             on_note(f"removing the unfinished backup {old.backup_id}: {why or 'another one is continued'}")
             await in_thread(remove, place, old.backup_id)
+            await release(opened.values(), hold_of(old.backup_id))
+
+        async def run(work: Unfinished, resumed: bool) -> Manifest:
+            hold = hold_of(work.plan.backup_id)
+            async with HistoryHeld(list(opened.values()), hold, work.plan.snapshot, on_note):
+                return await _Run(place, claim, work, opened, scans, count, on_progress).run(resumed)
+
         try:
-            return await _Run(place, claim, work, opened, scans, count, on_progress).run(resumed)
+            return await run(work, resumed)
         except Rejected as exc:
             if exc.code is not Code.SNAPSHOT_TOO_OLD:
                 raise
@@ -116,8 +124,7 @@ async def create_async(
                 f"{work.plan.backup_id} has them, are gone"
             )
         await in_thread(remove, place, work.plan.backup_id)
-        fresh = Unfinished(place, plan, new_id()[:8])
-        return await _Run(place, claim, fresh, opened, scans, count, on_progress).run(False)
+        return await run(Unfinished(place, plan, new_id()[:8]), False)
 
 
 async def _opened(client: AsyncClient, names: Sequence[str]) -> list[AsyncTable]:
@@ -244,6 +251,8 @@ class _Run:
         await in_thread(self._work.look if resumed else self._work.begin)
         for table in plan.tables:
             self._told(table, 0)
+        for table_id, scan in self._scans.items():
+            await self._opened[table_id].prepare(scan)  # then no lost leader stops the reading
         jobs = [(table, tablet) for table in plan.tables for tablet in table.tablets]
         await in_parallel(jobs, self._parallel, self._tablet)
         await self._claim.check()

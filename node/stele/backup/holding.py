@@ -1,0 +1,99 @@
+"""Keeps the history of tables for as long as a backup reads them.
+
+Each table has a hold named after the backup, renewed while this process lives. After a kill it lasts HOLD_S longer, so that the
+next run can go on. Then it ends by itself.
+
+Invariant: a backup that is complete, or was given up, leaves no hold that lasts longer than HOLD_S.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from types import TracebackType
+
+from stele.client.table import AsyncTable
+from stele.model.errors import Code, Rejected, Retryable, SteleError
+
+HOLD_S = 1_800.0
+RENEW_S = 300.0
+_AGAIN_S = 15.0
+"""Pause before the next try, if not all tablets were reached."""
+
+
+def hold_of(backup_id: str) -> str:
+    """The name of the hold of a backup that is written."""
+    return f"backup-{backup_id}"
+
+
+async def release(tables: Iterable[AsyncTable], name: str) -> None:
+    """End these holds, if the tables can be reached. Otherwise they end by themselves."""
+    for table in tables:
+        with suppress(SteleError):
+            await table.release_hold(name)
+
+
+class HistoryHeld:
+    """While it is open: history of `tables` from `snapshot` on. `name`: of the hold."""
+
+    def __init__(
+        self, tables: Sequence[AsyncTable], name: str, snapshot: int, note: Callable[[str], None]
+    ) -> None:
+        self._tables = tables
+        self._name = name
+        self._snapshot = snapshot
+        self._note = note
+        self._held: list[AsyncTable] = []
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> HistoryHeld:
+        """Take the holds, or those of the run before again.
+
+        Raises:
+            Rejected: SNAPSHOT_TOO_OLD: rows of that moment are gone.
+            Retryable: not all tablets can be reached.
+        """
+        for table in self._tables:
+            try:
+                await table.hold(self._name, self._snapshot, expires_in_s=HOLD_S)
+                self._held.append(table)
+            except Rejected as exc:
+                if exc.code is Code.CURSOR_LOST:
+                    await self._release()
+                    raise Rejected(str(exc.args[0]), code=Code.SNAPSHOT_TOO_OLD) from exc
+                if exc.code not in (Code.UNSUPPORTED_VERSION, Code.TOO_LARGE):
+                    raise
+                self._note(f"old rows are kept for the table's history only: {exc.args[0]}")
+        if self._held:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the holds, unless the same backup may be continued."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        if kind is None or issubclass(kind, Rejected):
+            await self._release()
+
+    async def _release(self) -> None:
+        held, self._held = self._held, []
+        await release(held, self._name)
+
+    async def _renew(self) -> None:
+        pause_s = RENEW_S
+        while self._held:
+            await asyncio.sleep(pause_s)
+            pause_s = RENEW_S
+            for table in list(self._held):
+                try:
+                    await table.hold(self._name, self._snapshot, expires_in_s=HOLD_S)
+                except Retryable:
+                    pause_s = _AGAIN_S
+                except SteleError as exc:
+                    # Reading goes on. What it lacks it will find out.
+                    self._held.remove(table)
+                    self._note(f"the history of table {table.name} is no longer held: {exc.args[0]}")
