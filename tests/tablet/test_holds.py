@@ -228,8 +228,7 @@ def test_replicas_with_other_clocks_and_other_flushes_keep_the_same(tmp_path: Pa
             if rng.random() < 0.3:
                 replica.settle()
             if rng.random() < 0.1:
-                replica.store.close()
-                replica.store = TabletStore.open(replica.store.directory, replica.options)
+                replica.reopen()
         for replica in others:
             if replica.store.applied == leader.store.applied:
                 assert replica.store.held == leader.store.held

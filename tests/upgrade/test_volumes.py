@@ -37,6 +37,8 @@ async def test_volumes_of_release_0_1_0_are_served_finalized_and_altered(tmp_pat
             with pytest.raises(Rejected) as failure:
                 await table.alter(add=more)
             assert failure.value.code is Code.UNSUPPORTED_VERSION
+            with pytest.raises(Rejected, match="this needs cluster version 2, but the cluster has 1"):
+                await table.hold("h", timeout_s=60.0)
             versions = await cluster_versions(client.masters)
             assert (versions.finalized, versions.possible) == (1, CLUSTER_VERSION)
             assert await finalize_version(client.masters, timeout_s=60.0) == CLUSTER_VERSION
@@ -49,6 +51,7 @@ async def test_volumes_of_release_0_1_0_are_served_finalized_and_altered(tmp_pat
             wanted = {k: {**r, "more": 7} for k, r in {**expected(), ROWS: row(ROWS)}.items()}
             await table.refresh()
             assert await rows_of(client) == wanted
+            assert not (await table.hold("h", timeout_s=60.0)).broken
             assert (await cluster_versions(client.masters)).finalized == CLUSTER_VERSION
     finally:
         cluster.kill_all()

@@ -3,7 +3,7 @@
 Each table has a hold named after the backup, renewed while this process lives. After a kill it lasts HOLD_S longer, so that the
 next run can go on. Then it ends by itself.
 
-Invariant: a backup that is complete, or was given up, leaves no hold that lasts longer than HOLD_S.
+Invariant: a backup that is complete, or was given up, leaves no hold of its own that lasts longer than HOLD_S.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from stele.client.holds import TableHold
 from stele.client.table import AsyncTable
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 
@@ -35,16 +36,27 @@ async def release(tables: Iterable[AsyncTable], name: str) -> None:
 
 
 class HistoryHeld:
-    """While it is open: history of `tables` from `snapshot` on. `name`: of the hold."""
+    """While it is open: history of `tables` from `snapshot` on. `name`: of the hold.
+
+    `chain`: a hold of the backup before, from its snapshot on; "": none. Where it is there, it is renewed for `chain_s` seconds.
+    """
 
     def __init__(
-        self, tables: Sequence[AsyncTable], name: str, snapshot: int, note: Callable[[str], None]
+        self,
+        tables: Sequence[AsyncTable],
+        name: str,
+        snapshot: int,
+        note: Callable[[str], None],
+        chain: str = "",
+        chain_s: float = HOLD_S,
     ) -> None:
         self._tables = tables
         self._name = name
         self._snapshot = snapshot
         self._note = note
-        self._held: list[AsyncTable] = []
+        self._chain = chain
+        self._chain_s = chain_s
+        self._held: list[tuple[AsyncTable, TableHold]] = []
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> HistoryHeld:
@@ -56,44 +68,50 @@ class HistoryHeld:
         """
         for table in self._tables:
             try:
-                await table.hold(self._name, self._snapshot, expires_in_s=HOLD_S)
-                self._held.append(table)
+                self._held.append((table, await table.hold(self._name, self._snapshot, expires_in_s=HOLD_S)))
             except Rejected as exc:
                 if exc.code is Code.CURSOR_LOST:
-                    await self._release()
+                    await release(self._tables, self._name)
                     raise Rejected(str(exc.args[0]), code=Code.SNAPSHOT_TOO_OLD) from exc
                 if exc.code not in (Code.UNSUPPORTED_VERSION, Code.TOO_LARGE):
                     raise
                 self._note(f"old rows are kept for the table's history only: {exc.args[0]}")
-        if self._held:
-            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+            if self._chain:
+                there = [hold for hold in await table.holds() if hold.name == self._chain and not hold.broken]
+                self._held += [(table, hold) for hold in there]
+        await self._renew()
+        self._renewing = asyncio.get_running_loop().create_task(self._go_on())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the holds, unless the same backup may be continued."""
+        """Release the holds, unless the same backup may be continued. That of the backup before stays."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
         if kind is None or issubclass(kind, Rejected):
-            await self._release()
+            await release(self._tables, self._name)
 
-    async def _release(self) -> None:
-        held, self._held = self._held, []
-        await release(held, self._name)
-
-    async def _renew(self) -> None:
-        pause_s = RENEW_S
+    async def _go_on(self) -> None:
+        all_reached = True
         while self._held:
-            await asyncio.sleep(pause_s)
-            pause_s = RENEW_S
-            for table in list(self._held):
-                try:
-                    await table.hold(self._name, self._snapshot, expires_in_s=HOLD_S)
-                except Retryable:
-                    pause_s = _AGAIN_S
-                except SteleError as exc:
-                    # Reading goes on. What it lacks it will find out.
-                    self._held.remove(table)
-                    self._note(f"the history of table {table.name} is no longer held: {exc.args[0]}")
+            await asyncio.sleep(RENEW_S if all_reached else _AGAIN_S)
+            all_reached = await self._renew()
+
+    async def _renew(self) -> bool:
+        """Renew all holds, on the tablets that have them: a range that was added since has nothing to keep. Returns whether
+        all tablets were reached."""
+        all_reached = True
+        for each in list(self._held):
+            table, hold = each
+            try:
+                last_s = HOLD_S if hold.name == self._name else self._chain_s
+                await table.renew_hold(hold, expires_in_s=last_s)
+            except Retryable:
+                all_reached = False
+            except SteleError as exc:
+                # Reading goes on. Nodes refuse what they can no longer give.
+                self._held.remove(each)
+                self._note(f"the history of table {table.name} is no longer held: {exc.args[0]}")
+        return all_reached

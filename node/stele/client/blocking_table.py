@@ -7,7 +7,7 @@ Invariant: the only state here is the client. A call raises what the asynchronou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -317,6 +317,7 @@ class Table:
         *,
         expires_in_s: float = 3600.0,
         max_bytes: int = BYTES_DEFAULT,
+        tablets: Collection[str] | None = None,
         timeout_s: float | None = None,
     ) -> TableHold:
         """Keep the table's history from a time on, so that all later snapshots and changes stay readable.
@@ -325,7 +326,8 @@ class Table:
         broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
 
         `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
-        history; default: now. Ranges that are added later do not have it. A table has 16 holds at most.
+        history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are added later do not have it. A
+        tablet has 16 holds at most.
 
         Raises:
             Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
@@ -341,7 +343,12 @@ class Table:
         """
         return self._client.run(
             self.asynchronous.hold(
-                name, since, expires_in_s=expires_in_s, max_bytes=max_bytes, timeout_s=timeout_s
+                name,
+                since,
+                expires_in_s=expires_in_s,
+                max_bytes=max_bytes,
+                tablets=tablets,
+                timeout_s=timeout_s,
             )
         )
 

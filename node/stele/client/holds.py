@@ -77,26 +77,33 @@ class TableHolds:
         self._now = now
 
     async def take(
-        self, name: Any, since: Any, expires_in_s: Any, max_bytes: Any, timeout_s: float
+        self, name: Any, since: Any, expires_in_s: Any, max_bytes: Any, tablets: Any, timeout_s: float
     ) -> TableHold:
         """See AsyncTable.hold."""
         request = pb.HoldHistoryRequest(
             action=pb.HOLD_TAKE,
             hold=_name(name),
             since=arguments.snapshot(since, "since") or self._now(),
-            expires_in_ms=_expires_ms(expires_in_s),
+            expires_in_ms=expires_ms(expires_in_s, "expires_in_s"),
             bytes_max=arguments.whole_number(max_bytes, "max_bytes", least=BYTES_MIN, most=BYTES_MAX),
         )
-        found, failures = await self._order(request, self._places(), timeout_s)
+        its = None if tablets is None else set(arguments.names(tablets, "tablets"))
+        places = self._places(its)
+        if not places:
+            raise Rejected(f"table {self._locations.info.name}: none of these tablets is part of it now")
+        found, failures = await self._order(request, places, timeout_s)
         if failures:
             error = failures[0]
             if (
                 isinstance(error, Rejected) and found
             ):  # what it had taken would only use disk until it expires
                 undone = pb.HoldHistoryRequest(action=pb.HOLD_RELEASE, hold=name)
-                await self._order(undone, [p for p in self._places() if p.tablet_id in found], timeout_s)
+                await self._order(undone, self._places(set(found)), timeout_s)
             raise self._failed(name, "taken", error, len(failures), len(found))
-        return self._merged(found)[name]
+        merged = self._merged(found)
+        if name not in merged:
+            raise Rejected(f"table {self._locations.info.name}: the ranges to hold were dropped meanwhile")
+        return merged[name]
 
     async def renew(self, hold: Any, expires_in_s: Any, since: Any, timeout_s: float) -> TableHold:
         """See AsyncTable.renew_hold."""
@@ -105,11 +112,10 @@ class TableHolds:
             action=pb.HOLD_RENEW,
             hold=name,
             since=arguments.snapshot(since, "since"),
-            expires_in_ms=_expires_ms(expires_in_s),
+            expires_in_ms=expires_ms(expires_in_s, "expires_in_s"),
         )
         its = set(hold.tablets) if isinstance(hold, TableHold) else None
-        places = [place for place in self._places() if its is None or place.tablet_id in its]
-        found, failures = await self._order(request, places, timeout_s)
+        found, failures = await self._order(request, self._places(its), timeout_s)
         if failures:
             raise self._failed(name, "renewed", failures[0], len(failures), len(found))
         if name not in (merged := self._merged(found)):
@@ -133,9 +139,11 @@ class TableHolds:
             raise failures[0]
         return sorted(self._merged(found).values(), key=lambda hold: hold.name)
 
-    def _places(self) -> list[TabletPlace]:
-        parts = numbered(self._locations.info.partition_schema)
-        return self._locations.by_ordinal([ordinal for ordinal, _ in parts])
+    def _places(self, its: set[str] | None = None) -> list[TabletPlace]:
+        """The table's tablets, or those of them that are in `its`."""
+        ordinals = [ordinal for ordinal, _ in numbered(self._locations.info.partition_schema)]
+        places = self._locations.by_ordinal(ordinals)
+        return places if its is None else [place for place in places if place.tablet_id in its]
 
     async def _order(
         self, request: pb.HoldHistoryRequest, places: Sequence[TabletPlace], timeout_s: float
@@ -233,9 +241,9 @@ def _name(given: Any) -> str:
         raise Rejected(str(exc)) from None
 
 
-def _expires_ms(given: Any) -> int:
-    seconds = arguments.seconds(given, "expires_in_s")
-    ms = round(seconds * 1_000)
+def expires_ms(given: Any, what: str) -> int:
+    """How long a hold lasts, in ms, from seconds. `what`: the argument, for messages."""
+    ms = round(arguments.seconds(given, what) * 1_000)
     if not EXPIRES_MIN_MS <= ms <= EXPIRES_MAX_MS:
-        raise arguments.refusal("expires_in_s", given, "a number of seconds, 1 to a year")
+        raise arguments.refusal(what, given, "a number of seconds, 1 to a year")
     return ms

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -428,6 +428,7 @@ class AsyncTable:
         *,
         expires_in_s: float = 3600.0,
         max_bytes: int = BYTES_DEFAULT,
+        tablets: Collection[str] | None = None,
         timeout_s: float | None = None,
     ) -> TableHold:
         """Keep the table's history from a time on, so that all later snapshots and changes stay readable.
@@ -436,7 +437,8 @@ class AsyncTable:
         broken, and `changes` from its time on raises CURSOR_LOST. Taken again under the same name it begins anew.
 
         `name`: letters, digits, dots, dashes and underscores. `since`: a hybrid time or a datetime within the table's
-        history; default: now. Ranges that are added later do not have it. A table has 16 holds at most.
+        history; default: now. `tablets`: ids of some of its tablets; default: all. Ranges that are added later do not have it. A
+        tablet has 16 holds at most.
 
         Raises:
             Rejected: CURSOR_LOST: history from `since` on is gone in part. TOO_LARGE: there are too many holds.
@@ -445,7 +447,7 @@ class AsyncTable:
         """
         self._streams.ensure_open()
         seconds = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
-        return await self._holds.take(name, since, expires_in_s, max_bytes, seconds)
+        return await self._holds.take(name, since, expires_in_s, max_bytes, tablets, seconds)
 
     async def renew_hold(
         self,

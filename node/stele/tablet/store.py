@@ -209,6 +209,10 @@ class TabletStore:
         """The holds on history, as of `applied`."""
         return self._holding.held
 
+    def broken_since(self, time: int) -> str:
+        """See Holding."""
+        return self._holding.broken_since(time)
+
     def measure_holds(self) -> None:
         """Find out what each hold costs, for `hold_costs`. Blocks; any thread. Raises what `Holding.costs` raises."""
         self.hold_costs = self._holding.costs(self._contents.state.files, self.free_mark)

@@ -95,7 +95,8 @@ def _check_there(store: TabletStore, order: HoldOrder) -> None:
     if order.since < kept_from:
         raise Rejected(
             f"hold {order.name}: history from {utc(physical_us(order.since))} on is gone in part; this replica has it from "
-            f"{utc(physical_us(kept_from))} on; begin again with a scan, and take the hold at its snapshot",
+            f"{utc(physical_us(kept_from))} on; begin again with a scan, and take the hold at its snapshot"
+            f"{store.broken_since(order.since)}",
             code=Code.CURSOR_LOST,
         )
 
