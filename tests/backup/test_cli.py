@@ -52,7 +52,7 @@ def test_a_table_from_the_first_backup_to_the_pruning(there: There, run: Run, tm
     assert (made["rows"], made["tables"][0]["files"], int(made["snapshot"]) > 0) == (1_000, 4, True)
     code, out, _ = stele_backup("list", folder)
     header, newest, _ = out.splitlines()
-    assert header.split() == ["backup", "rows", "of", "state", "rows", "size", "tables"]
+    assert header.split() == ["backup", "rows", "of", "kind", "state", "rows", "size", "tables"]
     assert newest.split()[0] == made["id"] and newest.split()[-1] == "t"
     code, out, _ = stele_backup("verify", folder, "--compare")
     assert code == 0 and "table t as of" in out and "has the same rows" in out

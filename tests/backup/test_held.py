@@ -27,7 +27,7 @@ async def test_rows_that_are_replaced_meanwhile_are_in_it_though_the_table_keeps
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holding, "RENEW_S", 0.1)
-    cluster, notes = LocalCluster(tmp_path / "cluster"), list[str]()
+    cluster, notes = LocalCluster(tmp_path), list[str]()
     try:
         await cluster.start()
         loop = asyncio.get_running_loop()

@@ -78,7 +78,9 @@ def tablet(tmp_path: Path) -> Tablet:
 def at(store: TabletStore, time: int) -> list[str]:
     """The values at a time."""
     with store.view(HybridTime(time)) as view:
-        return [value for batch in view.scan() for value in batch.column("v").to_pylist()]
+        return [
+            value for batch in view.scan(ScanSpec(ordered=True)) for value in batch.column("v").to_pylist()
+        ]
 
 
 def versions(store: TabletStore) -> int:
@@ -198,7 +200,7 @@ def test_holds_survive_restarts_and_are_in_copies(tablet: Tablet, tmp_path: Path
     assert at(copy, first) == ["one"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_replicas_with_other_clocks_and_other_flushes_keep_the_same(tmp_path: Path, seed: int) -> None:
     """Each replica flushes and merges when it likes, restarts, and hears entries late. All serve what a hold keeps."""
     rng = random.Random(seed)
@@ -207,7 +209,8 @@ def test_replicas_with_other_clocks_and_other_flushes_keep_the_same(tmp_path: Pa
     for each in others:
         each.entries = leader.entries
     shown: dict[int, list[str]] = {}
-    for _ in range(120):
+    kept = 0
+    for _ in range(60):
         match rng.randrange(8):
             case 0:
                 # Not before the last write: what is older may be gone from some replica already.
@@ -233,6 +236,7 @@ def test_replicas_with_other_clocks_and_other_flushes_keep_the_same(tmp_path: Pa
             if replica.store.applied == leader.store.applied:
                 assert replica.store.held == leader.store.held
         since = leader.store.held.since
+        kept += leader.store.history_mark < leader.store.free_mark
         for replica in (leader, *others):
             behind = replica.store.applied != leader.store.applied
             if since is None or behind:
@@ -240,10 +244,7 @@ def test_replicas_with_other_clocks_and_other_flushes_keep_the_same(tmp_path: Pa
             for time, values in shown.items():
                 if time >= since:
                     assert at(replica.store, time) == values
-    assert (
-        any(leader.store.history_mark < leader.store.free_mark for _ in [0])
-        or leader.store.held.since is None
-    )
+    assert kept > 5, "holds have kept what would be gone"
 
 
 def test_what_a_hold_costs_is_what_would_be_gone_without_it(tablet: Tablet) -> None:

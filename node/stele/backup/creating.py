@@ -15,17 +15,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from stele import __version__
 from stele.backup.claim import Claim
-from stele.backup.finding import State, find_backups
+from stele.backup.finding import find_backups
 from stele.backup.folder import Folder, Location
 from stele.backup.holding import HistoryHeld, hold_of, release
-from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
+from stele.backup.increments import (
+    LOST,
+    chain_hold,
+    move_hold,
+    newest_of,
+    no_increment,
+    why_no_base,
+)
+from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
-from stele.backup.row_files import FILE_BYTES, RowFile
+from stele.backup.planning import plan_of, unfinished, why_not
+from stele.backup.row_files import FILE_BYTES, RowFile, file_columns
 from stele.backup.unfinished import Done, Unfinished, remove
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
+from stele.client.change_plan import change_plan
+from stele.client.holds import expires_ms
 from stele.client.table import AsyncTable
 from stele.client.tablet_scan import PARALLEL_TABLETS, ScanPlan
 from stele.model import keys
@@ -35,6 +45,8 @@ from stele.model.ids import new_id
 from stele.rpc.threads import in_thread
 
 PARALLEL_MAX = 64
+HOLD_FOR_S = 2 * 86_400.0
+"""How long an incremental backup has the history kept for the next one, unless the caller says otherwise."""
 BATCH_ROWS = 32_768
 """Rows that a node sends at once. A file ends behind one of these batches."""
 
@@ -64,6 +76,9 @@ async def create_async(
     *,
     at: int | datetime | None = None,
     anew: bool = False,
+    incremental: bool = False,
+    full_if_needed: bool = False,
+    hold_for_s: float | None = None,
     parallel: int = PARALLEL_TABLETS,
     on_progress: OnProgress = quiet,
     on_note: Note = quiet,
@@ -71,11 +86,18 @@ async def create_async(
     """Back up tables as they are at one moment, now or `at`. Returns what was written.
 
     An unfinished backup of the same tables is continued, unless `anew`. `parallel`: how many tablets are read at once; each
-    takes about 100 MiB of memory. `on_progress` is called in other threads. `on_note` is told what is unusual.
+    takes about 100 MiB of memory.
+
+    `incremental`: only what changed since the newest complete backup of the same tables in the folder. If that is not all
+    there any more, it is CURSOR_LOST; with `full_if_needed` a full backup is made. `hold_for_s`: for how long the history is
+    kept from this backup on, so that an incremental one can follow; None: two days for an incremental one, else not at all.
+
+    `on_progress` is called in other threads. `on_note` is told what is unusual.
 
     Raises:
         Rejected: NOT_FOUND: a table is not there. SNAPSHOT_TOO_OLD: the rows of that moment are gone.
             CHANGE_IN_PROGRESS: another process writes to the folder. SCHEMA_MISMATCH: a table was changed meanwhile.
+            CURSOR_LOST: it cannot be an incremental one.
         Retryable: DISK_FULL; UNAVAILABLE: the folder or a tablet cannot be reached.
     """
     place = await in_thread(Folder.at, folder)
@@ -90,41 +112,114 @@ async def create_async(
         await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     else:
         await in_thread(place.make)
+    keep_s = hold_for_s if hold_for_s is not None or not incremental else HOLD_FOR_S
+    keep_ms = None if keep_s is None else expires_ms(keep_s, "hold_for_s")
     async with Claim(place, "create", on_note) as claim:
-        before = await in_thread(_unfinished, place, set(opened))
-        scans = {table_id: table.plan_scan(snapshot=snapshot) for table_id, table in opened.items()}
-        plan = _plan(client, opened, scans, snapshot)
+        newest = await in_thread(newest_of, place, opened, client.identity.cluster_id)
+
+        async def make(base: Manifest | None) -> Manifest:
+            maker = _Maker(client, place, claim, opened, snapshot, base, count, on_progress, on_note)
+            if keep_ms is not None:
+                maker.chain_before, maker.chain_s = newest, keep_ms / 1_000
+            return await maker.make(anew=anew, at=at)
+
+        made = None
+        if incremental:
+            why = why_no_base(newest, snapshot)
+            if not why:
+                assert newest is not None
+                try:
+                    made = await make(newest)
+                except Rejected as exc:
+                    if exc.code not in LOST:
+                        raise
+                    why = f"what changed since backup {newest.backup_id} of {newest.time} is not all there: {exc.args[0]}"
+            if made is None and not full_if_needed:
+                raise no_increment(why)
+            if made is None:
+                on_note(f"making a full backup: {why}")
+        return await make(None) if made is None else made
+
+
+class _Maker:
+    """One backup of some tables, full or on a base: finds an unfinished one, or begins anew."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        place: Folder,
+        claim: Claim,
+        opened: dict[str, AsyncTable],
+        snapshot: int,
+        base: Manifest | None,
+        parallel: int,
+        on_progress: OnProgress,
+        on_note: Note,
+    ) -> None:
+        self._client = client
+        self._place = place
+        self._claim = claim
+        self._opened = opened
+        self._snapshot = snapshot
+        self._base = base
+        self._parallel = parallel
+        self._on_progress = on_progress
+        self._note = on_note
+        self.chain_s: float | None = None
+        """How long the history is kept for another backup to follow; None: not at all."""
+        self.chain_before: Manifest | None = None
+
+    async def make(self, *, anew: bool, at: object) -> Manifest:
+        """Go on with an unfinished backup, or make a new one. Raises what `create_async` raises."""
+        place, opened = self._place, self._opened
+        before = await in_thread(unfinished, place, set(opened))
+        scans = {table_id: table.plan_scan(snapshot=self._snapshot) for table_id, table in opened.items()}
+        plan = plan_of(self._client, opened, scans, self._snapshot, self._base)
         work = Unfinished(place, plan, new_id()[:8])
         resumed = False
         for old in before:
-            why = _why_not(old, plan, anew=anew, at=at)
+            why = why_not(old, plan, anew=anew, at=at)
             if not why and not resumed:
                 work, resumed = Unfinished(place, old, new_id()[:8]), True
-                on_note(f"going on with backup {old.backup_id}, as of {old.time}")
+                self._note(f"going on with backup {old.backup_id}, as of {old.time}")
                 continue
-            on_note(f"removing the unfinished backup {old.backup_id}: {why or 'another one is continued'}")
+            self._note(f"removing the unfinished backup {old.backup_id}: {why or 'another one is continued'}")
             await in_thread(remove, place, old.backup_id)
             await release(opened.values(), hold_of(old.backup_id))
-
-        async def run(work: Unfinished, resumed: bool) -> Manifest:
-            hold = hold_of(work.plan.backup_id)
-            async with HistoryHeld(list(opened.values()), hold, work.plan.snapshot, on_note):
-                return await _Run(place, claim, work, opened, scans, count, on_progress).run(resumed)
-
         try:
-            return await run(work, resumed)
+            return await self._run(work, scans, resumed)
         except Rejected as exc:
             if exc.code is not Code.SNAPSHOT_TOO_OLD:
                 raise
             if not resumed:
                 await in_thread(remove, place, plan.backup_id)  # nobody can ever finish it
                 raise
-            on_note(
+            self._note(
                 f"beginning anew as of {plan.time}: the rows of {work.plan.time}, as backup "
                 f"{work.plan.backup_id} has them, are gone"
             )
         await in_thread(remove, place, work.plan.backup_id)
-        return await run(Unfinished(place, plan, new_id()[:8]), False)
+        return await self._run(Unfinished(place, plan, new_id()[:8]), scans, False)
+
+    async def _run(self, work: Unfinished, scans: dict[str, ScanPlan], resumed: bool) -> Manifest:
+        plan = work.plan
+        hold = "" if self.chain_s is None else chain_hold(self.chain_before, plan.backup_id)
+        run = _Run(
+            self._place, self._claim, work, self._opened, scans, self._base, self._parallel, self._on_progress
+        )
+        held = HistoryHeld(
+            list(self._opened.values()),
+            hold_of(plan.backup_id),
+            plan.snapshot,
+            self._note,
+            "" if self._base is None else self._base.hold,
+            self.chain_s or HOLD_FOR_S,
+        )
+        async with held:
+            made = await run.run(resumed, hold)
+            if self.chain_s is not None:
+                await move_hold(self._opened.values(), made, self.chain_s, self._note)
+            return made
 
 
 async def _opened(client: AsyncClient, names: Sequence[str]) -> list[AsyncTable]:
@@ -142,76 +237,6 @@ async def _opened(client: AsyncClient, names: Sequence[str]) -> list[AsyncTable]
     return found
 
 
-def _plan(
-    client: AsyncClient, opened: dict[str, AsyncTable], scans: dict[str, ScanPlan], snapshot: int
-) -> Manifest:
-    entries = []
-    for table_id, table in opened.items():
-        info, scan = table.info, scans[table_id]
-        entries.append(
-            TableEntry(
-                info.name,
-                table_id,
-                f"{info.name.translate(_Harmless())[:80].strip('-') or 'table'}-{table_id[:8]}",
-                scan.schema,
-                table.partition_schema,
-                info.replication_factor,
-                tuple(TabletEntry(t.tablet_id, t.ordinal) for t in scan.tablets),
-                info.owner,
-                info.comment,
-            )
-        )
-    return Manifest(
-        new_backup_id(snapshot, new_id()),
-        client.identity.cluster_id,
-        snapshot,
-        datetime.now(UTC),
-        None,
-        f"stele {__version__}",
-        tuple(entries),
-    )
-
-
-class _Harmless(dict[int, str]):
-    """Maps characters of a table's name to those of a folder's."""
-
-    def __missing__(self, key: int) -> str:
-        character = chr(key)
-        return character if character.isascii() and (character.isalnum() or character == "_") else "-"
-
-
-def _unfinished(place: Folder, table_ids: set[str]) -> list[Manifest]:
-    """The plans of unfinished backups of exactly these tables, the newest first."""
-    return [
-        found.manifest
-        for found in find_backups(place)
-        if found.state is State.UNFINISHED
-        and found.manifest is not None
-        and {table.table_id for table in found.manifest.tables} == table_ids
-    ]
-
-
-def _why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
-    """Why an unfinished backup is not continued; "" if it can be."""
-    if anew:
-        return "anew was asked for"
-    if at is not None and old.snapshot != new.snapshot:
-        return f"it is as of {old.time}"
-    if old.cluster_id != new.cluster_id:
-        return "it is of another cluster"
-    now = {table.table_id: table for table in new.tables}
-    for table in old.tables:
-        other = now[table.table_id]
-        if _shape(table) != _shape(other):
-            return f"table {other.name} was changed since"
-    return ""
-
-
-def _shape(table: TableEntry) -> tuple[object, ...]:
-    """What must not change until a backup is finished. A longer history may be set meanwhile, to have the time."""
-    return table.schema.columns, table.schema.key_column_ids, table.partitioning, table.tablets
-
-
 class _Run:
     """One try to finish a backup."""
 
@@ -222,12 +247,14 @@ class _Run:
         work: Unfinished,
         opened: dict[str, AsyncTable],
         scans: dict[str, ScanPlan],
+        base: Manifest | None,
         parallel: int,
         on_progress: OnProgress,
     ) -> None:
         self._place = place
         self._claim = claim
         self._work = work
+        self._base = base
         self._opened = opened
         self._parallel = parallel
         self._on_progress = on_progress
@@ -246,7 +273,8 @@ class _Run:
         }
         self._places = {place.tablet_id: place for scan in scans.values() for place in scan.tablets}
 
-    async def run(self, resumed: bool) -> Manifest:
+    async def run(self, resumed: bool, hold: str) -> Manifest:
+        """`hold`: what the manifest says of it."""
         plan = self._work.plan
         await in_thread(self._work.look if resumed else self._work.begin)
         for table in plan.tables:
@@ -259,6 +287,7 @@ class _Run:
         manifest = replace(
             plan,
             finished=datetime.now(UTC),
+            hold=hold,
             tables=tuple(
                 replace(
                     table,
@@ -276,6 +305,9 @@ class _Run:
         self._told(table, sum(file.rows for file in done.files))
         if not done.whole:
             scan = self._scans[table.table_id]
+            if not tablet.whole:
+                assert self._base is not None
+                scan = change_plan(scan, self._base.snapshot, every=False)
             if done.last_key is not None:
                 scan = replace(scan, spec=replace(scan.spec, lower_key=done.last_key + b"\x00"))
 
@@ -287,6 +319,12 @@ class _Run:
                 done = await reader.read_tablet(scan, self._places[tablet.tablet_id], write)
             except Rejected as exc:
                 raise self._explained(table, exc) from exc
+            if self._places[tablet.tablet_id].incarnation != tablet.incarnation:
+                raise Rejected(
+                    f"tablet {tablet.tablet_id} of table {table.name} lost its majority and was recovered while it was backed "
+                    "up; run the same again",
+                    code=Code.SNAPSHOT_TOO_OLD,
+                )
         self._found[tablet.tablet_id] = done
         self._told(table, 0, tablets=1)
 
@@ -294,13 +332,13 @@ class _Run:
         self, table: TableEntry, tablet: TabletEntry, done: Done, batches: Iterator[pa.RecordBatch]
     ) -> Done:
         """Write the rows of a tablet behind those that are done. Called in a thread of its own."""
-        columns, file, last_key = table.schema.to_arrow(), None, done.last_key
+        columns, file, last_key = file_columns(table.schema, whole=tablet.whole), None, done.last_key
         try:
             for batch in batches:
                 if file is None:
                     name = self._work.file_name(table, tablet, done.next_number)
                     file = RowFile(self._place, name, columns)
-                file.write(batch)
+                file.write(pa.RecordBatch.from_arrays(batch.columns, schema=columns))
                 last_key = keys.encode_keys(batch.slice(batch.num_rows - 1), table.schema)[0].as_py()
                 self._told(table, batch.num_rows)
                 if file.bytes >= FILE_BYTES:
@@ -328,6 +366,8 @@ class _Run:
     def _explained(self, table: TableEntry, error: Rejected) -> SteleError:
         """What an error of a node means for the backup, and what to do."""
         plan = self._work.plan
+        if error.code is Code.CURSOR_LOST:
+            return Rejected(f"table {table.name}: {error.args[0]}", code=Code.SNAPSHOT_TOO_OLD)
         if error.code is Code.SNAPSHOT_TOO_OLD:
             return Rejected(
                 f"table {table.name}: the rows of {utc(physical_us(plan.snapshot))} are gone before all were read: "

@@ -47,7 +47,14 @@ def find_backups(folder: Folder) -> list[Backup]:
     names = folder.entries("")
     if MANIFEST in names or PLAN in names:
         raise Rejected(f"{folder.shown} is one backup; give the folder above it, which holds all of them")
-    return [_look(folder, name) for name in reversed(names) if BACKUP_ID.fullmatch(name)]
+    found = [_look(folder, name) for name in names if BACKUP_ID.fullmatch(name)]
+    return sorted(found, key=_moment, reverse=True)
+
+
+def _moment(backup: Backup) -> tuple[str, int, str]:
+    """The time of its rows: names have the second, manifests the rest."""
+    second = backup.backup_id.partition("-")[0]
+    return second, backup.manifest.snapshot if backup.manifest is not None else 0, backup.backup_id
 
 
 def _look(folder: Folder, backup_id: str) -> Backup:

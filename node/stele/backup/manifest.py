@@ -45,11 +45,16 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class TabletEntry:
-    """A tablet. `ordinal`: its number in the table's partitioning. Its files are in key order, one after another."""
+    """A tablet. `ordinal`: its number in the table's partitioning. Its files are in key order, one after another.
+
+    `whole`: they have all its rows; otherwise what changed since the base. `incarnation`: of the tablet; a recovery may have
+    given up rows that an earlier one had."""
 
     tablet_id: str
     ordinal: int
     files: tuple[FileEntry, ...] = ()
+    incarnation: int = 0
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,19 @@ class TableEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """The backup that an incremental one builds on. `sha256`: of its content."""
+
+    backup_id: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
-    """A backup: the rows of all its tables at one `snapshot`, a hybrid time.
+    """A backup: the rows of all its tables at one `snapshot`, a hybrid time. `base`: None for a full one.
 
     `begun`, `finished`: when it was made, in UTC; `finished` is None in a plan. `program`: what wrote it.
+    `hold`: the hold that keeps the history from the snapshot on, for the next incremental backup; "" for none.
     """
 
     backup_id: str
@@ -96,6 +110,18 @@ class Manifest:
     finished: datetime | None
     program: str
     tables: tuple[TableEntry, ...]
+    base: Base | None = None
+    hold: str = ""
+
+    @property
+    def kind(self) -> str:
+        """ "full" or "incremental"."""
+        return "full" if self.base is None else "incremental"
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its content, by which another backup knows its base."""
+        return _digest(_to_json(self))
 
     @property
     def time(self) -> str:
@@ -138,7 +164,7 @@ class Manifest:
         """
         content = unseal(raw, where)
         try:
-            if content["kind"] != "full" or content["base"] is not None:
+            if content["kind"] not in ("full", "incremental"):
                 raise unknown_here(f"{where}: a backup of kind", str(content["kind"])[:40])
             found = _from_json(content)
         except SteleError as exc:
@@ -197,10 +223,12 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
+    base = manifest.base
     return {
         "id": manifest.backup_id,
-        "kind": "full",
-        "base": None,
+        "kind": manifest.kind,
+        "base": None if base is None else {"id": base.backup_id, "sha256": base.sha256},
+        **({"hold": manifest.hold} if manifest.hold else {}),
         "cluster": manifest.cluster_id,
         "snapshot": str(manifest.snapshot),
         "time": manifest.time,
@@ -228,6 +256,8 @@ def _table_to_json(table: TableEntry) -> dict[str, Any]:
                 "id": tablet.tablet_id,
                 "ordinal": tablet.ordinal,
                 "files": [file_to_json(file) for file in tablet.files],
+                **({"incarnation": tablet.incarnation} if tablet.incarnation else {}),
+                **({} if tablet.whole else {"whole": False}),
             }
             for tablet in table.tablets
         ],
@@ -262,7 +292,10 @@ def _from_json(raw: Mapping[str, Any]) -> Manifest:
     backup_id, finished = raw["id"], raw["finished"]
     if not BACKUP_ID.fullmatch(backup_id):
         raise ValueError("its id is none of a backup")
-    return Manifest(
+    base = None if raw["base"] is None else Base(str(raw["base"]["id"]), str(raw["base"]["sha256"]))
+    if (raw["kind"] == "full") != (base is None) or (base and not BACKUP_ID.fullmatch(base.backup_id)):
+        raise ValueError(f"a backup of kind {raw['kind']} with such a base")
+    found = Manifest(
         backup_id,
         str(raw["cluster"]),
         whole_number(raw["snapshot"], _U64_MAX),
@@ -270,7 +303,12 @@ def _from_json(raw: Mapping[str, Any]) -> Manifest:
         None if finished is None else datetime.fromisoformat(finished),
         str(raw["program"]),
         tuple(_table_from_json(table) for table in raw["tables"]),
+        base,
+        str(raw.get("hold", "")),
     )
+    if base is None and not all(tablet.whole for table in found.tables for tablet in table.tablets):
+        raise ValueError("a full backup with changes of a tablet")
+    return found
 
 
 def _table_from_json(raw: Mapping[str, Any]) -> TableEntry:
@@ -290,6 +328,8 @@ def _table_from_json(raw: Mapping[str, Any]) -> TableEntry:
                 str(tablet["id"]),
                 whole_number(tablet["ordinal"], _COUNT_MAX),
                 tuple(file_from_json(file) for file in tablet["files"]),
+                whole_number(tablet.get("incarnation", 0), _U64_MAX),
+                bool(tablet.get("whole", True)),
             )
             for tablet in raw["tablets"]
         ),

@@ -1,6 +1,6 @@
 """Removes old backups, and what is left of unfinished ones.
 
-Invariants: the newest complete backup stays. What a process writes now stays: pruning claims the folder. Of each backup
+Invariants: the newest complete backup stays. What a backup that stays builds on stays. What a process writes now stays: pruning claims the folder. Of each backup
 the manifest goes first, so that one that is half removed is none.
 """
 
@@ -41,6 +41,8 @@ async def prune_async(
 ) -> Pruned:
     """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give one or both.
 
+    What an incremental backup that stays builds on stays, too.
+
     Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later programs.
 
     Raises:
@@ -72,14 +74,23 @@ def _days(given: object) -> float:
 def _chosen(backups: list[Backup], keep: int, since: datetime) -> Pruned:
     complete = [b for b in backups if b.state is State.COMPLETE]
     staying = {b.backup_id for number, b in enumerate(complete) if number < keep or _moment(b) >= since}
-    newest = complete[0].backup_id if complete else ""
+    order = [b.backup_id for b in backups]
+    newer = set(order[: order.index(complete[0].backup_id)] if complete else order)
+    by_id = {b.backup_id: b for b in backups}
+    left = [*staying, *newer]
+    while left:
+        found = by_id.get(left.pop())
+        base = found.manifest.base if found is not None and found.manifest is not None else None
+        if base is not None and base.backup_id not in staying:
+            staying.add(base.backup_id)
+            left.append(base.backup_id)
 
     def goes(backup: Backup) -> bool:
         match backup.state:
             case State.COMPLETE:
                 return backup.backup_id not in staying
             case State.UNFINISHED:
-                return backup.backup_id < newest
+                return backup.backup_id not in newer
             case State.REMAINS:
                 return True
             case State.DAMAGED | State.UNKNOWN:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from stele.backup.chain import Chain
 from stele.backup.creating import Note, quiet
 from stele.backup.finding import choose
 from stele.backup.folder import Folder, Location
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
-from stele.backup.row_files import rows_of
 from stele.backup.verifying import OnRows, named_tables, no_rows
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
@@ -72,6 +72,7 @@ async def restore_async(
     place = await in_thread(Folder.at, folder)
     new_names = named_tables(tables)
     manifest = await in_thread(choose, place, backup, list(new_names))
+    chain = await in_thread(Chain.of, place, manifest)
     chosen = [manifest.table(n) for n in new_names] if new_names else list(manifest.tables)
     targets = [_Target.of(manifest, t, new_names.get(t.name, t.name)) for t in chosen]
     await _check_names(client, [target.name for target in targets])
@@ -85,7 +86,7 @@ async def restore_async(
         for target in targets:
             made.append(target)
             await target.make(client, on_note)
-            await target.fill(place, manifest, on_rows)
+            await target.fill(place, chain, on_rows)
     except BaseException:
         for target in made:
             await target.remove(client)
@@ -119,6 +120,7 @@ class _Target:
         self.schema = replace(made, history_ms=entry.schema.history_ms)
         self.partitioning = by_ids(by_names(entry.partitioning, entry.schema), self.schema)
         self.replication_factor = entry.replication_factor
+        self.rows = 0
         self._table: AsyncTable | None = None
         self._is_mine = False
 
@@ -162,9 +164,8 @@ class _Target:
             )
         note(f"going on with table {self.scratch}, which is left from a restore that did not end")
 
-    async def fill(self, place: Folder, manifest: Manifest, on_rows: Callable[[str, int], None]) -> None:
+    async def fill(self, place: Folder, chain: Chain, on_rows: Callable[[str, int], None]) -> None:
         """Write all rows, and count them."""
-        columns = self.entry.schema.to_arrow()
 
         async def write(tablet: TabletEntry) -> None:
             # Each of several tablets has a writer, since the rows of one may all go to the same new tablet.
@@ -174,10 +175,10 @@ class _Target:
                 on_rows=lambda rows: on_rows(self.entry.name, rows),
             )
             try:
-                for file in tablet.files:
-                    batches = rows_of(place, manifest.name_of(self.entry, file), file, columns)
-                    while (batch := await in_thread(_next, batches)) is not None:
-                        await writer.feed(batch)
+                batches = chain.rows(place, self.entry, tablet)
+                while (batch := await in_thread(_next, batches)) is not None:
+                    self.rows += batch.num_rows
+                    await writer.feed(batch)
                 (await writer.finish()).raise_for_errors()
             except BaseException:
                 await writer.abandon()
@@ -185,9 +186,9 @@ class _Target:
 
         await in_parallel(self.entry.tablets, _PARALLEL_TABLETS, write)
         there = await self.table.scan().count()
-        if there != self.entry.rows:
+        if there != self.rows:
             raise Corrupt(
-                f"table {self.scratch} has {there} rows after the restore; the backup has {self.entry.rows}; "
+                f"table {self.scratch} has {there} rows after the restore; the backup has {self.rows}; "
                 "somebody else may have written to it"
             )
 
@@ -201,7 +202,7 @@ class _Target:
                 f"`stele table rename {self.scratch} NAME`, or delete it",
                 code=exc.code,
             ) from exc
-        return Restored(self.entry.name, self.name, self.entry.rows)
+        return Restored(self.entry.name, self.name, self.rows)
 
     async def remove(self, client: AsyncClient) -> None:
         """Delete the scratch table, if this process made it and can reach the cluster."""

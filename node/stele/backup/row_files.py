@@ -15,6 +15,8 @@ import pyarrow.parquet as parquet
 from stele.backup.folder import Folder
 from stele.backup.manifest import FileEntry
 from stele.model.errors import Corrupt
+from stele.model.predicate import Changes, ScanSpec
+from stele.model.schema import Schema
 
 _GROUP_ROWS, _GROUP_BYTES = 128 << 10, 32 << 20
 """Size of a Parquet row group. Small ones are slow to read; large ones take memory."""
@@ -22,6 +24,15 @@ FILE_BYTES = 64 << 20
 """A file ends once it has this many bytes. Restore holds a file in memory, and an interrupted backup goes on behind its last
 whole file."""
 _READ_ROWS = 32_768
+
+
+def file_columns(schema: Schema, *, whole: bool) -> pa.Schema:
+    """The columns of a tablet's files. `whole`: they have all its rows; otherwise changes, with `_op` and `_ts`.
+
+    Raises:
+        Rejected: the table has a column that is called as one of those.
+    """
+    return schema.to_arrow() if whole else ScanSpec(changes=Changes(1)).arrow_schema(schema)
 
 
 class ParquetRows:

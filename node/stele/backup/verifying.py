@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stele.backup.chain import Chain, Part
 from stele.backup.finding import choose
 from stele.backup.folder import Folder, Location
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
-from stele.backup.row_files import rows_of
+from stele.backup.row_files import file_columns, rows_of
 from stele.backup.unfinished import strays
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
@@ -45,7 +46,8 @@ def no_rows(table: str, rows: int) -> None:
 class TableReport:
     """What was found of one table. `faults`: empty if all is well. `compared`: with which table and when, in words.
 
-    `differences`: how the table differs from the backup. `checksum`: over all values of all rows, None if it was not asked for. `rows` and `checksum` are of the files."""
+    `differences`: how the table differs from the backup. `checksum`: over all values of all rows, None if it was not asked for. `rows` and `checksum` are of the files; of an incremental backup, of
+    the rows that it gives with those that it builds on."""
 
     table: str
     rows: int = 0
@@ -59,11 +61,13 @@ class TableReport:
 
 @dataclass(slots=True)
 class Report:
-    """What was found of a backup. `strays`: files in its folder that are no part of it; they harm nothing."""
+    """What was found of a backup, and of the `bases` others that it builds on. `strays`: files in its folder that are no part
+    of it; they harm nothing."""
 
     manifest: Manifest
     tables: list[TableReport]
     strays: list[str]
+    bases: int = 0
 
     @property
     def faults(self) -> list[str]:
@@ -100,13 +104,13 @@ def verify(
     """
     place = Folder.at(folder)
     manifest = choose(place, backup, chosen := arguments.names(tables, "tables"))
-    reports = []
+    chain, reports = Chain.of(place, manifest), []
     with ThreadPoolExecutor(_PARALLEL_FILES, "stele-verify") as threads:
         for table in _of(manifest, chosen):
-            check = _checker(place, manifest, table, on_rows, sums=False)
+            check = _checker(place, chain, table, on_rows, sums=False)
             found = list(threads.map(check, table.tablets))
             reports.append(_report(table, found, None))
-    return Report(manifest, reports, strays(place, manifest))
+    return Report(manifest, reports, strays(place, manifest), len(chain.backups) - 1)
 
 
 async def compare_async(
@@ -129,10 +133,11 @@ async def compare_async(
     others = named_tables(tables)
     manifest = await in_thread(choose, place, backup, list(others))
     chosen = _of(manifest, list(others))
+    chain = await in_thread(Chain.of, place, manifest)
     opened = [await client.open_table(others.get(table.name, table.name)) for table in chosen]
     reports = []
     for table, live in zip(chosen, opened, strict=True):
-        check = _checker(place, manifest, table, on_rows, sums=True)
+        check = _checker(place, chain, table, on_rows, sums=True)
         sums: dict[str, _Sum] = {}
 
         async def look(tablet: TabletEntry, sums: dict[str, _Sum] = sums, check: _Check = check) -> None:
@@ -142,7 +147,8 @@ async def compare_async(
         report = _report(table, [sums[t.tablet_id] for t in table.tablets], live)
         await _compare(report, manifest, table, live, sums)
         reports.append(report)
-    return Report(manifest, reports, await in_thread(strays, place, manifest))
+    beside = await in_thread(strays, place, manifest)
+    return Report(manifest, reports, beside, len(chain.backups) - 1)
 
 
 _Check = Callable[[TabletEntry], _Sum]
@@ -167,32 +173,47 @@ def _report(table: TableEntry, found: Sequence[_Sum], live: AsyncTable | None) -
     return TableReport(table.name, rows, table.file_bytes, len(table.files), total, "", faults)
 
 
-def _checker(place: Folder, manifest: Manifest, table: TableEntry, on_rows: OnRows, *, sums: bool) -> _Check:
-    """A function that reads all files of one tablet."""
-    columns = table.schema.to_arrow()
+def _checker(place: Folder, chain: Chain, table: TableEntry, on_rows: OnRows, *, sums: bool) -> _Check:
+    """A function that reads all files of one tablet, also of the backups that this one builds on."""
 
     def check(tablet: TabletEntry) -> _Sum:
-        rows = total = 0
-        last: pa.Scalar | None = None
-        faults = []
-        for file in tablet.files:
-            name = manifest.name_of(table, file)
-            try:
-                for batch in rows_of(place, name, file, columns):
-                    found = keys.encode_keys(batch, table.schema)
-                    if not _ascends(found, last):
-                        raise Corrupt(f"{place.called(name)}: its keys do not ascend")
-                    if (assign(batch, table.schema, table.partitioning) != tablet.ordinal).any():
-                        raise Corrupt(f"{place.called(name)}: it has rows of another tablet")
-                    last = found[-1]
-                    rows += batch.num_rows
-                    total += checksum.checksum(batch, table.schema) if sums else 0
-                    on_rows(table.name, batch.num_rows)
-            except Corrupt as exc:
-                faults.append(str(exc.args[0]))
-        return _Sum(rows, total & checksum.MASK, tuple(faults))
+        parts = chain.parts(table, tablet)
+        of_parts = [_of_part(place, part, on_rows, sums=sums and len(parts) == 1) for part in parts]
+        if len(parts) == 1:
+            return of_parts[0]
+        rows, total, faults = 0, 0, tuple(fault for each in of_parts for fault in each.faults)
+        if not faults:
+            for batch in chain.rows(place, table, tablet):
+                rows += batch.num_rows
+                total += checksum.checksum(batch, table.schema) if sums else 0
+        return _Sum(rows, total & checksum.MASK, faults)
 
     return check
+
+
+def _of_part(place: Folder, part: Part, on_rows: OnRows, *, sums: bool) -> _Sum:
+    """Read the files of a tablet in one backup."""
+    table, tablet = part.table, part.tablet
+    columns = file_columns(table.schema, whole=tablet.whole)
+    rows = total = 0
+    last: pa.Scalar | None = None
+    faults = []
+    for file in tablet.files:
+        name = part.manifest.name_of(table, file)
+        try:
+            for batch in rows_of(place, name, file, columns):
+                found = keys.encode_keys(batch, table.schema)
+                if not _ascends(found, last):
+                    raise Corrupt(f"{place.called(name)}: its keys do not ascend")
+                if (assign(batch, table.schema, table.partitioning) != tablet.ordinal).any():
+                    raise Corrupt(f"{place.called(name)}: it has rows of another tablet")
+                last = found[-1]
+                rows += batch.num_rows
+                total += checksum.checksum(batch, table.schema) if sums else 0
+                on_rows(table.name, batch.num_rows)
+        except Corrupt as exc:
+            faults.append(str(exc.args[0]))
+    return _Sum(rows, total & checksum.MASK, tuple(faults))
 
 
 def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:

@@ -11,6 +11,7 @@ import click
 
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, show_json, show_table
+from stele.cli.wanted import seconds_of
 from stele.model import texts
 from stele.model.amounts import plural
 from stele.model.amounts import size as in_mib
@@ -33,6 +34,22 @@ if TYPE_CHECKING:
     default="",
     help="Back up the rows of this hybrid time or ISO 8601 time (UTC unless it has a zone) [default: now].",
 )
+@click.option(
+    "--incremental",
+    is_flag=True,
+    help="Only what changed since the newest complete backup of the same tables.",
+)
+@click.option(
+    "--full-if-needed", is_flag=True, help="With --incremental: make a full backup if that cannot be."
+)
+@click.option(
+    "--hold-for",
+    "hold_for_s",
+    metavar="TIME",
+    default=None,
+    callback=seconds_of,
+    help="Keep the tables' history for so long, for an incremental backup to follow: 36h, 8d [default: 2d with --incremental].",
+)
 @click.option("--anew", is_flag=True, help="Remove an unfinished backup of the same tables, and begin anew.")
 @click.option(
     "--parallel",
@@ -49,6 +66,9 @@ def create(
     tables: tuple[str, ...],
     every: bool,
     at: str,
+    incremental: bool,
+    full_if_needed: bool,
+    hold_for_s: float | None,
     anew: bool,
     parallel: int,
     masters: str,
@@ -59,9 +79,13 @@ def create(
 
     If a backup was interrupted, the same command goes on with it. It is complete once the command ends with 0.
 
+    An incremental backup has what changed since the one before it, deletes too. To restore it, both are needed. Each keeps the
+    history that the next one needs. If that is gone, the error is CURSOR_LOST.
+
     \b
     Examples:
       stele backup create /backups flights planes
+      stele backup create /backups flights planes --incremental --full-if-needed --hold-for 36h
       stele backup create s3://bucket/stele --all
     """
     from stele.backup import create_async
@@ -69,6 +93,8 @@ def create(
 
     if every == bool(tables):
         raise click.UsageError("name the tables to back up, or give --all")
+    if full_if_needed and not incremental:
+        raise click.UsageError("--full-if-needed needs --incremental")
     moment, started = _moment(at), time.monotonic()
     with tablets_progress() as progress:
         lines: dict[str, TaskID] = {}
@@ -86,6 +112,9 @@ def create(
                 named,
                 at=moment,
                 anew=anew,
+                incremental=incremental,
+                full_if_needed=full_if_needed,
+                hold_for_s=hold_for_s,
                 parallel=parallel,
                 on_progress=tell,
                 on_note=note,
@@ -96,8 +125,9 @@ def create(
         show_json(manifest_as_json(made))
         return
     files = sum(len(table.files) for table in made.tables)
+    what = "rows" if made.base is None else f"changes since {made.base.backup_id}"
     say(
-        f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} rows, "
+        f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} {what}, "
         f"{plural(files, 'file')}, {shown_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
     )
 
@@ -108,7 +138,8 @@ def create(
 def list_all(folder: str, as_json: bool) -> None:
     """List the backups of a folder, the newest first. FOLDER is a path, or a URI such as s3://bucket/backups.
 
-    Only complete ones can be restored. `stele backup create` goes on with an unfinished one.
+    Only complete ones can be restored. `stele backup create` goes on with an unfinished one. An incremental one builds on the
+    next older one of the same tables; its rows are changes.
 
     Example: stele backup list /backups
     """
@@ -121,7 +152,8 @@ def list_all(folder: str, as_json: bool) -> None:
     if not found:
         say(f"no backups in {folder}")
         return
-    show_table(("backup", "rows of", "state", "rows", "size", "tables"), [_line(b) for b in found], whole=1)
+    headers = ("backup", "rows of", "kind", "state", "rows", "size", "tables")
+    show_table(headers, [_line(b) for b in found], whole=1)
     for backup in found:
         if backup.fault:
             say(f"{backup.backup_id}: {backup.fault}", err=True)
@@ -141,7 +173,7 @@ def list_all(folder: str, as_json: bool) -> None:
 def prune(folder: str, keep: int | None, keep_days: float | None, dry_run: bool, yes: bool) -> None:
     """Remove old backups for good. FOLDER is a path, or a URI such as s3://bucket/backups.
 
-    The newest complete backup always stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a
+    The newest complete backup always stays, and so does each that an incremental one builds on which stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a
     person to look at.
 
     \b
@@ -187,6 +219,9 @@ def manifest_as_json(manifest: Manifest) -> dict[str, Any]:
     """What a backup holds, for programs. A snapshot is text, since some readers of JSON round large numbers."""
     return {
         "id": manifest.backup_id,
+        "kind": manifest.kind,
+        "base": None if manifest.base is None else manifest.base.backup_id,
+        "hold": manifest.hold,
         "cluster": manifest.cluster_id,
         "snapshot": str(manifest.snapshot),
         "time": manifest.time,
@@ -236,12 +271,13 @@ def _as_json(backup: Backup) -> dict[str, Any]:
 def _line(backup: Backup) -> tuple[Any, ...]:
     manifest = backup.manifest
     if manifest is None:
-        return (backup.backup_id, "-", backup.state.value, "-", "-", "-")
+        return (backup.backup_id, "-", "-", backup.state.value, "-", "-", "-")
     names = ", ".join(table.name for table in manifest.tables)
     if manifest.finished is None:  # a plan knows no files
-        return (backup.backup_id, manifest.time, backup.state.value, "-", "-", names)
+        return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, "-", "-", names)
     size = shown_bytes(manifest.file_bytes)
-    return (backup.backup_id, manifest.time, backup.state.value, f"{manifest.rows:,}", size, names)
+    rows = f"{manifest.rows:,}"
+    return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, rows, size, names)
 
 
 def _what(backup: Backup) -> str:

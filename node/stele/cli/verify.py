@@ -62,6 +62,8 @@ def verify(
 ) -> None:
     """Read a backup whole and check it: checksums, columns, numbers of rows, order of keys. It asks no cluster.
 
+    Of an incremental backup, all that it builds on is checked too.
+
     BACKUP is an id, or its first digits [default: the newest]. With --compare, a table that was backed up is read as it was
     then; another one, such as a restored one, as it is now. Exit code 5: files are damaged; 1: a table differs.
 
@@ -125,4 +127,5 @@ def _show(report: Report, as_json: bool) -> None:
         say(
             f"{table.table}: {table.rows:,} rows in {plural(table.files, 'file')}, {shown_bytes(table.bytes)}{equal}"
         )
-    say(f"backup {manifest.backup_id} is whole")
+    with_bases = f", with the {plural(report.bases, 'backup')} that it builds on" if report.bases else ""
+    say(f"backup {manifest.backup_id} is whole{with_bases}")

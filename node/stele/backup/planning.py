@@ -1,0 +1,108 @@
+"""What a backup will hold, before it reads a row; and whether one that was interrupted can still be continued.
+
+Invariant: a backup that is continued reads the same tablets of the same tables, with the same columns, from the same base.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from stele import __version__
+from stele.backup.finding import State, find_backups
+from stele.backup.folder import Folder
+from stele.backup.increments import base_of, known_tablets
+from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
+from stele.client.async_client import AsyncClient
+from stele.client.table import AsyncTable
+from stele.client.tablet_scan import ScanPlan
+from stele.model.ids import new_id
+
+
+def plan_of(
+    client: AsyncClient,
+    opened: dict[str, AsyncTable],
+    scans: dict[str, ScanPlan],
+    snapshot: int,
+    base: Manifest | None,
+) -> Manifest:
+    """The plan of a backup of these tables: of all their rows, or of what changed since `base`."""
+    entries, known = [], known_tablets(base)
+    for table_id, table in opened.items():
+        info, scan = table.info, scans[table_id]
+        entries.append(
+            TableEntry(
+                info.name,
+                table_id,
+                f"{info.name.translate(_Harmless())[:80].strip('-') or 'table'}-{table_id[:8]}",
+                scan.schema,
+                table.partition_schema,
+                info.replication_factor,
+                tuple(
+                    TabletEntry(
+                        t.tablet_id,
+                        t.ordinal,
+                        incarnation=t.incarnation,
+                        whole=(t.tablet_id, t.incarnation) not in known,
+                    )
+                    for t in scan.tablets
+                ),
+                info.owner,
+                info.comment,
+            )
+        )
+    return Manifest(
+        new_backup_id(snapshot, new_id()),
+        client.identity.cluster_id,
+        snapshot,
+        datetime.now(UTC),
+        None,
+        f"stele {__version__}",
+        tuple(entries),
+        base_of(base),
+    )
+
+
+class _Harmless(dict[int, str]):
+    """Maps characters of a table's name to those of a folder's."""
+
+    def __missing__(self, key: int) -> str:
+        character = chr(key)
+        return character if character.isascii() and (character.isalnum() or character == "_") else "-"
+
+
+def unfinished(place: Folder, table_ids: set[str]) -> list[Manifest]:
+    """The plans of unfinished backups of exactly these tables, the newest first."""
+    return [
+        found.manifest
+        for found in find_backups(place)
+        if found.state is State.UNFINISHED
+        and found.manifest is not None
+        and {table.table_id for table in found.manifest.tables} == table_ids
+    ]
+
+
+def why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
+    """Why an unfinished backup is not continued; "" if it can be."""
+    if anew:
+        return "anew was asked for"
+    if at is not None and old.snapshot != new.snapshot:
+        return f"it is as of {old.time}"
+    if old.cluster_id != new.cluster_id:
+        return "it is of another cluster"
+    if old.base != new.base:
+        return f"it is {_told_kind(old)}, and this is {_told_kind(new)}"
+    now = {table.table_id: table for table in new.tables}
+    for table in old.tables:
+        other = now[table.table_id]
+        if _shape(table) != _shape(other):
+            return f"table {other.name} was changed since"
+    return ""
+
+
+def _told_kind(manifest: Manifest) -> str:
+    return "a full one" if manifest.base is None else f"built on {manifest.base.backup_id}"
+
+
+def _shape(table: TableEntry) -> tuple[object, ...]:
+    """What must not change until a backup is finished. A longer history may be set meanwhile, to have the time."""
+    return table.schema.columns, table.schema.key_column_ids, table.partitioning, table.tablets
