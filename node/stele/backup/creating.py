@@ -90,7 +90,7 @@ async def create_async(
 
     `incremental`: only what changed since the newest complete backup of the same tables in the folder. If that is not all
     there any more, it is CURSOR_LOST; with `full_if_needed` a full backup is made. `hold_for_s`: for how long the history is
-    kept from this backup on, so that an incremental one can follow; None: two days for an incremental one, else not at all.
+    kept from this backup on, so that an incremental one can follow. None: two days for an incremental one, else not at all.
 
     `on_progress` is called in other threads. `on_note` is told what is unusual.
 

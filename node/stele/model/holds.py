@@ -1,7 +1,7 @@
 """Holds: named claims on a tablet's history. Orders about them travel as entries of the tablet's log. Pure; opens nothing.
 
 An order comes in a WRITE entry of body kind HOLD (`stele.model.writeop`), as JSON. A hold keeps old versions of rows from its
-time on, until an entry with a time past its expiry is applied, it is released, or it is broken because it costs too much.
+time on. It ends when it is released, or when an entry with a time past its expiry is applied. One that costs too much is broken.
 
 Invariant: what becomes of the holds follows from the entries alone. No replica's clock is asked.
 """

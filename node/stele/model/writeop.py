@@ -1,5 +1,5 @@
-"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body (a block, key space
-operations, a new schema, or an order about a hold).
+"""Payload of a WRITE entry: a fixed header that makes retries harmless, then the body. That is a block, key space
+operations, a new schema, or an order about a hold.
 
 The leader builds it; it is decoded where the entry is applied. Opens no files.
 

@@ -63,7 +63,7 @@ class Holding:
         return f"; {told_broken(broken[0])}" if broken else ""
 
     def costs(self, files: Sequence[ColumnFile], free: int) -> Costs:
-        """What each hold costs in these files: what a merge of all of them would drop if there were no hold but not with this one.
+        """What each hold costs in these files: what a merge of all of them would drop without it.
 
         `free`: as for `mark`. Blocks. Reads the keys of some parts of the files, and none where nothing is kept.
 

@@ -2,8 +2,8 @@
 
 Called by tablet_service.py and maintenance.py. The rules are in `stele.model.holds` and `stele.tablet.holding`.
 
-Invariants: an order is proposed only once a leader master has said that all members read it. What a leader finds out by its
-clock or its files (a hold has expired, or costs too much) changes nothing before it is an entry of the log.
+Invariants: an order is proposed only once a leader master has said that all members read it. A leader finds out by
+its clock and its files that a hold has expired, or costs too much. That changes nothing before it is an entry of the log.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ async def hold_history(
     """Carry out a client's order, and tell all holds of the tablet. `cluster_version`: the finalized one; 0: not heard yet.
 
     Raises:
-        Rejected: INVALID_ARGUMENT; CLOCK_AHEAD: `since` is in the future; TOO_LARGE: too many holds; UNSUPPORTED_VERSION: the
-            version that holds need is not finalized; CURSOR_LOST: the history is gone, or so is the hold to renew.
+        Rejected: INVALID_ARGUMENT. CLOCK_AHEAD: `since` is in the future. TOO_LARGE: too many holds. UNSUPPORTED_VERSION: the
+            version that holds need is not finalized. CURSOR_LOST: the history is gone, or so is the hold to renew.
         Retryable: NOT_LEADER and other codes of `Writes.propose`.
     """
     check_tablet(replica, "table", request.tablet_incarnation)
