@@ -138,8 +138,8 @@ def test_a_later_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path.write_text(json.dumps(document | {"version": 2}))
     with pytest.raises(Rejected, match="version 2 is unknown to this program; upgrade it"):
         backup.verify(tmp_path)
-    path.write_bytes(seal(document["content"] | {"kind": "incremental", "base": made.backup_id}))
-    with pytest.raises(Rejected, match="kind incremental is unknown to this program; upgrade it") as refused:
+    path.write_bytes(seal(document["content"] | {"kind": "partial", "base": made.backup_id}))
+    with pytest.raises(Rejected, match="kind partial is unknown to this program; upgrade it") as refused:
         choose(Folder.at(tmp_path), None)
     assert refused.value.code is Code.UNSUPPORTED_VERSION
     assert [b.state for b in backup.list_backups(tmp_path)] == [State.UNKNOWN]

@@ -172,13 +172,11 @@ def _merged(streams: Sequence[_Stream]) -> Iterator[pa.RecordBatch]:
     while bounds := [last for stream in streams if (last := stream.last) is not None]:
         bound = min(bounds)
         taken = [(stream.age, *piece) for stream in streams if (piece := stream.upto(bound)) is not None]
-        batch = _newest(taken)
-        if batch.num_rows:
-            yield batch
+        yield from (batch for batch in _newest(taken) if batch.num_rows)
 
 
-def _newest(taken: Sequence[tuple[int, pa.RecordBatch, pa.BinaryArray]]) -> pa.RecordBatch:
-    """One piece of the key space: pieces of streams as (age, rows, keys)."""
+def _newest(taken: Sequence[tuple[int, pa.RecordBatch, pa.BinaryArray]]) -> list[pa.RecordBatch]:
+    """One piece of the key space: pieces of streams as (age, rows, keys). Large rows make several batches."""
     rows = pa.Table.from_batches([batch for _, batch, _ in taken])
     if len(taken) > 1:
         found = pa.concat_arrays([each for _, _, each in taken])
@@ -190,10 +188,7 @@ def _newest(taken: Sequence[tuple[int, pa.RecordBatch, pa.BinaryArray]]) -> pa.R
         first = np.ones(len(found), bool)
         first[1:] = pc.not_equal(found[1:], found[:-1]).to_numpy(zero_copy_only=False)
         rows = rows.take(order.filter(pa.array(first)))
-    rows = (
-        rows.filter(pc.invert(rows.column(rows.num_columns - 1)))
-        .drop_columns([_DELETED.name])
-        .combine_chunks()
+    there: list[pa.RecordBatch] = (
+        rows.filter(pc.invert(rows.column(rows.num_columns - 1))).drop_columns([_DELETED.name]).to_batches()
     )
-    batches = rows.to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)
+    return there

@@ -15,6 +15,7 @@ from types import TracebackType
 
 from stele.client.holds import TableHold
 from stele.client.table import AsyncTable
+from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 
 HOLD_S = 1_800.0
@@ -72,7 +73,10 @@ class HistoryHeld:
             except Rejected as exc:
                 if exc.code is Code.CURSOR_LOST:
                     await release(self._tables, self._name)
-                    raise Rejected(str(exc.args[0]), code=Code.SNAPSHOT_TOO_OLD) from exc
+                    raise Rejected(
+                        f"the rows of {utc(physical_us(self._snapshot))} are gone, or some of them: {exc.args[0]}",
+                        code=Code.SNAPSHOT_TOO_OLD,
+                    ) from exc
                 if exc.code not in (Code.UNSUPPORTED_VERSION, Code.TOO_LARGE):
                     raise
                 self._note(f"old rows are kept for the table's history only: {exc.args[0]}")

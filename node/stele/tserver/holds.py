@@ -151,6 +151,10 @@ class HoldKeeper:
             await self._host.in_thread(store.measure_holds)
         except Corrupt as exc:
             replica.fail(f"measuring holds: {exc}")
+        except Exception as exc:
+            log.error(
+                "measuring holds", tablet=replica.tablet_id, exc_info=exc
+            )  # the other tablets are looked at
 
     def _due(self, store: TabletStore) -> Iterable[HoldOrder]:
         """What the holds of a tablet led here need."""
