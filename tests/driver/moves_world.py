@@ -17,7 +17,8 @@ from stele.driver.steps import MEMBERSHIP_STEPS, Step
 from stele.driver.trials import CopyMemory
 from stele.driver.view import MOVE, NodeState
 from stele.model.by_hand import NOT_BY_HAND, ByHand
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, Refused, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, ModelTablet, Refused, node_name
 
 BALANCED = replace(POLICY, rebalance=True)
 ROUNDS_MAX = 800

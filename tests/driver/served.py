@@ -40,7 +40,8 @@ from stele.rpc.proto.consensus_pb2_grpc import (
     add_ConsensusServiceServicer_to_server,
 )
 from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
-from tests.driver.model import Cluster, ModelTablet, Refused
+from tests.driver.model import Cluster
+from tests.driver.model_parts import ModelTablet, Refused
 
 START_IN_FORCE = OpId(1, 8)
 
@@ -221,7 +222,7 @@ class Masters(MasterServiceServicer):
         replica_id = ReplicaId(request.replica_id)
         assert request.committed_config.opid_index == t.config.opid_index
         if t.config.peer(replica_id) is None:
-            self.served.cluster._end(t.tablet_id, replica_id, cancelled=True)
+            self.served.cluster.orders.end(t.tablet_id, replica_id, cancelled=True)
         else:
             self.served.cluster.apply(EndIntent(t.tablet_id, -1, "", replica_id))
         return mpb.EndIntentResponse()
@@ -271,7 +272,7 @@ class Nodes(ConsensusServiceServicer):
             step = change(*at, peer.replica_id, peer.node_id)
         else:
             assert t.config.peer_on(t.leader) == peer, "a fence repeats the leader's own entry"
-            cluster._change(t.tablet_id, cas, t.config.peers, added=None)
+            cluster.orders.change(t.tablet_id, cas, t.config.peers, added=None)
             return cpb.BulkChangeConfigResponse(committed=config_to_pb(t.config))
         cluster.apply(step)
         return cpb.BulkChangeConfigResponse(committed=config_to_pb(t.config))

@@ -9,7 +9,8 @@ from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView, ReplicaView
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, ModelTablet
 
 REPLACED = ["BeginIntent", "StartCopy", "DemotePeer", "AddWitness", "RemovePeer", "EndIntent"]
 """The story of a replica that is replaced while the tablet can spare none."""

@@ -10,7 +10,8 @@ from stele.driver.progress import Pace
 from stele.driver.steps import WAITS, RemovePeer, Step
 from stele.driver.wire import intent_from_pb, intent_to_pb
 from stele.rpc.proto import master_pb2
-from tests.driver.model import POLICY, Cluster
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY
 from tests.driver.stories import node_of, one, one_dead
 
 

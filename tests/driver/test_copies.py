@@ -12,7 +12,8 @@ from stele.driver.steps import BeginIntent, CancelCopy, RemovePeer, StartCopy, S
 from stele.driver.trials import NO_TRIALS, STALL_MS, TRIES, CopyMemory, Trials
 from stele.driver.view import ClusterView, CopyView
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelTablet, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelTablet, node_name
 from tests.driver.stories import reported
 
 MINUTE_MS = 60_000

@@ -21,7 +21,8 @@ from stele.model.errors import Code, SteleError
 from stele.model.ids import ClusterId
 from stele.rpc.channels import ChannelPool
 from stele.rpc.identity import Identity
-from tests.driver.model import POLICY, Cluster, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, node_name
 from tests.driver.served import START_IN_FORCE, Served, serve
 from tests.operator.test_large import Steps
 

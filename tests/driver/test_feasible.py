@@ -10,7 +10,8 @@ from stele.driver.feasible import absence, drain_faults
 from stele.driver.planner import plan
 from stele.driver.steps import Blocked
 from stele.driver.view import ClusterView, NodeState, Wanted
-from tests.driver.model import POLICY, Cluster
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY
 from tests.driver.stories import node_of, one, reported, story
 
 

@@ -14,7 +14,8 @@ from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView, NodeState
 from stele.model.config import MemberType
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, node_name
 
 GIB = 1 << 30
 

@@ -18,7 +18,8 @@ from stele.driver.steps import MoveLeader, Step
 from stele.driver.trials import CopyMemory
 from stele.driver.view import ClusterView, NodeState
 from stele.model.errors import Code, SteleError, error_for
-from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, Refused, node_name
 from tests.driver.moves_world import Plan
 
 SPREAD = replace(POLICY, balance_leaders=True)

@@ -12,7 +12,8 @@ from stele.driver.steps import BeginIntent, Blocked, CancelCopy, DemotePeer, Rem
 from stele.driver.view import MOVE, MOVE_BY_HAND, NodeState
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, ModelTablet, node_name
 from tests.driver.stories import node_of, one, story
 from tests.driver.test_planner_draining import least_spare
 

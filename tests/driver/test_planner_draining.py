@@ -22,7 +22,8 @@ from stele.driver.trials import Trials
 from stele.driver.view import NodeState
 from stele.model.errors import Code, Retryable
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelTablet, Refused
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelTablet, Refused
 from tests.driver.stories import node_of, one, one_dead, story
 
 

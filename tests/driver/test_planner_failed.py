@@ -11,7 +11,8 @@ from stele.driver.planner import plan
 from stele.driver.steps import BeginIntent, Blocked
 from stele.driver.view import ClusterView, ReplicaState, ReplicaView
 from stele.model.ids import ReplicaId
-from tests.driver.model import POLICY, Cluster, ModelTablet
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelTablet
 from tests.driver.stories import REPLACED, node_of, one, reported, story
 
 

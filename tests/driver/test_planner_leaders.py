@@ -15,7 +15,8 @@ from stele.driver.trials import Trials
 from stele.driver.view import ClusterView, NodeState, NodeView, ReplicaState, ReplicaView, Wanted
 from stele.model.errors import Code, Retryable
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelNode, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, node_name
 from tests.driver.stories import reported
 
 SPREAD = replace(POLICY, balance_leaders=True)

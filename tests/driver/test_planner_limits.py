@@ -15,7 +15,8 @@ from stele.driver.steps import (
 )
 from stele.model.config import Peer
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
-from tests.driver.model import POLICY, Cluster, ModelReplica, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelReplica, node_name
 from tests.driver.stories import node_of, one, one_dead, reported, story
 
 

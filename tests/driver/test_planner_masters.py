@@ -8,7 +8,7 @@ from stele.driver.planner import plan
 from stele.driver.steps import (
     Blocked,
 )
-from tests.driver.model import POLICY
+from tests.driver.model_parts import POLICY
 from tests.driver.stories import REPLACED, one_dead, story
 
 

@@ -15,7 +15,8 @@ from stele.driver.steps import (
 from stele.driver.view import ClusterView, CopyView, NodeState
 from stele.model.ids import NodeId
 from stele.wal.options import LogOptions
-from tests.driver.model import POLICY, Cluster, ModelNode, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, node_name
 from tests.driver.stories import node_of, one, one_dead, reported, story
 
 

@@ -15,7 +15,8 @@ from stele.driver.steps import (
 from stele.driver.targets import Load
 from stele.driver.trials import CopyMemory, Trials
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY
 from tests.driver.stories import REPLACED, node_of, one, one_cut, one_dead, reported, story
 
 

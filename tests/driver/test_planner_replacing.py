@@ -16,7 +16,7 @@ from stele.driver.steps import (
 from stele.driver.view import NodeState
 from stele.model.config import MemberType
 from stele.model.ids import ReplicaId
-from tests.driver.model import POLICY, node_name
+from tests.driver.model_parts import POLICY, node_name
 from tests.driver.stories import REPLACED, node_of, one, one_dead, reported, story
 
 

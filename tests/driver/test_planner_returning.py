@@ -11,7 +11,8 @@ from stele.driver.planner import plan
 from stele.driver.steps import WAITS, DrainNode, RetireNode, ReturnNode, Step
 from stele.driver.view import NodeState
 from stele.master.records import GIVEN_UP_BEFORE
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelTablet, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, ModelTablet, node_name
 from tests.driver.stories import node_of, one, one_dead
 
 

@@ -10,7 +10,8 @@ from stele.driver.steps import BeginIntent, Blocked, CancelCopy, RemovePeer, Sta
 from stele.driver.trials import PROMOTE_MS, CopyMemory, Trials
 from stele.driver.view import ClusterView, CopyView
 from stele.model.config import MemberType
-from tests.driver.model import COPY_ROUNDS, POLICY, Cluster, ModelTablet, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import COPY_ROUNDS, POLICY, ModelTablet, node_name
 from tests.driver.stories import reported
 
 GIB = 1 << 30

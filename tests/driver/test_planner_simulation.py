@@ -13,7 +13,8 @@ from stele.driver.planner import plan
 from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step
 from stele.driver.trials import CopyMemory
 from stele.driver.view import NodeState, Wanted
-from tests.driver.model import POLICY, Cluster, ModelNode, Refused, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, Refused, node_name
 
 EVENTS = (
     "die",

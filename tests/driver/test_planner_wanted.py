@@ -21,7 +21,8 @@ from stele.driver.steps import (
 )
 from stele.driver.view import NodeState, NodeView, Wanted
 from stele.model.ids import NodeId
-from tests.driver.model import POLICY, Cluster, ModelNode
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode
 from tests.driver.stories import node_of, one, one_dead, story
 
 

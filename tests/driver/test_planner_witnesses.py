@@ -18,15 +18,8 @@ from stele.driver.steps import (
 from stele.driver.view import Intent, NodeState, ReplicaState
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import ReplicaId, TabletId
-from tests.driver.model import (
-    COPY_ROUNDS,
-    POLICY,
-    Cluster,
-    ModelNode,
-    ModelReplica,
-    ModelTablet,
-    node_name,
-)
+from tests.driver.model import Cluster
+from tests.driver.model_parts import COPY_ROUNDS, POLICY, ModelNode, ModelReplica, ModelTablet, node_name
 from tests.driver.stories import node_of, one, one_dead, reported
 
 

@@ -13,7 +13,8 @@ from stele.driver.view import MOVE, NodeState
 from stele.model.by_hand import ByHand
 from stele.model.config import Configuration, Peer
 from stele.model.ids import ReplicaId
-from tests.driver.model import POLICY, Cluster, ModelNode, ModelReplica, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, ModelReplica, node_name
 from tests.driver.moves_world import never_back
 from tests.driver.stories import story
 

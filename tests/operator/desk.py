@@ -17,7 +17,9 @@ from stele_operator.kube import Kube, NotFound
 from stele_operator.plan import Action, Observation, make_plan
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import Reporter
-from tests.operator.world import World, merged
+from tests.operator.world import World
+from tests.operator.world_kube import merged
+from tests.operator.world_masters import heal
 
 Json = dict[str, Any]
 
@@ -116,7 +118,7 @@ class Kept(ClusterTask):
         for _ in range(count):
             await self.run_pass()
             if heals:
-                self.world.heal(make_plan(self.world.observe()))
+                heal(self.world, make_plan(self.world.observe()))
             self.world.settle()
             self.world.now_s += 1
 

@@ -11,9 +11,8 @@ from stele_operator.plan.actions import CreatePod, DeletePod
 from stele_operator.plan.fates import State
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.status import restart_pending
-from tests.operator.test_tables import conditions
 from tests.operator.world import World
-from tests.operator.worlds import check, made, names, node_of
+from tests.operator.worlds import check, conditions, made, names, node_of
 
 Json = dict[str, Any]
 TYPO = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image stele/node:typo"}}
@@ -29,14 +28,14 @@ def memory(text: str) -> Json:
 class Strict(World):
     """There is no image `typo`, no machine has 640Gi, and no node lives with 64Mi."""
 
-    def _schedule(self, raw: Json) -> None:
+    def schedule(self, raw: Json) -> None:
         machines = self.machines
         if self._memory(raw) == "640Gi":
             self.machines = []
-        super()._schedule(raw)
+        super().schedule(raw)
         self.machines = machines
 
-    def _run(self, raw: Json) -> None:
+    def run_pod(self, raw: Json) -> None:
         (container,) = raw["spec"]["containers"]
         state: Json = {}
         if container["image"].endswith(":typo"):
@@ -47,7 +46,7 @@ class Strict(World):
             raw["status"] = {"phase": "Pending", "containerStatuses": [{"name": "stele", **state}]}
             self.touch(raw)
         else:
-            super()._run(raw)
+            super().run_pod(raw)
 
     def _memory(self, raw: Json) -> str:
         (container,) = raw["spec"]["containers"]

@@ -15,7 +15,8 @@ from stele_operator.plan.actions import CreateClaim, RollPod, SetMasterCount
 from stele_operator.plan.fates import State
 from stele_operator.plan.observation import MASTERS_REFUSED
 from stele_operator.plan.status import cluster_status
-from tests.operator.world import World, wanted
+from tests.operator.world import World
+from tests.operator.world_masters import wanted
 from tests.operator.worlds import check, names
 
 HEALING = {"witnessAfter": "5s", "silentAfter": "15s", "machineLostAfter": "15s"}

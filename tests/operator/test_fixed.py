@@ -12,7 +12,8 @@ from stele_operator.api.fixed import fixed_faults, holds, transition_rules
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.api.structural import structural_schema
 from tests.operator.cluster import EXAMPLES
-from tests.operator.test_crds import FIXED, changed
+from tests.operator.crd_bodies import changed
+from tests.operator.test_crd_rules import FIXED
 
 Json = dict[str, Any]
 MODELS: dict[str, type[TabletClusterSpec | TabletGroupSpec]] = {

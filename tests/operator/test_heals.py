@@ -21,7 +21,8 @@ from stele_operator import heal
 from stele_operator.heal import Healer
 from stele_operator.heals import Heals, News, Work, works_of
 from stele_operator.masters import MasterLink
-from tests.driver.model import POLICY, Cluster, Refused, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, Refused, node_name
 
 NAMES = {node_name(n)[:8]: "" for n in range(1, 9)}
 B = "b" * 32

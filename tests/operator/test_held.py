@@ -10,9 +10,8 @@ import pytest
 from stele_operator.plan import make_plan
 from stele_operator.plan.findings import Kind
 from stele_operator.plan.status import group_status
-from tests.operator.test_tables import NOW, conditions
 from tests.operator.world import World
-from tests.operator.worlds import made, node_of, touching
+from tests.operator.worlds import NOW, conditions, made, node_of, touching
 
 HELD = {
     "paused": {"paused": True},

@@ -17,9 +17,8 @@ from stele_operator.plan.findings import Kind
 from stele_operator.plan.status import cluster_status
 from tests.operator.desk import Kept
 from tests.operator.test_rolling import NEXT, images
-from tests.operator.test_tables import conditions
 from tests.operator.world import World
-from tests.operator.worlds import check, made, names, node_of
+from tests.operator.worlds import check, conditions, made, names, node_of
 
 Json = dict[str, Any]
 DAYS_S = 5 * 86_400

@@ -14,7 +14,8 @@ from stele_operator.heal import Healer
 from stele_operator.masters import MasterLink
 from stele_operator.plan.cluster_plan import BUSY_S, QUIET_S
 from stele_operator.plan.status import healing_status
-from tests.driver.model import POLICY, Cluster, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, node_name
 from tests.driver.served import serve
 from tests.driver.test_executor import driver
 from tests.operator.test_quiet import at_rest

@@ -13,7 +13,8 @@ from stele_operator.plan import Plan, make_plan
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.observation import Machine
 from stele_operator.plan.status import cluster_status
-from tests.operator.world import World, wanted
+from tests.operator.world import World
+from tests.operator.world_masters import move, wanted
 from tests.operator.worlds import check, names
 
 Json = dict[str, Any]
@@ -93,7 +94,7 @@ def test_the_same_nodes_leave_from_pass_to_pass_and_set_back_they_stay() -> None
     found = reasons(world.step())
     assert "is retired once no tablet names it (nodes.replicas is 4)" in found["NodeDraining"]
     assert "NodeLost" not in found
-    world._move(members(world)["flights-node-0"].node_id)  # it holds nothing: chosen now, it would go first
+    move(world, members(world)["flights-node-0"].node_id)  # it holds nothing: chosen now, it would go first
     for _ in range(3):
         world.step()
         assert [n for n, s in states(world).items() if s is State.DRAINING] == [

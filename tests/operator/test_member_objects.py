@@ -12,7 +12,8 @@ from stele_operator.plan.actions import (
     DeletePod,
     RegisterNode,
 )
-from tests.operator.world import World, merged
+from tests.operator.world import World
+from tests.operator.world_kube import merged
 from tests.operator.worlds import check, made, names, node_of, touching
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from stele_operator.heals import News
 from stele_operator.movings import Movings
 from stele_operator.plan import make_plan
-from tests.driver.model import POLICY, Cluster, ModelNode, node_name
+from tests.driver.model import Cluster
+from tests.driver.model_parts import POLICY, ModelNode, node_name
 from tests.operator.test_heals import NAMES, Driver
 from tests.operator.worlds import made
 

@@ -14,9 +14,8 @@ from stele_operator.plan.actions import CreateObject, CreateTable, SetFinalizers
 from stele_operator.plan.cluster_plan import Plan
 from stele_operator.plan.findings import Kind
 from tests.operator.cluster import bench
-from tests.operator.test_tables import NOW, conditions
 from tests.operator.world import COLUMNS, World
-from tests.operator.worlds import made
+from tests.operator.worlds import NOW, conditions, made
 
 Json = dict[str, Any]
 LATER = {"backup": {"schedule": "never"}}

@@ -19,8 +19,7 @@ from tests.operator.placing import (
     where,
     world_of,
 )
-from tests.operator.test_tables import conditions
-from tests.operator.worlds import check
+from tests.operator.worlds import check, conditions
 
 Json = dict[str, Any]
 

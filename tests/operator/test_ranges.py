@@ -18,9 +18,8 @@ from stele_operator.plan import make_plan
 from stele_operator.plan.actions import AlterTable
 from stele_operator.plan.ranges import range_faults, ranges_of
 from tests.operator.test_foretold import ask
-from tests.operator.test_tables import MORE, conditions
 from tests.operator.world import COLUMNS, World
-from tests.operator.worlds import made
+from tests.operator.worlds import MORE, conditions, made
 
 
 def span(start: Any, end: Any) -> dict[str, Any]:

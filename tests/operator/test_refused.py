@@ -13,9 +13,9 @@ from stele_operator.plan.fates import START_PATIENCE_S, State
 from stele_operator.plan.findings import Finding, Kind
 from stele_operator.plan.observation import Machine
 from tests.operator.cluster import Bench, bench
-from tests.operator.test_tables import conditions
-from tests.operator.world import START_S, World, merged
-from tests.operator.worlds import check, made, names, node_of
+from tests.operator.world import START_S, World
+from tests.operator.world_kube import merged
+from tests.operator.worlds import check, conditions, made, names, node_of
 
 Json = dict[str, Any]
 QUOTA = '"{name}" is forbidden: exceeded quota: storage, requested: 1, used: 8, limited: 8'
@@ -227,9 +227,9 @@ class Stuck(World):
     stuck: Json
     name = ""
 
-    def _run(self, raw: Json) -> None:
+    def run_pod(self, raw: Json) -> None:
         if raw["metadata"]["name"] != self.name:
-            super()._run(raw)
+            super().run_pod(raw)
             return
         if "conditions" in self.stuck:
             raw["spec"].pop("nodeName", None)

@@ -25,7 +25,7 @@ from stele_operator.plan.status import cluster_status, healing_status
 from stele_operator.reconcile import ClusterTask
 from stele_operator.report import PROGRESS_INTERVAL_S, Reporter, difference, without_progress
 from tests.operator.cluster import Bench, bench
-from tests.operator.world import merged
+from tests.operator.world_kube import merged
 from tests.operator.worlds import made as made_world
 from tests.operator.worlds import node_of
 

@@ -140,9 +140,9 @@ class Bad(World):
 
     bad = "stele/node:bad"
 
-    def _run(self, raw: Json) -> None:
+    def run_pod(self, raw: Json) -> None:
         if raw["spec"]["containers"][0]["image"] != self.bad:
-            super()._run(raw)
+            super().run_pod(raw)
             return
         waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
         raw["status"] = {

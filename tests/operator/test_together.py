@@ -35,7 +35,7 @@ class Slow(World):
             if tablet.leader_node and tablet.leader_node not in running and left:
                 self.tablets[number] = replace(tablet, leader_node=left[0])
 
-    def _run(self, raw: Json) -> None:
+    def run_pod(self, raw: Json) -> None:
         born = datetime.datetime.fromisoformat(raw["metadata"]["creationTimestamp"].replace("Z", "+00:00"))
         if raw["spec"].get("nodeName") and self.now_s - born.timestamp() < START_S:
             raw["status"] = {
@@ -45,7 +45,7 @@ class Slow(World):
             }
             self.touch(raw)
             return
-        super()._run(raw)
+        super().run_pod(raw)
 
 
 def made(most: int, nodes: int = 6, factor: int = 3, tablets: int = 2) -> Slow:

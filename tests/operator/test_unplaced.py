@@ -25,9 +25,8 @@ from tests.operator.placing import (
     where,
     world_of,
 )
-from tests.operator.test_tables import conditions
 from tests.operator.world import World
-from tests.operator.worlds import check, made, node_of
+from tests.operator.worlds import check, conditions, made, node_of
 
 Json = dict[str, Any]
 

@@ -9,31 +9,12 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from stele.driver.nodes import node_steps
-from stele.driver.planner import plan as plan_steps
-from stele.driver.policy import Policy, StandingPolicy
-from stele.driver.steps import (
-    BeginIntent,
-    DemotePeer,
-    DrainNode,
-    EndWish,
-    MoveLeader,
-    ParkNode,
-    RemovePeer,
-    RetireNode,
-    ReturnNode,
-    Step,
-)
-from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
-from stele.model.config import Configuration, MemberType, Peer
-from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
-from stele.model.ranges import AddRange, DropRange
-from stele_local.scheduler import selected
+from stele.driver.policy import StandingPolicy
+from stele.driver.view import NodeState, NodeView, TabletView
+from stele.model.ids import NodeId
 from stele_operator import observe
 from stele_operator.act import Outcome, refusals
 from stele_operator.plan import Observation, Plan, make_plan
@@ -56,73 +37,22 @@ from stele_operator.plan.actions import (
     SetMasterCount,
     SetReplicationFactor,
 )
-from stele_operator.plan.observation import Catalog, Column, Machine, MasterReport, Table
+from stele_operator.plan.observation import Machine, MasterReport, Table
 from stele_operator.plan.order import Held
-from stele_operator.plan.ranges import table_ranges, tablets_of
-from stele_operator.plan.rules import history_ms
+from tests.operator.world_kube import Forbidden, Refused, merged, run_pod, schedule
+from tests.operator.world_masters import (
+    alter_table,
+    catalog,
+    create_table,
+    heal,
+    set_factor,
+    set_master_count,
+)
 
 Json = dict[str, Any]
 START_S = 1_800_000_000.0
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 COLUMNS = [{"name": "id", "type": "int64"}, {"name": "text", "type": "string", "nullable": True}]
-
-
-class Refused(Exception):
-    """A precondition did not hold."""
-
-
-def merged(there: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(there) if isinstance(there, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
-def suits(spec: Json, machine: Machine) -> bool:
-    """What Kubernetes makes of a pod's nodeSelector, node affinity and tolerations."""
-    node = {
-        "metadata": {
-            "name": machine.name,
-            "labels": {**machine.labels, "topology.kubernetes.io/zone": machine.zone},
-        }
-    }
-    if not selected(spec, node):
-        return False
-    for taint in machine.taints:
-        borne = [
-            t
-            for t in spec["tolerations"]
-            if t["key"] == taint.key
-            and t.get("effect", taint.effect) == taint.effect
-            and (t["operator"] == "Exists" or t.get("value", "") == taint.value)
-        ]
-        if taint.effect != "PreferNoSchedule" and not borne:
-            return False
-    return True
-
-
-def wanted(node: NodeView, what: Wanted, by: str = "", reason: str = "", left_ms: int = 0) -> NodeView:
-    """The node once somebody has asked for it."""
-    given_away = what in (Wanted.DRAINED, Wanted.RETIRED)
-    return replace(
-        node,
-        state=NodeState.DRAINING if given_away else NodeState.ACTIVE,
-        given_up=False,
-        wanted=what,
-        wanted_by=by,
-        wanted_reason=reason,
-        wanted_left_ms=left_ms,
-    )
-
-
-class Forbidden(Exception):
-    """The API server does not take it: a quota, or an admission rule."""
 
 
 class World:
@@ -242,7 +172,7 @@ class World:
             case SetDriverPolicy():
                 self.standing = action.policy
             case SetMasterCount():
-                self._set_master_count(action)
+                set_master_count(self, action)
             case FinalizeVersion():
                 assert self.finalized < action.version <= self.readable
                 self.finalized = action.version
@@ -267,11 +197,11 @@ class World:
                     self.voters = [(n, i + 1) for i, (n, _, _) in enumerate(action.masters)]
                 self.confirmed.add(action.node_id)
             case CreateTable():
-                self._create_table(action)
+                create_table(self, action)
             case SetReplicationFactor():
-                self._set_factor(action)
+                set_factor(self, action)
             case AlterTable():
-                self._alter_table(action)
+                alter_table(self, action)
             case DeleteTable():
                 self.tables = [
                     replace(t, state="REMOVED") if t.table_id == action.table_id else t for t in self.tables
@@ -295,87 +225,6 @@ class World:
                 f"{claim['metadata']['name']}: its node is {node.state.name if node else 'unknown'}, not RETIRED"
             )
 
-    def _alter_table(self, action: AlterTable) -> None:
-        (table,) = [t for t in self.tables if t.table_id == action.table_id]
-        columns = list(table.columns)
-        covered = list(table.range.covered) if table.range is not None else []
-        for step in action.steps:
-            match step:
-                case DropRange():
-                    covered.remove((step.start, step.end))
-                case AddRange():
-                    covered.append((step.start, step.end))
-                case AddColumn():
-                    columns.append(Column(step.name, step.type, step.nullable))
-                case DropColumn():
-                    columns = [c for c in columns if c.name != step.name]
-                case RenameColumn():
-                    columns = [replace(c, name=step.new_name) if c.name == step.name else c for c in columns]
-                case SetHistory():
-                    table = replace(table, history_ms=step.history_ms)
-        ranges = replace(table.range, covered=tuple(sorted(covered))) if table.range is not None else None
-        altered = replace(table, columns=tuple(columns), range=ranges, **dict(action.notes))
-        self.tables = [altered if t.table_id == altered.table_id else t for t in self.tables]
-
-    def _set_master_count(self, action: SetMasterCount) -> None:
-        """As the masters do it; and the identity must have a lower number before."""
-        nodes = {n.node_id: n for n in self.nodes.values()}
-        assert action.before == self.masters_wanted != action.masters
-        recorded = int(self.objects["ConfigMap", "flights-identity"]["data"]["masters"])
-        assert recorded <= action.masters, "those that leave would look like lost volumes"
-        if action.masters > self.masters_wanted:
-            able = [n for n in nodes.values() if n.role == "master" and n.takes_replicas and self._heard(n)]
-            assert len({n.host for n in able}) >= action.masters
-        live = [n for n, _ in self.voters if n in nodes and self._heard(nodes[NodeId(n)])]
-        if action.masters < self.masters_wanted and len(live) < action.masters:
-            raise Forbidden("NOT_READY: too few of them are heard")
-        self.masters_wanted = action.masters
-
-    def _heard(self, node: NodeView) -> bool:
-        return node.ever_heard and self.now_s - self.heard_s[node.node_id] < 3
-
-    def _create_table(self, action: CreateTable) -> None:
-        if any(t.table_id == action.table_id for t in self.tables):
-            return
-        spec = action.spec
-        hashes = tuple((tuple(h.columns), h.buckets) for h in spec.partitioning.hash)
-        count = tablets_of(spec)
-        ranges = table_ranges(spec)
-        columns = tuple(Column(c.name, c.type, c.nullable) for c in spec.columns)
-        key = tuple(spec.primaryKey)
-        factor = spec.replicationFactor
-        made = Table(action.table_id, action.name, "RUNNING", columns, key, hashes, ranges, factor, count)
-        notes = {
-            "owner": spec.owner or "",
-            "comment": spec.comment or "",
-            "history_ms": history_ms(spec) or 0,
-        }
-        self.tables.append(replace(made, **notes))
-        able = [n for n in self.nodes.values() if n.role == "node" and n.state is NodeState.ACTIVE]
-        for i in range(count):
-            peers = tuple(
-                Peer(able[(i + k) % len(able)].node_id, ReplicaId(k + 1), "a:1", MemberType.VOTER)
-                for k in range(factor)
-            )
-            self.tablets.append(
-                TabletView(
-                    TabletId(f"{len(self.tablets) + 1:08x}{i:024x}"), TableId(action.table_id), action.name, "RUNNING", Configuration(-1, peers),
-                    1, peers[0].node_id, factor,
-                )
-            )  # fmt: skip
-
-    def _set_factor(self, action: SetReplicationFactor) -> None:
-        for number, table in enumerate(self.tables):
-            if table.table_id == action.table_id and table.replication_factor != action.factor:
-                before = table.replication_factor
-                self.tables[number] = replace(
-                    table, replication_factor=action.factor, replication_factor_before=before
-                )
-        self.tablets = [
-            replace(t, replication_factor=action.factor) if t.table_id == action.table_id else t
-            for t in self.tablets
-        ]
-
     # -- what happens by itself
 
     def settle(self) -> None:
@@ -385,81 +234,33 @@ class World:
                 claim["status"] = {"phase": "Bound"}
         for raw in self.of("Pod"):
             if not raw["spec"].get("nodeName"):
-                self._schedule(raw)
-            self._run(raw)
+                self.schedule(raw)
+            self.run_pod(raw)
         leads = self.leads()
         if leads and not self._led:
             self.led_since_s = self.now_s
         self._led = leads or not self.formed_nodes
 
-    def _schedule(self, raw: Json) -> None:
-        role = raw["metadata"]["labels"]["stele.dev/role"]
-        claim = self.objects["PersistentVolumeClaim", raw["metadata"]["name"]]
-        pinned = claim["metadata"]["annotations"].get("volume.kubernetes.io/selected-node")
-        taken = {
-            p["spec"].get("nodeName")
-            for p in self.of("Pod")
-            if p["metadata"]["labels"]["stele.dev/role"] == role
-        }
-        for machine in self.machines:
-            free = machine.name not in taken and pinned in (None, machine.name)
-            if machine.ready and free and suits(raw["spec"], machine):
-                raw["spec"]["nodeName"] = machine.name
-                if not self.volumes_move:
-                    claim["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = machine.name
-                claim["status"] = {"phase": "Bound"}
-                self.touch(claim)
-                return
-        raw["status"] = {"phase": "Pending", "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/5 machines fit"}
-        ]}  # fmt: skip
+    def schedule(self, raw: Json) -> None:
+        """The scheduler gives a pod a machine."""
+        schedule(self, raw)
 
-    def _run(self, raw: Json) -> None:
-        machine = next((m for m in self.machines if m.name == raw["spec"].get("nodeName")), None)
-        if machine is None:
-            return
-        metadata = raw["metadata"]
-        name, node_id = metadata["name"], NodeId(metadata["annotations"]["stele.dev/node-id"])
-        role = metadata["labels"]["stele.dev/role"]
-        up = machine.ready and name not in self.silent
-        fenced = node_id in self.nodes and self.nodes[node_id].asked is Wanted.FENCED
-        holders = {n for n, _ in self.voters}
-        waits = role == "master" and holders and node_id not in holders  # for a copy of the catalog
-        raw["status"] = {
-            "phase": "Running",
-            "podIP": f"10.0.0.{int(metadata['uid'][:8], 16) % 250}",
-            "conditions": [
-                {"type": "Ready", "status": "True" if up and not fenced and not waits else "False"}
-            ],
-            "containerStatuses": [
-                {"name": "stele", "state": {"running": {}} if machine.ready else {}, "restartCount": 0}
-            ],
-        }
-        self.touch(raw)
-        if not up:
-            return
-        if role == "master":
-            self.formats.setdefault(node_id, f"format-{node_id[:8]}")
-            if "--first-masters" in raw["spec"]["containers"][0]["args"] and node_id not in self.confirmed:
-                return
-        if self.leads() or role == "master":
-            view = self.nodes.get(node_id) or NodeView(node_id, role, "", "", "")
-            self.nodes[node_id] = replace(view, machine=machine.name, ever_heard=True, address="a:1")
-            self.heard_s[node_id] = self.now_s
-            self.formed_nodes.add(node_id)
+    def run_pod(self, raw: Json) -> None:
+        """The kubelet runs a pod, and its process speaks."""
+        run_pod(self, raw)
 
     def leads(self) -> bool:
         """Whether a majority of the catalog's voters is confirmed and runs."""
-        running = self._running()
+        running = self.running()
         able = [n for n, _ in self.voters if n in self.confirmed and n in running]
         return len(able) > len(self.voters) // 2
 
-    def _accept(self, voters: list[tuple[str, int]]) -> bool:
+    def accept(self, voters: list[tuple[str, int]]) -> bool:
         """Whether a leader would commit a configuration of these voters, as raft decides it."""
-        running = self._running()
+        running = self.running()
         return sum(n in running for n, _ in voters) > len(voters) // 2
 
-    def _running(self) -> set[str]:
+    def running(self) -> set[str]:
         """Nodes whose processes run and speak."""
         ready = {m.name for m in self.machines if m.ready}
         return {
@@ -471,89 +272,6 @@ class World:
     def kill(self, machine: str) -> None:
         """The machine loses its power."""
         self.machines = [replace(m, ready=m.ready and m.name != machine) for m in self.machines]
-
-    def heal(self, plan: Plan) -> None:
-        """What a driver would end at: nothing names a lost node any more, and it is retired."""
-        if plan.policy is None:
-            return
-        for _ in range(self.rounds):
-            for step in node_steps(self._catalog().view, plan.policy):
-                self._state(step)
-            for node in list(self.nodes.values()):
-                asked = self.drains and node.asked is not Wanted.IN_SERVICE
-                if node.state is NodeState.DRAINING and (node.node_id in plan.policy.lost or asked):
-                    self._move(node.node_id)
-
-        self._follow(plan.policy)
-
-    def _follow(self, policy: Policy) -> None:
-        """One step of the driver for the catalog. A copy takes no time, and its replica votes at once."""
-        view = self._catalog().view
-        for step in plan_steps(view, policy):
-            if step.tablet_id != CATALOG_TABLET_ID:
-                continue
-            match step:
-                case BeginIntent():
-                    self.voters.append((step.target_node, self.changes + 100))
-                    self.confirmed.add(step.target_node)
-                case RemovePeer() | DemotePeer():
-                    left = [v for v in self.voters if v[0] != step.node_id]
-                    if self._accept(left):
-                        self.voters = left
-                case MoveLeader():
-                    self.voters = [*self.voters[1:], self.voters[0]]
-            self.changes += 1
-
-    def _state(self, step: Step) -> None:
-        node = replace(self.nodes[step.node_id], given_up=False)  # type: ignore[attr-defined]
-        match step:
-            case DrainNode(given_up=True):
-                node = replace(node, state=NodeState.DRAINING, given_up=True, wanted=None, wanted_by="")
-            case DrainNode():
-                node = wanted(node, Wanted.RETIRED, "driver", step.reason)
-            case ParkNode():
-                node = wanted(node, Wanted.PARKED, "driver", step.reason, step.for_ms)
-            case EndWish():
-                assert node.wanted_by == "driver"
-                node = wanted(node, Wanted.IN_SERVICE)
-            case ReturnNode():
-                node = replace(node, state=NodeState.ACTIVE)
-            case RetireNode():
-                assert node.node_id not in {n for n, _ in self.voters}, "it holds the catalog"
-                node = replace(node, state=NodeState.RETIRED)
-            case _:
-                raise AssertionError(step)
-        self.nodes[node.node_id] = node
-        if node.state is NodeState.DRAINING and not self.masters_stay:
-            self.voters = [v for v in self.voters if v[0] != node.node_id]
-
-    def _move(self, node_id: str) -> None:
-        """Every tablet that has another place leaves the node."""
-        alive = [
-            n
-            for n in self.nodes.values()
-            if n.role == "node"
-            and n.state is NodeState.ACTIVE
-            and n.ever_heard
-            and self.now_s - self.heard_s[n.node_id] < 3
-        ]
-        moved = []
-        for tablet in self.tablets:
-            there = {p.node_id for p in tablet.config.peers}
-            target = next((n.node_id for n in alive if n.node_id not in there), "")
-            if not target:
-                moved.append(tablet)
-                continue
-            peers = tuple(
-                replace(p, node_id=target) if p.node_id == node_id else p for p in tablet.config.peers
-            )
-            leader = target if tablet.leader_node == node_id else tablet.leader_node
-            moved.append(
-                replace(tablet, config=Configuration(9, peers), leader_node=leader)
-                if node_id in there
-                else tablet
-            )
-        self.tablets = moved
 
     # -- observing
 
@@ -608,39 +326,9 @@ class World:
             ),
             groups=tuple(observe.parse_group(g) for g in self.of("TabletGroup")),
             master_reports=reports,
-            catalog=self._catalog() if formed and self.leads() else None,
+            catalog=catalog(self) if formed and self.leads() else None,
             catalog_problem="" if formed and self.leads() else "no master leads",
             fresh_ids=tuple(f"{self._count:08x}{i:024x}" for i in range(1, 129)),
-        )
-
-    def _catalog(self) -> Catalog:
-        held = Counter(p.node_id for t in self.tablets for p in t.config.peers)
-        nodes = tuple(
-            replace(
-                n,
-                heartbeat_age_ms=int((self.now_s - max(self.heard_s[n.node_id], self.led_since_s)) * 1000),
-                ever_heard=n.ever_heard and self.heard_s[n.node_id] >= self.led_since_s,
-                replicas=held[n.node_id],
-            )
-            for n in self.nodes.values()
-        )
-        by_id = {n.node_id: n for n in nodes}
-        running = self._running()
-        live = [n for n, _ in self.voters if n in by_id and n in running]
-        peers = tuple(Peer(NodeId(n), ReplicaId(i), "a:1", MemberType.VOTER) for n, i in self.voters)
-        catalog = TabletView(
-            TabletId(CATALOG_TABLET_ID), TableId(""), "", "RUNNING", Configuration(self.changes - 1, peers), 1,
-            live[0] if live else self.voters[0][0], self.masters_wanted,
-        )  # fmt: skip
-        view = ClusterView(nodes, (catalog, *self.tablets))
-        return Catalog(
-            view,
-            tuple(t for t in self.tables if t.state != "REMOVED"),
-            frozenset(self.formed_nodes),
-            dict(self.node_names),
-            self.standing,
-            self.finalized,
-            self.readable,
         )
 
     # -- running
@@ -660,7 +348,7 @@ class World:
                 held.failed(action, outcomes[-1])
         if outcomes:
             plan = make_plan(replace(seen, refused=refusals(outcomes)))
-        self.heal(plan)
+        heal(self, plan)
         self.settle()
         self.now_s += 1
         return plan

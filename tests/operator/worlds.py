@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stele_operator.plan import Plan
+from stele_operator.plan import Plan, make_plan
 from stele_operator.plan.actions import Action, SetDriverPolicy
+from stele_operator.plan.observation import GroupObject, Observation
+from stele_operator.plan.status import cluster_status, group_status
 from tests.operator.world import World
+
+NOW = "2026-01-01T00:00:00Z"
+MORE = {"name": "more", "type": "int8", "nullable": True}
+"""A column that a TabletGroup may add."""
 
 
 def names(world: World, kind: str) -> list[str]:
@@ -47,3 +53,16 @@ def check(world: World) -> None:
         claim = claims[pod["metadata"]["name"]]
         for key in ("stele.dev/node-id",):
             assert pod["metadata"]["annotations"][key] == claim["metadata"]["annotations"][key]
+
+
+def conditions(world: World, name: str = "") -> dict[str, tuple[str, str, str]]:
+    """Conditions of a TabletGroup, or of the cluster, by type."""
+    o = world.observe()
+    plan = make_plan(o)
+    status = group_status(o, plan, the_group(o, name), NOW) if name else cluster_status(o, plan, (), NOW)
+    return {c["type"]: (c["status"], c["reason"], c["message"]) for c in status["conditions"]}
+
+
+def the_group(o: Observation, name: str) -> GroupObject:
+    """The TabletGroup of this name."""
+    return next(g for g in o.groups if g.name == name)

@@ -294,7 +294,7 @@ def _to_ask(
 
 
 def _waits_for_turn(s: Situation) -> bool:
-    """Whether nothing is under way of a tablet but that its witness waits for a slot.
+    """Whether all that the tablet waits for is a slot to copy the rows of its witness.
 
     After the loss of a node there are thousands of these, in each pass.
     """

@@ -89,10 +89,9 @@ def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> st
     lower = "" if role == "master" else ", or lower the replication factor"
     return (
         f"{kind.words}: {factor} "
-        f"{'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and "
-        f"{len(left)} {'machine' if len(left) == 1 else 'machines'} with a {role} in service would be left; "
-        f"add a {role} on "
-        f"another machine{lower}"
+        f"{'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and {len(left)} "
+        f"{'machine' if len(left) == 1 else 'machines'} with a {role} in service would be left; add a {role} "
+        f"on another machine{lower}"
     )
 
 

@@ -181,7 +181,6 @@ def _too_many(view: ClusterView, policy: Policy, lost: Collection[str]) -> str:
         if gone > policy.max_lost_nodes:
             return (
                 f"{gone} {role}s would be silent at once, more than maxLostNodes ({policy.max_lost_nodes}): "
-                f"nothing is "
-                "healed until some return or the limit is raised"
+                "nothing is healed until some return or the limit is raised"
             )
     return ""

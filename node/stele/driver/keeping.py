@@ -96,7 +96,8 @@ class Units(Generic[T, U, V]):
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The newest view. `last`: its last page, with the nodes, the claim and the policy as received.
-    `tables`: by id. `anew`: whether everything was fetched again; `touched`: else, the tablets that were."""
+    `tables`: by id. `anew`: whether everything was fetched again. `touched`: if not, the tablets that
+    were."""
 
     view: ClusterView
     last: master_pb2.GetClusterViewResponse
@@ -220,7 +221,7 @@ def _older(replica: ReplicaView, by_ms: int) -> ReplicaView:
 
 
 def ageless(tablet: TabletView) -> TabletView:
-    """The tablet without ages of reports that mean the same at any age."""
+    """The tablet without the ages of those reports that mean the same at any age."""
     return replace(tablet, replicas=tuple(r if r.ages else replace(r, age_ms=0) for r in tablet.replicas))
 
 

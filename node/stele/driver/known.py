@@ -1,7 +1,6 @@
-"""What a driver worked out in earlier passes, so that a pass costs what changed since. Pure; used by planner.
+"""What a driver worked out in earlier passes, so that a pass costs only what has changed since. Pure; used by planner.
 
-One for each driver. It owns nothing that is not worked out again from a view; the planner without it gives the
-same steps. Invariant: what it says is of the view and the policy of the last `renew`.
+One for each driver. All of it can be worked out again from a view: without it the planner gives the same steps. Invariant: what it says is of the view and the policy of the last `renew`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+from stele.driver.beginning import Beginning, waits_for_parked
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
@@ -18,28 +20,24 @@ from stele.driver.judgements import Judgements
 from stele.driver.known import Known
 from stele.driver.leader_leaves import LeaderLeaves
 from stele.driver.leader_moves import leader_steps
-from stele.driver.moves import begin_by_hand, no_longer_wanted, unrest
+from stele.driver.moves import no_longer_wanted, unrest
 from stele.driver.nodes import node_steps, silent_nodes
 from stele.driver.policy import Policy
+from stele.driver.removing import demote, remove, remove_excess, remove_replaced, replaced_by_joining
 from stele.driver.replica_balance import begin_moves
 from stele.driver.situation import Member, Situation, majority
 from stele.driver.slots import Slots
 from stele.driver.steps import (
     AddPreFollower,
     AddWitness,
-    BeginIntent,
     Blocked,
     CancelCopy,
-    DemotePeer,
     EndIntent,
-    MoveLeader,
     PromoteBack,
-    RemovePeer,
     Step,
     TakeOverIntent,
-    WaitPromotion,
 )
-from stele.driver.targets import Load, choose_target, tablet_bytes
+from stele.driver.targets import Load
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     MOVE,
@@ -104,6 +102,7 @@ class _Planner:
         self.slots = Slots(situations, policy, trials)
         self.joining = Joining(self.copying, self.slots, policy, trials)
         self.leaves = LeaderLeaves(judged.leads, policy, trials)
+        beginning = Beginning(view, policy, self.load, self.slots, self.joining, self.epoch)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,
@@ -118,11 +117,11 @@ class _Planner:
             self.make_room,
             self.bring_target,
             self.wait_for_target,
-            self.remove_replaced,
+            remove_replaced,
             self.remove_leftover,
-            self.remove_excess,
-            self.begin,
-            self.begin_by_hand,
+            partial(remove_excess, load=self.load),
+            beginning.begin,
+            beginning.begin_by_hand,
         )
 
     def tablets(self) -> list[Step]:
@@ -191,7 +190,7 @@ class _Planner:
         joining = s.joining
         if s.intent is None or joining is None or joining.peer.member_type is not MemberType.VOTER:
             return None
-        if joining.live and (replaced := self._replaced(s)) is not None:
+        if joining.live and (replaced := replaced_by_joining(s)) is not None:
             if not s.can_remove(replaced):
                 return _end(s, joining, "it is a voter; the replica that it replaces cannot be removed yet")
             return None
@@ -228,13 +227,13 @@ class _Planner:
         useless = self.copying.useless_target(s)
         if joining is not None:
             if joining.live and joining.active:
-                return self._remove(s, joining, useless) if useless and s.can_remove(joining) else None
+                return remove(s, joining, useless) if useless and s.can_remove(joining) else None
             of_no_use = joining.unreached or (joining.failed and not joining.peer.votes)
             if of_no_use and not joining.dead:
                 # If it were removed and added again, it would fail again. As a leftover it is replaced by
                 # another replica.
                 return _end(s, joining, f"it cannot join: {joining.fault}")
-            return self._remove(s, joining, f"it cannot join: {joining.fault}")
+            return remove(s, joining, f"it cannot join: {joining.fault}")
         if s.member(intent.replica_id) is not None:
             return _cancel(s, intent, f"a replica on another node has the id {intent.replica_id}")
         if s.target_dead:
@@ -259,7 +258,7 @@ class _Planner:
         if s.intent is None or not why or _is_voter(s.joining):
             return None
         if s.joining is not None:
-            return self._remove(s, s.joining, why)
+            return remove(s, s.joining, why)
         return _cancel(s, s.intent, why)
 
     def drop_unneeded(self, s: Situation) -> Step | None:
@@ -270,7 +269,7 @@ class _Planner:
             return None
         reason = f"{len(s.good)} healthy voters without it"
         if s.joining is not None:
-            return self._remove(s, s.joining, reason)
+            return remove(s, s.joining, reason)
         return _cancel(s, intent, reason)
 
     def make_room(self, s: Situation) -> Step | None:
@@ -278,7 +277,7 @@ class _Planner:
         waits = any(m.peer.promote and not m.peer.votes and m.live for m in s.members)
         if not waits or s.can_grow():
             return None
-        return self._demote(s, "so that the waiting replica can be promoted")
+        return demote(s, "so that the waiting replica can be promoted")
 
     def bring_target(self, s: Situation) -> Step | None:
         """Prepare the target, then add it: as a witness at once, or as PRE_FOLLOWER after its copy."""
@@ -299,8 +298,8 @@ class _Planner:
                 return self.joining.start_copy(s, intent, report)
             return self.joining.wait_copy(s, intent, report.copy)
         if not s.can_grow():
-            step = self._demote(s, "so that the new replica can be added without its vote")
-            if step := step or _waits_for_parked(s):
+            step = demote(s, "so that the new replica can be added without its vote")
+            if step := step or waits_for_parked(s):
                 return step
         if intent.witness:
             reason = f"new replica {intent.replica_id} is prepared and can log and vote while its rows arrive"
@@ -315,20 +314,6 @@ class _Planner:
             return None
         return self.joining.help_along(s, joining)
 
-    def remove_replaced(self, s: Situation) -> Step | None:
-        joining = s.joining
-        if s.intent is None or joining is None:
-            return None
-        replaced = self._replaced(s)
-        if replaced is None:
-            return None
-        return self._remove(
-            s,
-            replaced,
-            f"{replaced.fault or ('it moves' if replaced.leaving else 'spare')}; {joining.name} "
-            f"{_arrived(joining)} and has taken its place",
-        )
-
     def remove_leftover(self, s: Situation) -> Step | None:
         """Members without rows or without a vote, and without an intent. A witness whose driver is gone
         continues, also if it was demoted before its rows came."""
@@ -337,163 +322,12 @@ class _Planner:
                 if m.live:
                     return self.joining.help_along(s, m)
                 if s.can_remove(m):
-                    return self._remove(s, m, f"a witness; {m.fault}")
+                    return remove(s, m, f"a witness; {m.fault}")
             elif m.peer.member_type is MemberType.NON_VOTER and s.needed <= 0:
-                return self._remove(s, m, f"{len(s.good)} healthy voters without it")
+                return remove(s, m, f"{len(s.good)} healthy voters without it")
             elif m.rowless and m.live:
                 return self.joining.help_along(s, m)
         return None
-
-    def remove_excess(self, s: Situation) -> Step | None:
-        """Remove a voter if there are more than the replication factor.
-
-        While good voters are missing, a voter is removed only if this leaves the number of live voters with
-        the rows unchanged. A good one may then find room on its machine.
-        """
-        counted = s.voters if s.needed <= 0 else s.data_voters
-        if len(counted) <= s.tablet.replication_factor:
-            return None
-        hosts = [m.node.host if m.node is not None else m.peer.node_id for m in s.voters]
-        zones = [m.node.zone if m.node is not None else "" for m in s.voters]
-        for m in sorted(
-            s.voters,
-            key=lambda m: (
-                m.live,
-                m.active,
-                m.peer.node_id in s.tablet.by_hand.pinned,
-                m.peer.node_id not in s.tablet.by_hand.avoided,
-                -hosts.count(m.node.host) if m.node is not None else -1,
-                m.peer.node_id == s.tablet.leader_node,
-                -zones.count(m.node.zone) if m.node is not None else -1,
-                -self.load.of(m.peer.node_id),
-                -m.peer.replica_id,
-            ),
-        ):
-            if (not m.live or not m.active or s.needed < 0) and s.can_remove(m):
-                extra = f"{len(s.voters)} voters, but {s.tablet.replication_factor} are wanted"
-                return self._remove(s, m, f"{extra}; {m.fault}" if m.fault else extra)
-        return None
-
-    def begin(self, s: Situation) -> Step | None:
-        """A good voter is missing: record the intent to create one."""
-        if s.needed <= 0 or s.intent is not None:
-            return None
-        if waits := _waits_for_parked(s):
-            return waits
-        replaced = _to_replace(s)
-        # The group tolerates no fault, so the new vote is needed before the rows are copied
-        # (docs/healing.md). With only one live voter a witness would not help.
-        witness = s.spare == 0 and len(s.live_voters) >= 2
-        target = choose_target(s, self.view, self.policy, self.load)
-        if target is None:
-            return self._no_target(s, replaced)
-        if not witness and not self.slots.begin():
-            return blocked(s, "CopyLimit", f"waits for {self.joining.turn}")
-        self.load.planned(target.node_id, tablet_bytes(s.tablet))
-        what = f"{replaced.name}: {replaced.fault}" if replaced is not None else ""
-        short = f"{len(s.good)} of {s.tablet.replication_factor} healthy voters"
-        reason = f"{what or short}; new replica on node {target.node_id[:8]}" + (
-            ", first as a witness because the group tolerates no fault now" if witness else ""
-        )
-        leader = s.leader()
-        return BeginIntent(
-            *at(s, reason),
-            "replace" if replaced is not None else "add",
-            target.node_id,
-            (leader or s.data_voters[0]).peer.node_id,
-            replaced.peer.replica_id if replaced is not None else 0,
-            witness,
-        )
-
-    def begin_by_hand(self, s: Situation) -> Step | None:
-        """All is well: begin the next move that was asked for by hand."""
-        return begin_by_hand(s, self.view, self.policy, self.load, self.slots, self.epoch)
-
-    def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
-        """No other machine has a target. A bad member's machine can serve, once the configuration no
-        longer names the member."""
-        for m in s.members:
-            if (
-                m.kept
-                or m.live
-                or choose_target(s, self.view, self.policy, self.load, without=m.peer) is None
-            ):
-                continue
-            reason = f"{m.fault}; its machine is the only place left for a new replica"
-            if not m.peer.votes:
-                return self._remove(s, m, reason)
-            if s.can_demote(m):
-                return DemotePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
-        for m in s.members:
-            if m.peer.promote and m.live:
-                return WaitPromotion(*at(s, f"{m.name} is back"), m.peer.replica_id, m.peer.node_id)
-        why = (
-            f"{replaced.name}: {replaced.fault}" if replaced is not None else f"{s.needed} voters are missing"
-        )
-        role = s.tablet.node_role
-        if choose_target(s, self.view, self.policy, self.load, any_room=True) is not None:
-            return blocked(
-                s,
-                "NoRoom",
-                f"{why}; no ACTIVE {role} on another machine has room for it beside the copies under way; "
-                f"enlarge the "
-                f"volumes or add a {role}",
-            )
-        return blocked(s, "NoTarget", f"{why}; waits for an ACTIVE {role} with room on another machine")
-
-    def _replaced(self, s: Situation) -> Member | None:
-        """The member to remove now that the joining replica votes: a bad one, the intent's own first.
-
-        One that only drains stays until there are enough voters without it, since the tablet may need its
-        vote.
-        """
-        gone = [m for m in s.members if m is not s.joining and not m.live and not m.kept]
-        if s.needed <= 0:
-            gone += [m for m in s.members if not (m.peer.votes and m.active) and m not in gone]
-        intended = s.intent.replaces_replica if s.intent is not None else 0
-        return min(gone, key=lambda m: (m.peer.replica_id != intended, m.peer.replica_id), default=None)
-
-    def _remove(self, s: Situation, m: Member, reason: str) -> Step | None:
-        """The step that removes `m`, or first moves the leader away from it. The step's reason names `m`
-        before `reason`."""
-        if not s.can_remove(m):
-            return blocked(
-                s, "UnsafeToRemove", f"{m.name} cannot be removed: too few healthy voters would be left"
-            )
-        if m.live and m.peer.node_id == s.tablet.leader_node:
-            if all(o is m for o in s.good or s.data_voters):
-                return blocked(s, "NoHeir", f"{m.name} leads, and no other voter could lead")
-            return MoveLeader(*at(s, f"{m.name} leads and must be removed: {reason}"))
-        return RemovePeer(*at(s, f"{m.name}: {reason}"), m.peer.replica_id, m.peer.node_id)
-
-    def _demote(self, s: Situation, purpose: str) -> Step | None:
-        away = (m for m in s.voters if not m.live and not m.kept)
-        bad = sorted(away, key=lambda m: (not m.failed, m.peer.replica_id))
-        intended = s.intent.replaces_replica if s.intent is not None else 0
-        bad.sort(key=lambda m: m.peer.replica_id != intended)
-        for m in bad:
-            if m.peer.member_type is MemberType.WITNESS and s.can_remove(m):
-                return self._remove(s, m, f"{m.fault}; {purpose}")
-            if s.can_demote(m):
-                reason = f"{m.name}: {m.fault}; {purpose}"
-                return DemotePeer(*at(s, reason), m.peer.replica_id, m.peer.node_id)
-        return None
-
-
-def _to_replace(s: Situation) -> Member | None:
-    """The member that a new replica replaces: a dead or FAILED voter, else another dead member, else a
-    draining one."""
-    poor = [m for m in s.members if not (m.live and m.active) and not m.kept]
-    return min(poor, key=lambda m: (m.live, not m.peer.votes, m.peer.replica_id), default=None)
-
-
-def _waits_for_parked(s: Situation) -> Step | None:
-    """Whether no majority could accept one more voter, and only parked members that will return are away."""
-    away = [m for m in s.voters if not m.live]
-    if s.can_grow() or not away or not all(m.kept for m in away):
-        return None
-    names = ", ".join(m.name for m in away)
-    return blocked(s, "Parked", f"{names}: away on a parked node; no replica can be added until it is back")
 
 
 def _serves(s: Situation) -> bool:
@@ -518,11 +352,3 @@ def _end(s: Situation, joining: Member, reason: str) -> EndIntent:
 
 def _cancel(s: Situation, intent: Intent, reason: str) -> CancelCopy:
     return CancelCopy(*at(s, reason), intent.replica_id, intent.target_node)
-
-
-def _arrived(joining: Member) -> str:
-    """How a new replica became a voter, with the bytes copied. Small copies end between two passes, so no
-    pass shows them."""
-    copy = joining.report.copy if joining.report is not None else None
-    size = f" after a copy of {copy.bytes_total:,} bytes" if copy is not None and copy.bytes_total else ""
-    return f"was promoted{size}"

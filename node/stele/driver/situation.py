@@ -157,7 +157,7 @@ class Member:
 
     @property
     def astray(self) -> bool:
-        """Whether it is away without anybody having parked its node."""
+        """Whether it is away, and nobody has parked its node."""
         return (self.dead or self.unreached) and not self.parked
 
     @property

@@ -86,8 +86,8 @@ def usable(node: NodeView, role: str, policy: Policy) -> bool:
 
 
 def has_room(node: NodeView, bytes_needed: int, policy: Policy) -> bool:
-    """Whether the node's disk has room for this many more bytes. If the node does not report its disk,
-    only a node that refuses writes has no room."""
+    """Whether the node's disk has room for this many more bytes. A node that does not report its disk
+    has room, unless it refuses writes."""
     states_disk = node.disk_free_bytes or node.disk_used_bytes
     return not node.disk_low and (
         not states_disk or node.disk_free_bytes >= bytes_needed + policy.min_disk_free_bytes

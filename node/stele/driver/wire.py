@@ -165,7 +165,7 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
 
 @lru_cache(maxsize=1024)
 def _opid(term: int, index: int) -> OpId:
-    """One value for the replicas of a tablet, and for tablets alike."""
+    """The OpId of these numbers. Equal ones are one object: tablets and their replicas have the same few."""
     return OpId(term, index) if term or index else OPID_NONE
 
 
