@@ -72,7 +72,7 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
     """A local Spark session, `cores` threads (all if None), and `conf` on top.
 
     Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`. Reads use the JVM reader where
-    its jar is installed (`JAR`), otherwise the Python reader, and so they do with `spark__stele__reader="python"`.
+    its jar is installed (`JAR`), otherwise the Python reader. `spark__stele__reader="python"` always chooses the latter.
 
     Raises:
         ImportError: if PySpark is not installed; the message says how to.

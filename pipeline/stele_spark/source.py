@@ -181,12 +181,13 @@ class SteleDataSource(ds.DataSource):
 
 
 def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) -> ScanPlan:
-    return table.asynchronous.plan_scan(
+    scan = table.asynchronous.scan(
         columns,
         options.where or (),
         ordered=True,  # so that a scan can resume at another replica after its last row
         snapshot=options.snapshot or None,
     )
+    return scan.plan
 
 
 def _check(plan: ScanPlan, options: Options) -> None:
@@ -237,8 +238,8 @@ class Reader(ds.DataSourceReader):
         with Client(self._options.masters) as client:
             table = client.open_table(self._options.table)
             plan = _plan(table, self._options, self._columns)
-            client.run(table.asynchronous.prepare(plan))
-            parts = client.run(table.asynchronous.split(plan, _PART_BYTES))
+            client.run(table.asynchronous.reads.prepare(plan))
+            parts = client.run(table.asynchronous.reads.split(plan, _PART_BYTES))
         return [TabletPartition(part) for part in parts]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:

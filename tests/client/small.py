@@ -132,6 +132,7 @@ class SmallNode:
         self.cluster = cluster
         self.number = number
         self.identity = Identity(cluster.cluster_id, NodeId(new_id()), 1)
+        self.address = ""
         self.flight_fault: deque[Callable[[int], SteleError | None]] = deque()
         self.requests = 0
         self.scans = 0
@@ -154,18 +155,18 @@ class SmallNode:
         add_ConsensusServiceServicer_to_server(_Consensus(self), self.server)
         await self.listener.listen("127.0.0.1", 0)
         port = await bind(self.server, f"127.0.0.1:{port}")
-        self.identity.address = f"127.0.0.1:{port}"
+        self.address = f"127.0.0.1:{port}"
         await self.server.start()
         if self.flight is None:
             self.flight = FlightServer("127.0.0.1", 0, self.cluster.cluster_id, self, self)
 
     async def move(self) -> None:
         """Listen at other ports, as a pod that was made again does at another address."""
-        before, flight = self.identity.address, self.flight.port if self.flight else 0
+        before, flight = self.address, self.flight.port if self.flight else 0
         await self.stop()
         await self.start()
         assert self.flight is not None
-        assert (self.identity.address, self.flight.port) != (before, flight)
+        assert (self.address, self.flight.port) != (before, flight)
 
     async def die(self) -> None:
         """No request is answered any more, nor the ones that are being worked on."""

@@ -95,7 +95,7 @@ class Master(MasterServiceServicer):
             view.nodes.add(
                 node_id=id_to_pb(node.identity.node_id),
                 name=cluster.pods.get(node.number, ""),
-                registration=master_pb2.NodeRegistrationPB(address=node.identity.address),
+                registration=master_pb2.NodeRegistrationPB(address=node.address),
                 state=master_pb2.ACTIVE,
                 heartbeat_age_ms=60_000 if node.number in cluster.silent else 100,
                 ever_heard=True,
@@ -144,7 +144,7 @@ class Master(MasterServiceServicer):
                     peer=common_pb2.PeerPB(
                         node_id=id_to_pb(node.identity.node_id),
                         replica_id=number + 1,
-                        address=node.identity.address,
+                        address=node.address,
                         member_type=common_pb2.VOTER,
                     ),
                     role=common_pb2.LEADER if number == tablet.leader else common_pb2.FOLLOWER,

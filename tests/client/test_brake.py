@@ -118,7 +118,7 @@ async def test_blocks_that_a_node_has_no_room_for_are_not_sent_again_and_again(t
         (batch,) = rows.cast(SCHEMA.to_arrow()).to_batches()
         block = encode_block(RowOp.UPSERT, SCHEMA.column_ids, batch, SCHEMA.version)
         refused = metrics.budget_refused._value.get()
-        await asyncio.gather(*(table._tablet(0).write(block, timeout_s=60) for _ in range(16)))
+        await asyncio.gather(*(table.tablet(0).write(block, timeout_s=60) for _ in range(16)))
         assert metrics.budget_refused._value.get() - refused <= 32
 
 

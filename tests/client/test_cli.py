@@ -225,7 +225,7 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         await client.create_table("t", Schema.make([("id", "int64")], ["id"]), parts)
         run = runner(cluster, monkeypatch)
         one, other = cluster.tablets.values()
-        labels = [f"{n.identity.node_id[:8]} ({n.identity.address})" for n in cluster.nodes]
+        labels = [f"{n.identity.node_id[:8]} ({n.address})" for n in cluster.nodes]
         assert "2 of 2 tablets have a leader and a majority" in (await run("table", "describe", "t"))[1]
         assert (await run("table", "list"))[1].splitlines()[1].split()[:5] == [
             "t",
@@ -245,7 +245,7 @@ async def test_what_is_told_of_tablets_is_so_now(tmp_path: Path, monkeypatch: py
         assert {line[:8]: line.split()[3] for line in out.splitlines()[1:]} == wanted and "t-node-0" in out
         lines = (await run("table", "describe", "t"))[1].splitlines()[-2:]
         assert {line.split()[0]: line.split()[1] for line in lines} == wanted
-        assert all(f" t-node-0@{cluster.nodes[0].identity.address}" in line for line in lines)
+        assert all(f" t-node-0@{cluster.nodes[0].address}" in line for line in lines)
         cluster.pods = {}
         cluster.silent = {0}
         other.leader = 1

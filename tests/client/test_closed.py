@@ -163,7 +163,7 @@ async def test_nor_is_one_while_the_masters_are_asked_where_its_tablet_is(tmp_pa
 async def test_a_scan_that_waits_for_a_thread_ends(tmp_path: Path) -> None:
     async with opened(tmp_path) as (_, client, table, _):
         held = threading.Event()
-        pool = table._flight
+        pool = table.reads._flight
         for _ in range(8):
             asyncio.get_running_loop().run_in_executor(pool._threads, held.wait)
 

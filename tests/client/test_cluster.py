@@ -134,9 +134,9 @@ async def test_a_scan_goes_on_at_the_last_replica_that_is_left(tmp_path: Path) -
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         data = pa.table({"id": np.arange(rows), "name": [f"{i:0120}" for i in range(rows)]})
         await table.write_arrow(data)
-        plan = table.plan_scan(["id", "name"], ordered=True)
+        plan = table.scan(["id", "name"], ordered=True).plan
         plan = replace(plan, spec=replace(plan.spec, batch_rows=2_000))
-        await table.prepare(plan)
+        await table.reads.prepare(plan)
         (tablet,) = plan.tablets
         assert tablet.tablet_id in plan.prepared
         await table.delete({"id": 149_999})  # later than the snapshot

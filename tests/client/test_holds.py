@@ -136,7 +136,7 @@ async def test_a_copy_has_the_holds_and_a_restart_forgets_none(cluster: LocalClu
         since = client.now()
         await table.hold("h", since, expires_in_s=3_000)
         await overwritten(client, table)
-        (tablet,) = table.plan_scan().tablets
+        (tablet,) = table.scan().plan.tablets
         await settled(cluster, table)
         for name in ("node-0", "node-1"):
             await cluster.stop(name)
@@ -206,7 +206,7 @@ async def test_a_full_node_still_takes_releases(cluster: LocalCluster) -> None:
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA)
         await table.hold("h")
-        (tablet,) = table.plan_scan().tablets
+        (tablet,) = table.scan().plan.tablets
         for node in cluster.running.values():
             node.host.low_space = lambda: True  # type: ignore[method-assign]
         with pytest.raises(Retryable) as full:

@@ -112,9 +112,9 @@ async def test_a_snapshot_may_be_a_datetime(tmp_path: Path) -> None:
             between.replace(tzinfo=None),
             between.astimezone(timezone(timedelta(hours=3))),
         ):
-            assert table.plan_scan(snapshot=given).snapshot == from_datetime(between)
+            assert table.scan(snapshot=given).plan.snapshot == from_datetime(between)
         assert await table.scan(snapshot=between).count() <= 2
-        assert table.plan_scan(snapshot=later).snapshot > client.now()
+        assert table.scan(snapshot=later).plan.snapshot > client.now()
         moment = datetime(2024, 5, 1, 12, 0, 0, 1)
         assert from_datetime(moment) == from_physical_us(1_714_564_800_000_001)
         for wrong, told in (

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import stele
 from stele import backup
 
 Call = Callable[..., Any]
@@ -17,12 +18,20 @@ def pairs() -> Iterator[tuple[str, Call, Call]]:
     """Each blocking call beside the asynchronous one."""
     for name in ("create", "compare", "restore", "prune"):
         yield f"backup.{name}", getattr(backup, name), getattr(backup, f"{name}_async")
+    for kind in ("Client", "Table", "Session", "Scanner", "KeySpace"):
+        blocking, asynchronous = getattr(stele, kind), getattr(stele, f"Async{kind}")
+        for name in vars(blocking):
+            call = getattr(blocking, name)
+            if inspect.isfunction(call) and hasattr(asynchronous, name) and not name.startswith("_"):
+                yield f"{kind}.{name}", call, getattr(asynchronous, name)
 
 
 def arguments(call: Call) -> list[tuple[str, Any, Any, Any]]:
     """Name, kind, default and type of each argument. A client is of either kind."""
-    found = inspect.signature(call).parameters.values()
-    return [(p.name, p.kind, p.default, p.annotation if p.name != "client" else "") for p in found]
+    found = inspect.signature(call, eval_str=True).parameters.values()
+    return [
+        (p.name, p.kind, p.default, p.annotation if p.name not in ("client", "self") else "") for p in found
+    ]
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), [pytest.param(b, a, id=n) for n, b, a in pairs()])

@@ -10,6 +10,7 @@ import pytest
 
 from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ClusterId, new_id
+from stele.rpc.resolve import split_address
 from tests.client.small import ONE, SCHEMA, one_tablet, small_cluster
 
 
@@ -39,7 +40,11 @@ async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> N
 async def test_an_address_that_another_cluster_has_by_now_is_passed_over(tmp_path: Path) -> None:
     """As a pod's may be, once its pod is gone: the other replicas are well."""
     async with one_tablet(tmp_path) as (cluster, table, tablet):
-        cluster.nodes[0].identity.cluster_id = ClusterId(new_id())
+        node = cluster.nodes[0]
+        _, port = split_address(node.address)
+        await node.stop()
+        node.identity = replace(node.identity, cluster_id=ClusterId(new_id()))
+        await node.start(port)
         tablet.leader = 1
         await table.put({"id": 1})
         assert await table.get(1, ["id"]) == {"id": 1}

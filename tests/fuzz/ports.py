@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -116,12 +116,13 @@ class Attacks:
     def _metadata(self, to: Member) -> tuple[tuple[str, str], ...]:
         identity = Identity(self._ground.cluster_id)
         if self._rng.random() < 0.4:
-            identity.node_id = NodeId(
-                self._rng.choice(
-                    [m.node_id for m in self._ground.members] + [self._draw.rng.randbytes(16).hex()]
-                )
+            names = [m.node_id for m in self._ground.members] + [self._draw.rng.randbytes(16).hex()]
+            name = NodeId(self._rng.choice(names))
+            identity = replace(
+                identity,
+                node_id=name,
+                incarnation=self._rng.choice((0, 1, 7, 1 << 41, 2**63, 2**64 - 1)),
             )
-            identity.incarnation = self._rng.choice((0, 1, 7, 1 << 41, 2**63, 2**64 - 1))
         pairs = list(identity.metadata(to.node_id if self._rng.random() < 0.3 else ""))
         if self._rng.random() < 0.15:
             at = self._rng.randrange(len(pairs))
@@ -168,10 +169,9 @@ class Attacks:
         to = self._rng.choice(self._ground.nodes)
         names = [m.node_id for m in self._ground.nodes if m is not to]
         name = self._rng.choice(names) if self._rng.random() < 0.05 else self._rng.randbytes(16).hex()
-        identity = Identity(
-            self._ground.cluster_id, NodeId(name), self._rng.choice((1, 1 << 41, 2**64 - 1)), "127.0.0.1:1"
-        )
-        hello = identity.hello(to.node_id, channel=self._rng.choice(("control", "bulk", "", "x")))
+        identity = Identity(self._ground.cluster_id, NodeId(name), self._rng.choice((1, 1 << 41, 2**64 - 1)))
+        channel = self._rng.choice(("control", "bulk", "", "x"))
+        hello = identity.hello(to.node_id, channel=channel, address="127.0.0.1:1")
         await self._stream(to, "ConsensusService/OpenPeerStream", hello, consensus_pb2.PeerFrame.DESCRIPTOR)
 
     async def _stream(self, to: Member, method: str, hello: common_pb2.Hello, kind: Any) -> None:

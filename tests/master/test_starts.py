@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,10 @@ async def test_a_restart_at_the_same_address_is_welcome_at_once(tmp_path: Path) 
         (node,) = w.nodes.values()
         async with process(node) as (address, status):
             node.incarnation = 7
-            status.identity.incarnation = 7
+            status.identity = replace(status.identity, incarnation=7)
             await heartbeat(w.leader, beat_of(node, address, incarnation=7, start=70))
             node.incarnation = 8
-            status.identity.incarnation = 8
+            status.identity = replace(status.identity, incarnation=8)
             await heartbeat(w.leader, beat_of(node, address, incarnation=8, start=80))
 
 
@@ -168,7 +169,7 @@ async def test_what_a_start_tells_of_its_log_counts_once_its_process_confirms_it
 async def test_a_master_knows_that_it_runs_itself(tmp_path: Path) -> None:
     """A copy of a master's volume, started elsewhere, told the original that it was its later start."""
     async with world(tmp_path) as w:
-        w.pool.identity.node_id, w.pool.identity.incarnation = NodeId(MASTERS[0]), 5
+        w.pool.identity = replace(w.pool.identity, node_id=NodeId(MASTERS[0]), incarnation=5)
         copy = Node(MASTERS[0], "m", "z")
         error = await refused(heartbeat(w.leader, beat_of(copy, "elsewhere:1", incarnation=6, start=60)))
         assert isinstance(error, Rejected) and error.code is Code.STALE_INCARNATION

@@ -95,7 +95,7 @@ async def to_cluster(client: AsyncClient, tables: Sequence[str], story: Story) -
             continue
         found = await client.open_table(name)
         await found.wait_ready()
-        tablets = (found._tablet(ordinal) for ordinal in range(found.partition_schema.tablets))
+        tablets = (found.tablet(ordinal) for ordinal in range(found.partition_schema.tablets))
         tablet = next(tablet for tablet in tablets if tablet.place.tablet_id == tablet_id)
         for sent in waiting:
             answers = []

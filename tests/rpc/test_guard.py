@@ -49,8 +49,10 @@ class Service(MasterServiceServicer):
 
 
 @asynccontextmanager
-async def served(budget: ByteBudget | None = None) -> AsyncIterator[tuple[Service, str, Identity]]:
-    identity = Identity(CLUSTER, NodeId(new_id()), 5)
+async def served(
+    budget: ByteBudget | None = None, fork_id: str | None = None
+) -> AsyncIterator[tuple[Service, str, Identity]]:
+    identity = Identity(CLUSTER, NodeId(new_id()), 5, fork_id)
     service = Service()
     server = make_server(identity, PeerBook(), budget or ByteBudget())
     add_service(service, server)
@@ -83,16 +85,17 @@ async def test_a_client_learns_the_cluster_and_names_it_from_then_on() -> None:
 
 
 async def test_a_client_learns_which_copy_it_speaks_to_and_is_refused_by_another() -> None:
-    async with served() as (service, address, identity), pool_of(Identity()) as pool:
-        identity.fork_id = new_id()
+    async with (
+        served(fork_id=new_id()) as (_, address, identity),
+        served(fork_id=new_id()) as (other, elsewhere, _),
+        pool_of(Identity()) as pool,
+    ):
         await ask(pool, address)
         assert pool.identity.fork_id == identity.fork_id
         await ask(pool, address)
-        identity.fork_id = new_id()
-        service.requests.clear()
         with pytest.raises(Rejected, match="two copies of a cluster"):
-            await ask(pool, address)
-        assert not service.requests
+            await ask(pool, elsewhere)
+        assert not other.requests
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])

@@ -62,6 +62,8 @@ class Node:
     inbound: PeerInbound | None = None
     listener: StreamListener | None = None
 
+    address: str = ""
+
     def __post_init__(self) -> None:
         self.book = PeerBook()
         self.pool = ChannelPool(self.identity)
@@ -72,6 +74,7 @@ class Node:
             self.lost.append,
             on_heard=self.heard.append,
             book=self.book,
+            own_address=lambda: self.address,
             options=OPTIONS,
         )
 
@@ -82,8 +85,7 @@ class Node:
         self.server = make_server(self.identity, self.book, budget)
         add_ConsensusServiceServicer_to_server(Introductions(self.inbound), self.server)
         port = await bind(self.server, address)
-        self.identity.address = f"127.0.0.1:{port}"
-        self.addresses[self.identity.node_id] = self.identity.address
+        self.address = self.addresses[self.identity.node_id] = f"127.0.0.1:{port}"
         await self.listener.listen("127.0.0.1", 0)
         await self.server.start()
 
@@ -97,10 +99,12 @@ class Node:
 
 
 @asynccontextmanager
-async def pair(second_cluster: str = CLUSTER) -> AsyncIterator[tuple[Node, Node]]:
+async def pair(
+    second_cluster: str = CLUSTER, forks: tuple[str | None, str | None] = (None, None)
+) -> AsyncIterator[tuple[Node, Node]]:
     addresses: dict[str, str] = {}
-    first = Node(Identity(CLUSTER, NodeId(new_id()), 1), addresses)
-    second = Node(Identity(ClusterId(second_cluster), NodeId(new_id()), 1), addresses)
+    first = Node(Identity(CLUSTER, NodeId(new_id()), 1, forks[0]), addresses)
+    second = Node(Identity(ClusterId(second_cluster), NodeId(new_id()), 1, forks[1]), addresses)
     await first.listen()
     await second.listen()
     try:
@@ -139,7 +143,7 @@ async def test_messages_arrive_in_order_and_large_ones_whole() -> None:
         assert all(len(u.entries[0].payload) == 8 << 20 for u in bulk)
         assert {sender for sender, _ in second.got} == set(second.heard) == {first.identity.node_id}
         assert len(second.heard) < 1_004  # once a frame
-        assert second.book.address(first.identity.node_id) == first.identity.address
+        assert second.book.address(first.identity.node_id) == first.address
 
 
 async def test_a_peer_that_restarts_elsewhere_is_found_again_and_its_loss_is_told() -> None:
@@ -172,10 +176,10 @@ async def test_a_peer_that_is_gone_leaves_no_link_behind() -> None:
 
 async def is_back(sender: Node, node: Node) -> None:
     """The node, which was closed, is started again; on return it has heard the sender."""
-    node.identity.incarnation = 2
+    node.identity = node.pool.identity = replace(node.identity, incarnation=2)
     node.got.clear()
     await node.listen()
-    sender.book.observe(node.identity.node_id, 2, node.identity.address)
+    sender.book.observe(node.identity.node_id, 2, node.address)
 
     def sent_until_heard() -> bool:
         sender.transport.send(node.identity.node_id, message(2).SerializeToString())
@@ -234,8 +238,8 @@ async def test_a_peer_of_another_cluster_gets_nothing() -> None:
 
 @pytest.mark.parametrize("here", [True, False])
 async def test_a_peer_of_another_copy_of_the_volumes_gets_nothing(here: bool) -> None:
-    async with pair() as (first, second):
-        (first if here else second).identity.fork_id = new_id()
+    forks = (new_id(), None) if here else (None, new_id())
+    async with pair(forks=forks) as (first, second):
         assert "two copies of a cluster never speak" in await refused(first, second.identity.node_id)
         assert not second.got and not second.book.incarnation(first.identity.node_id)
 
@@ -253,7 +257,7 @@ async def test_introductions_in_many_names_take_bounded_memory(monkeypatch: pyte
 async def test_another_node_at_the_address_gets_nothing() -> None:
     async with pair() as (first, second):
         wanted = NodeId(new_id())
-        first.addresses[wanted] = second.identity.address
+        first.addresses[wanted] = second.address
         assert "the address now belongs to another node" in await refused(first, wanted)
         assert not second.got
 
@@ -286,7 +290,7 @@ async def test_a_port_in_use_is_one_line_that_says_what_to_do() -> None:
     async with pair() as (_, second):
         third = Node(Identity(CLUSTER, NodeId(new_id()), 1), {})
         with pytest.raises(Rejected, match="in use") as caught:
-            await third.listen(second.identity.address)
+            await third.listen(second.address)
         assert caught.value.code is Code.INVALID_ARGUMENT
 
 

@@ -28,7 +28,7 @@ class Clocks:
         return self._offset + self._rate * self._world.now
 
     def world_ms(self, own_ms: float) -> float:
-        """The world's time at which the steady clock shows that."""
+        """The world's time at which the steady clock shows `own_ms`."""
         return max((own_ms - self._offset) / self._rate, self._world.now)
 
     def wall_us(self) -> int:

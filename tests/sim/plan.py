@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def directed(self) -> bool:
-        """Whether only one kind of fault makes the world, which fairer weather would remove."""
+        """Whether the world is made for one kind of fault. Other habits would make it rare."""
         return bool(self.reaches or self.rushes_per_s or self.vote_down_ms_max < 20.0)
 
 

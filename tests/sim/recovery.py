@@ -45,7 +45,7 @@ class Recovery:
         return self.outdated(node) and self._world.now >= self._tombstones_from
 
     def ends(self) -> None:
-        """All heals. Where nothing was recovered yet, the lost ones are back."""
+        """The faults end. Nodes whose majority was lost and not recovered yet come back."""
         for node in self._lost:
             node.gone = False
 

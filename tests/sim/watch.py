@@ -79,7 +79,9 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
             case fx.PeerSound(replica_id, sound, cause):
                 how = "is sound" if sound else "has FAILED"
                 world.trace("{} finds that {} {}: {}", node.replica_id, replica_id, how, cause)
-                ensure(sound == (replica_id in node.told_failed), "the report about a peer is not a change")
+                ensure(
+                    sound == (replica_id in node.told_failed), "it was reported already that the peer is so"
+                )
                 if sound:
                     del node.told_failed[replica_id]
                 else:

@@ -72,8 +72,8 @@ class Outcome:
 
 
 class World:
-    """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict`, a promise
-    that no disk holds, and a change that comes too early, count only by their consequences. `spared`: numbers
+    """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict`,
+    a promise that no disk holds, or a change that comes too early, is no failure by itself: its consequences are. `spared`: numbers
     of strikes of trouble that do not happen.
 
     `met`: how often each kind of trouble was met.
@@ -308,7 +308,7 @@ class World:
 
 
 def say_less() -> None:
-    """Logs of nodes are not shown here: the story has what matters."""
+    """Hide the logs of nodes: the story has what matters."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 

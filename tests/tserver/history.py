@@ -16,7 +16,7 @@ from tests.tserver.local import LocalCluster, machines_of
 async def without_history(cluster: LocalCluster, table: AsyncTable) -> list[TabletStore]:
     """The stores of all replicas of a table, which from here on keep only what holds say."""
     found: list[TabletStore] = []
-    for tablet in table.plan_scan().tablets:
+    for tablet in table.scan().plan.tablets:
         found += await machines_of(cluster, tablet.tablet_id)
     for store in found:
         store.options = replace(store.options, history_us=0)
@@ -25,7 +25,7 @@ async def without_history(cluster: LocalCluster, table: AsyncTable) -> list[Tabl
 
 async def settled(cluster: LocalCluster, table: AsyncTable) -> None:
     """Flush and merge all replicas of a table. They drop what they may."""
-    for tablet in table.plan_scan().tablets:
+    for tablet in table.scan().plan.tablets:
         for node in cluster.running.values():
             replica = node.replicas.current(TabletId(tablet.tablet_id))
             store = replica.machine if replica is not None else None

@@ -83,7 +83,7 @@ async def test_a_write_of_a_later_program_ends_the_node(
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         await table.put({"id": 1, "name": "before"})
-        tablet_id = table._tablet(0).place.tablet_id
+        tablet_id = table.tablet(0).place.tablet_id
     nodes = [node for name, node in cluster.running.items() if name != "master"]
     while not (ended := [node for node in nodes if node.failed.done()]):
         for node in nodes:

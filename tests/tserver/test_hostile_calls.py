@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -335,11 +336,10 @@ async def test_no_call_with_a_hostile_field_is_internal_and_all_else_goes_on(
         await space.replace("k", "v")
         await prey.put({"id": 1, "name": "x"})
         await goes_on(client, 0)
-        caller = Identity(cluster.cluster_id, NodeId(new_id()), node.description.identity.incarnation)
-        caller.fork_id = node.description.identity.fork_id
+        caller = replace(node.description.identity, node_id=NodeId(new_id()))
         pool = ChannelPool(caller)
         try:
-            held = prey._tablet(0).place.tablet_id
+            held = prey.tablet(0).place.tablet_id
             mine = id_to_pb(caller.node_id)
             stub, address = STUBS["MasterService"], cluster.master_address
             await pool.unary(address, stub, "RegisterNode", master_pb2.RegisterNodeRequest(node_id=mine))

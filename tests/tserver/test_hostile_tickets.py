@@ -91,7 +91,7 @@ async def test_no_ticket_with_a_hostile_field_is_internal(
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA, PartitionSchema(), replication_factor=1)
         await fill(client, 100)
-        tablet = table._tablet(0).place.tablet_id
+        tablet = table.tablet(0).place.tablet_id
         spec = ScanSpec((0, 1), (Predicate(0, "<", 50),), b"", b"", 10, True, b"", 7)
         scan = Ticket(
             cluster.cluster_id, tablet, 0, SCHEMA.version, spec.to_json(SCHEMA), 1_000, cluster.fork_id

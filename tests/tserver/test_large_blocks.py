@@ -35,7 +35,7 @@ async def test_blocks_that_would_end_every_replica_are_refused_before_they_are_p
             (encode_block(RowOp.INSERT, (0,), lacking, 1), Code.INVALID_ARGUMENT, "column n is missing"),
         ):
             with pytest.raises(Rejected, match=words) as caught:
-                await table._tablet(0).write(block, timeout_s=60)
+                await table.tablet(0).write(block, timeout_s=60)
             assert caught.value.code is code
         await table.insert({"id": 1, "name": "after", "n": 1})
         assert await count(client) == 1

@@ -53,7 +53,7 @@ def read(info: fl.FlightInfo) -> pa.Table:
 def addresses(cluster: LocalCluster) -> list[str]:
     """Of every port that answers: gRPC and Flight, of the master and of a node."""
     described = [cluster.running[name].description for name in ("master", "node-1")]
-    return [a for d in described for a in (d.identity.address, d.flight_address)]
+    return [a for d in described for a in (d.address, d.flight_address)]
 
 
 async def test_every_port_plans_a_whole_table_and_its_tickets_are_read_anywhere(
@@ -76,7 +76,7 @@ async def test_every_port_plans_a_whole_table_and_its_tickets_are_read_anywhere(
 
 
 async def test_columns_conditions_limit_and_statistics(cluster: LocalCluster) -> None:
-    address = cluster.running["master"].description.identity.address
+    address = cluster.running["master"].description.address
 
     def check() -> None:
         few = planned(address, ScanCommand("t", columns=("name",), where="id IN (7, 8) AND name != 'n8'"))
@@ -96,7 +96,7 @@ async def test_columns_conditions_limit_and_statistics(cluster: LocalCluster) ->
 
 async def test_a_scan_resumes_behind_the_key_beside_its_last_batch(cluster: LocalCluster) -> None:
     """The columns asked for do not have the key."""
-    address = cluster.running["node-0"].description.identity.address
+    address = cluster.running["node-0"].description.address
 
     def check() -> None:
         info = planned(address, ScanCommand("t", columns=("name",), resumable=True))
@@ -156,7 +156,7 @@ async def test_what_cannot_be_planned_is_refused_with_the_reason(cluster: LocalC
 
 
 async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> None:
-    address = cluster.running["master"].description.identity.address
+    address = cluster.running["master"].description.address
 
     def act(name: str, body: dict[str, Any]) -> Any:
         with fl.connect(f"grpc+tcp://{address}") as client:
@@ -204,7 +204,7 @@ async def test_callers_of_ours_are_still_asked_who_they_are(cluster: LocalCluste
 
     try:
         with pytest.raises(SteleError) as refused:
-            address = cluster.running["master"].description.identity.address
+            address = cluster.running["master"].description.address
             await pool.unary(
                 address, Stub, "plan", fl.FlightDescriptor.for_path("t").serialize(), timeout_s=5.0
             )

@@ -40,10 +40,10 @@ async def test_every_replica_serves_a_prepared_snapshot(tmp_path: Path) -> None:
         async with cluster.client() as client:
             table = await client.create_table("t", SCHEMA, HASHED)
             await table.write_arrow(pa.table({"id": range(ROWS), "name": ["x" * 20] * ROWS}))
-            plan = table.plan_scan(["id"], ordered=True)
+            plan = table.scan(["id"], ordered=True).plan
             for tablet in plan.tablets:  # of some of them this client knows no leader, or a wrong one
                 tablet.leader = 1
-            await table.prepare(plan)
+            await table.reads.prepare(plan)
             assert set(plan.prepared) == {tablet.tablet_id for tablet in plan.tablets}, "hints are followed"
             await table.write_arrow(pa.table({"id": range(ROWS, ROWS + 50), "name": ["later"] * 50}))
             for number in range(3):
@@ -88,7 +88,7 @@ async def test_keys_that_cut_a_tablet_come_from_its_files(tmp_path: Path) -> Non
         await cluster.start()
         async with cluster.client() as client:
             table = await client.create_table("t", SCHEMA)
-            (tablet,) = table.plan_scan().tablets
+            (tablet,) = table.scan().plan.tablets
             address = tablet.target().address
 
             async def split(part_bytes: int) -> list[bytes]:
@@ -106,7 +106,7 @@ async def test_keys_that_cut_a_tablet_come_from_its_files(tmp_path: Path) -> Non
             bounds = [b"", *keys, b""]
             found: list[int] = []
             for lower, upper in itertools.pairwise(bounds):
-                plan = table.plan_scan(["id"], ordered=True)
+                plan = table.scan(["id"], ordered=True).plan
                 part = replace(plan, spec=replace(plan.spec, lower_key=lower, upper_key=upper))
                 found += await asyncio.to_thread(read, client, part, tablet)
             assert found == list(range(100_000))

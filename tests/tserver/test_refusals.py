@@ -51,7 +51,7 @@ async def test_a_block_with_broken_insides_is_refused_before_it_is_proposed(clus
             b"x" * 100,
         ):
             with pytest.raises(Rejected):
-                await table._tablet(0).write(block, timeout_s=60)
+                await table.tablet(0).write(block, timeout_s=60)
         await table.put({"id": 2, "name": "after"})
         assert await count(client) == 1
 
@@ -126,7 +126,7 @@ async def test_what_only_a_later_program_reads_is_refused_before_it_is_proposed(
             (changed(op_each, HEADER.size + 4 * len(SCHEMA.columns), 9), Code.INVALID_ARGUMENT),
         ):
             with pytest.raises(Rejected) as caught:
-                await table._tablet(0).write(block, timeout_s=60)
+                await table.tablet(0).write(block, timeout_s=60)
             assert caught.value.code is code
         request = tserver_pb2.KvRequest(key=b"a", value=b"1")
         request.op = 77  # type: ignore[assignment]
@@ -176,7 +176,7 @@ async def test_more_keys_or_columns_than_a_point_read_may_have_are_refused(clust
                 column_ids=column_ids or range(1, columns + 1),
                 schema_version=1,
             )
-            answer = await table._tablet(0).read(request, timeout_s=60)
+            answer = await table.tablet(0).read(request, timeout_s=60)
             found: list[dict[str, Any]] = pa.ipc.open_stream(answer.rows).read_all().to_pylist()
             return found
 
@@ -230,7 +230,7 @@ async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_t
             request = tserver_pb2.ReadRequest(keys=keys.serialize().to_pybytes(), schema_version=1)
             for _ in range(20):  # the last attempt may be answered by a node that does not lead
                 with pytest.raises(Retryable) as refused:
-                    await table._tablet(0).read(request, timeout_s=1)
+                    await table.tablet(0).read(request, timeout_s=1)
                 if refused.value.code is Code.TIMED_OUT:
                     break
             assert refused.value.code is Code.TIMED_OUT
@@ -249,7 +249,7 @@ def keys_of(schema: Schema, names: pa.Array) -> bytes:
 async def refused_read(table: AsyncTable, keys: bytes) -> str:
     request = tserver_pb2.ReadRequest(keys=keys, schema_version=table.schema.version)
     with pytest.raises(Rejected) as caught:
-        await table._tablet(0).read(request, timeout_s=60)
+        await table.tablet(0).read(request, timeout_s=60)
     return str(caught.value)
 
 
@@ -262,7 +262,7 @@ async def test_a_client_id_from_the_future_is_refused_before_it_is_proposed(
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         kv = await client.create_keyspace("k")
-        for tablet in (table._tablet(0), kv._tablet):
+        for tablet in (table.tablet(0), kv._tablet):
             tablet._latest.begin()
             tablet._latest.made_us = made_us
         with pytest.raises(Rejected) as caught:
@@ -283,7 +283,7 @@ async def test_a_clock_that_is_ahead_by_little_costs_its_program_that_time_alone
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         kv = await client.create_keyspace("k")
         for tablet, write in (
-            (table._tablet(0), lambda: table.put({"id": 1, "name": "early"})),
+            (table.tablet(0), lambda: table.put({"id": 1, "name": "early"})),
             (kv._tablet, lambda: kv.replace("a", "early")),
         ):
             tablet._latest.begin()
@@ -298,7 +298,7 @@ async def test_a_flood_of_client_ids_made_ahead_turns_nobody_away(cluster: Local
     async with cluster.client() as client, cluster.client() as other:
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         others = await other.open_table("t")
-        tablet = table._tablet(0)
+        tablet = table.tablet(0)
         for machine in await machines_of(cluster, tablet.place.tablet_id):
             machine._once._clients_max = 16
 
@@ -327,7 +327,7 @@ async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) 
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         kv = await client.create_keyspace("k")
         mark_us = time.time_ns() // 1_000 + 1_200_000_000  # as if this clock were 20 minutes behind
-        for tablet in (table._tablet(0), kv._tablet):
+        for tablet in (table.tablet(0), kv._tablet):
             for machine in await machines_of(cluster, tablet.place.tablet_id):
                 machine._once._mark_us = mark_us
         for _ in range(2):
@@ -344,7 +344,7 @@ async def test_a_client_id_that_was_forgotten_is_replaced(cluster: LocalCluster)
     async with cluster.client() as client:
         table = await client.create_table("t", SCHEMA, PartitionSchema())
         await table.put({"id": 1, "name": "first"})
-        for machine in await machines_of(cluster, table._tablet(0).place.tablet_id):
+        for machine in await machines_of(cluster, table.tablet(0).place.tablet_id):
             await wait_until(lambda machine=machine: machine._once.clients == 1)
             machine._once._forget_oldest()
         with pytest.raises(Retryable, match="has forgotten this client id"):

@@ -28,7 +28,7 @@ async def test_a_node_that_a_stuck_reader_reads_from_stops(tmp_path: Path) -> No
         table = await client.create_table("t", SCHEMA, PartitionSchema(), replication_factor=1)
         text = pa.array(["x" * 250] * ROWS)  # more than what sockets and windows hold
         await table.write_arrow(pa.table({"id": np.arange(ROWS), "text": text}))
-        command = ScanCommand(tablet_id=table._tablet(0).place.tablet_id)
+        command = ScanCommand(tablet_id=table.tablet(0).place.tablet_id)
         with fl.connect(f"grpc+tcp://{node.flight_address}") as stuck:
             info = stuck.get_flight_info(fl.FlightDescriptor.for_command(command.encode()))
             reader = stuck.do_get(info.endpoints[0].ticket)

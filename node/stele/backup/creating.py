@@ -173,7 +173,7 @@ class _Maker:
         """Go on with an unfinished backup, or make a new one. Raises what `create_async` raises."""
         place, opened = self._place, self._opened
         before = await in_thread(unfinished, place, set(opened))
-        scans = {table_id: table.plan_scan(snapshot=self._snapshot) for table_id, table in opened.items()}
+        scans = {table_id: table.scan(snapshot=self._snapshot).plan for table_id, table in opened.items()}
         plan = plan_of(self._client, opened, scans, self._snapshot, self._base)
         work = Unfinished(place, plan, new_id()[:8])
         resumed = False
@@ -280,7 +280,7 @@ class _Run:
         for table in plan.tables:
             self._told(table, 0)
         for table_id, scan in self._scans.items():
-            await self._opened[table_id].prepare(scan)  # then no lost leader stops the reading
+            await self._opened[table_id].reads.prepare(scan)  # then no lost leader stops the reading
         jobs = [(table, tablet) for table in plan.tables for tablet in table.tablets]
         await in_parallel(jobs, self._parallel, self._tablet)
         await self._claim.check()
@@ -316,7 +316,7 @@ class _Run:
 
             reader = self._opened[table.table_id]
             try:
-                done = await reader.read_tablet(scan, self._places[tablet.tablet_id], write)
+                done = await reader.reads.read_tablet(scan, self._places[tablet.tablet_id], write)
             except Rejected as exc:
                 raise self._explained(table, exc) from exc
             if self._places[tablet.tablet_id].incarnation != tablet.incarnation:

@@ -183,7 +183,7 @@ class Folder:
             self.fs.delete_dir(self.path(name))
 
     def _sync_names(self, name: str) -> None:
-        """Make the names of a local folder last."""
+        """Sync a local folder, so that the names in it survive power loss."""
         if self.fs.type_name == "local":
             with self.errors(name):
                 descriptor = os.open(os.path.dirname(self.path(name)), os.O_RDONLY)
@@ -260,7 +260,7 @@ class Sink:
 
     @property
     def closed(self) -> bool:
-        """Asked by pyarrow."""
+        """Whether it can be written to; pyarrow asks."""
         return False
 
     def writable(self) -> bool:

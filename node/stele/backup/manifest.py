@@ -291,7 +291,7 @@ def _file_name(text: str) -> str:
 def _from_json(raw: Mapping[str, Any]) -> Manifest:
     backup_id, finished = raw["id"], raw["finished"]
     if not BACKUP_ID.fullmatch(backup_id):
-        raise ValueError("its id is none of a backup")
+        raise ValueError("its id is not that of a backup")
     base = None if raw["base"] is None else Base(str(raw["base"]["id"]), str(raw["base"]["sha256"]))
     if (raw["kind"] == "full") != (base is None) or (base and not BACKUP_ID.fullmatch(base.backup_id)):
         raise ValueError(f"a backup of kind {raw['kind']} with such a base")

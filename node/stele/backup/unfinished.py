@@ -106,9 +106,10 @@ class Unfinished:
         *,
         whole: bool,
     ) -> Done:
-        """Record that the file behind `before` lasts. None: there are no more rows. `whole`: it is the tablet's last.
+        """Record the tablet's next file, which is on the disk; `file` None: no rows were left for one.
 
-        Returns what is there now."""
+        `before`: what was recorded already. `last_key`: the file's last. `whole`: the tablet has no more rows. Returns what
+        is recorded now."""
         content = {
             "file": None if file is None else file_to_json(file),
             "afterKey": None if before.last_key is None else before.last_key.hex(),

@@ -233,7 +233,7 @@ async def _compare(
         report.differences.append(f"{report.compared}: {differing}")
         return
     names = table.schema.to_arrow().names
-    scan = live.plan_scan(names, snapshot=manifest.snapshot if same else None, ordered=True)
+    scan = live.scan(names, snapshot=manifest.snapshot if same else None, ordered=True).plan
     arrow = table.schema.to_arrow()
     found: dict[str, _Sum] = {}
 
@@ -249,7 +249,7 @@ async def _compare(
     async def read(number: int) -> None:
         place = scan.tablets[number]
         try:
-            found[place.tablet_id] = await live.read_tablet(scan, place, add)
+            found[place.tablet_id] = await live.reads.read_tablet(scan, place, add)
         except Rejected as exc:
             if exc.code is not Code.SNAPSHOT_TOO_OLD:
                 raise
@@ -275,7 +275,7 @@ async def _compare(
 
 
 def _columns(table: TableEntry, live: AsyncTable) -> str:
-    """Which columns of the backup the table lacks or has otherwise, in words; "" if none."""
+    """Which columns of the backup the table lacks, or has with another type, in words; "" if none."""
     now = live.schema.by_name
     missing = [c.name for c in table.schema.columns if c.name not in now]
     other = [c.name for c in table.schema.columns if c.name in now and now[c.name].type != c.type]

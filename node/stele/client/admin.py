@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from stele.client.health import NodeHealth
 from stele.client.nodes import (
@@ -73,8 +74,8 @@ _ASK_TIMEOUT_S = 3.0
 async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tuple[str, str]:
     """Tell each first master who the others are, once all have formatted their volumes.
 
-    Returns (cluster id, fork id); fork id "" means none. Idempotent. With `cluster_id` "", the id that all of
-    them have.
+    Returns (cluster id, fork id); fork id "" means none. Idempotent. `cluster_id` "" means: the one that all of them
+    have.
 
     Raises:
         Retryable: UNAVAILABLE: one does not answer. NOT_READY: one has not formatted its volume yet.
@@ -105,13 +106,12 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
             if not status.format_id:
                 raise Retryable(
                     f"master {address} has not formatted its volume: it asks the other first masters, all of "
-                    f"which must "
-                    "be started",
+                    "which must be started",
                     code=Code.NOT_READY,
                 )
             request.masters.add(node_id=status.node_id, format_id=status.format_id, address=status.address)
         request.cluster_id = id_to_pb(cluster_id)
-        pool.identity.cluster_id = ClusterId(cluster_id)
+        pool.identity = replace(pool.identity, cluster_id=ClusterId(cluster_id))
         for address in parse_masters(list(addresses)):
             await pool.unary(address, MasterServiceStub, "ConfirmFormation", request)
         return cluster_id, pool.identity.fork_id or ""

@@ -117,8 +117,8 @@ async def _ask(
 ) -> master_pb2.AlterTableResponse:
     """Have the masters make the change. If it `drops` ranges, ask again until nodes have deleted them.
 
-    The later questions have no steps. The masters know a table's last few changes. One that they know no more would be
-    made a second time, and might drop a range that was made anew since.
+    It asks again without the steps. The masters remember only a table's last few changes: with its steps, a forgotten
+    one would be made a second time, and might drop a range that was made anew since.
     """
     answer: master_pb2.AlterTableResponse | None = None
     while answer is None or answer.unreached:
@@ -187,7 +187,6 @@ async def alter(
             return
     raise Retryable(
         f"table {locations.info.name} is altered, but not all its tablets have the change after "
-        f"{timeout_s:.0f} s{why}; "
-        "`stele ksck` says why; the change continues, so do not send it again",
+        f"{timeout_s:.0f} s{why}; `stele ksck` says why; the change continues, so do not send it again",
         code=Code.NOT_READY,
     )

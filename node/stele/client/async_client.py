@@ -11,7 +11,7 @@ import importlib
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -75,8 +75,7 @@ class AsyncClient:
     ) -> None:
         timeout_s = arguments.seconds(timeout_s, "timeout_s")
         first_contact_s = arguments.seconds(first_contact_s, "first_contact_s", zero=True)
-        self.identity = Identity()
-        self.pool = ChannelPool(self.identity)
+        self.pool = ChannelPool(Identity())
         self._given = parse_masters(masters)
         self.masters = Masters(
             self.pool, self._given, first_contact_s=first_contact_s, nodes=self._node_addresses
@@ -136,6 +135,11 @@ class AsyncClient:
         for other in untold[1:]:
             untold[0].add_note(f"Another session failed too: {other}")
         return untold[0] if untold else None
+
+    @property
+    def identity(self) -> Identity:
+        """The cluster that this client has met."""
+        return self.pool.identity
 
     def now(self) -> HybridTime:
         """A snapshot token at or above all writes that this client has seen, and not below the wall clock.
@@ -252,7 +256,7 @@ class AsyncClient:
             if answer.tablets_left < left:  # a table of thousands of tablets takes long
                 left, deadline = answer.tablets_left, time.monotonic() + timeout_s
             elif time.monotonic() >= deadline:
-                raise Retryable(_still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
+                raise Retryable(dropping.still_served(info, answer.unreached), code=Code.UNKNOWN_OUTCOME)
 
     async def _delete(self, info: TableInfo | DroppedTable, wait_s: float) -> master_pb2.DeleteTableResponse:
         """Delete a table. The answer names nodes that may still acknowledge rows of it. The masters bound the
@@ -387,9 +391,8 @@ class AsyncClient:
                 f"table {plan.info.name} is in another copy of cluster {plan.cluster_id} than this client",
                 code=Code.WRONG_CLUSTER,
             )
-        self.identity.cluster_id = ClusterId(plan.cluster_id)
-        if plan.fork_id is not None:
-            self.identity.fork_id = plan.fork_id
+        fork_id = self.identity.fork_id if plan.fork_id is None else plan.fork_id
+        self.pool.identity = replace(self.identity, cluster_id=ClusterId(plan.cluster_id), fork_id=fork_id)
         self.masters.met = True
         tablets = [replace(tablet) for tablet in plan.tablets]
         locations = Locations(self.masters, plan.info.table_id, plan.info, tablets, complete=True)
@@ -398,7 +401,6 @@ class AsyncClient:
 
     def _opened(self, locations: Locations) -> AsyncTable:
         table = AsyncTable(
-            self.identity,
             locations,
             self._streams,
             self._flight,
@@ -448,17 +450,6 @@ class AsyncClient:
         self._locations.add(locations)
         locations.take(answer)
         return locations
-
-
-def _still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
-    kind = "key space" if info.kind == "keyspace" else "table"
-    named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
-    many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
-    verb = "does" if len(nodes) == 1 else "do"
-    return (
-        f"{kind} {info.name} is deleted, but {many} ({named}) {verb} not answer: a program that has it open and reaches "
-        "them may still write to it, until the masters hear these nodes again"
-    )
 
 
 async def _seek_pandas() -> None:

@@ -17,13 +17,13 @@ from collections.abc import Callable
 from functools import partial
 
 from stele.client.dealing import Dealer
-from stele.client.ranges import NO_RANGE, Ranges
+from stele.client.ranges import NO_RANGE, Ranges, RangesInForce
 from stele.client.results import row_error_from_pb, with_key, with_keys
 from stele.client.tablet import TabletClient, Writing
 from stele.client.waiting_rows import Done, Item, Part, Row, fail, fail_all, groups_of
 from stele.model.block import RowError, RowOp
 from stele.model.errors import Code, Rejected, SteleError, error_for
-from stele.model.partition import OUTSIDE, PartitionSchema, dropped_ordinals
+from stele.model.partition import OUTSIDE, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.proto.tserver_pb2 import WriteResponse
 
@@ -55,12 +55,10 @@ class Batcher:
         """`ranges`: the table's partitioning as it becomes known; None: it never changes."""
         self._table = table
         self._schema = schema
-        self._partitioning = partitioning
+        self.in_force = RangesInForce(partitioning, ranges)
         self._ranges = ranges
         self._strays: list[Part] = []  # rows that no range covers, as far as is known
         self._seeking: asyncio.Task[None] | None = None  # asks the masters about them
-        self._next: PartitionSchema | None = None  # what the masters told last
-        self._dropped: frozenset[int] = frozenset()  # tablets without a range in it, which it waits for
         self._dealer = Dealer(schema, partitioning)
         self._tablet_of = tablet_of
         self._timeout_s = timeout_s
@@ -93,25 +91,19 @@ class Batcher:
     def adopt(self, schema: Schema) -> None:
         """Take a newer schema of the table. Rows that were dealt out already leave with the one before."""
         self._schema = schema
-        self._dealer = Dealer(schema, self._partitioning)
+        self._dealer = Dealer(schema, self.in_force.partitioning)
 
     def adopt_ranges(self) -> None:
         """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
 
         While a block for a dropped range is in flight, the present partitioning stays in force."""
-        if self._ranges is None or self._ranges.now is self._partitioning:
-            return
-        if self._ranges.now is not self._next:
-            self._next = self._ranges.now
-            self._dropped = dropped_ordinals(self._partitioning, self._next)
-        if not self._dropped.isdisjoint(self._leaving):
-            return  # `_ended` comes back to it
-        self._partitioning = self._next
-        self._dealer = Dealer(self._schema, self._partitioning)
+        dropped = self.in_force.renew(self._leaving)
+        if dropped is None:
+            return  # where a block is in flight, `_ended` comes back to it
+        self._dealer = Dealer(self._schema, self.in_force.partitioning)
         again, self._strays = self._strays, []
-        for ordinal in self._dropped:
+        for ordinal in dropped:
             again += self._waiting.pop(ordinal, ())
-        self._dropped = frozenset()
         for part in again:
             self._deal_again(part)
 
@@ -148,13 +140,13 @@ class Batcher:
         for part in kept:
             if error is not None:
                 fail_all(part.futures, error)
-            elif self._dropped or all(part is not one for one in sought):
+            elif self.in_force.dropped or all(part is not one for one in sought):
                 self._strays.append(part)  # it came meanwhile, or the new ranges are not in force yet
             else:
                 uncovered = [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(part.futures))]
                 self._refuse_rows(part, uncovered)
         self._seeking = None
-        if self._strays and not self._dropped:
+        if self._strays and not self.in_force.dropped:
             self._seeking = asyncio.get_running_loop().create_task(self._seek())
         self._look_quiet()
         if isinstance(error, asyncio.CancelledError):
@@ -190,7 +182,7 @@ class Batcher:
         self._gate = None
         if self._rows:
             self._route()
-        busy = self._dropped.union(self._leaving)
+        busy = self.in_force.dropped.union(self._leaving)
         ready = [ordinal for ordinal in self._waiting if ordinal not in busy]
         self._round = set(ready)
         for ordinal in ready:
@@ -203,7 +195,7 @@ class Batcher:
         """A tablet's block is no longer in flight."""
         del self._leaving[ordinal]
         self._writes.pop(ordinal, None)
-        if ordinal in self._dropped:
+        if ordinal in self.in_force.dropped:
             self.adopt_ranges()
         if ordinal in self._round:
             self._round.remove(ordinal)

@@ -84,7 +84,7 @@ class KeySpace:
         """
         return self._client.run(self._keyspace.elect(name, candidate))
 
-    def changed(self, key: bytes | str, known: bytes | None) -> bytes | None:
+    def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
         """Wait until the value of a key differs from `known`, and return it. Looks twice a second.
 
         Example:

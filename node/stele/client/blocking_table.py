@@ -19,11 +19,12 @@ from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.blocking_scan import Scanner
 from stele.client.holds import TableHold
-from stele.client.lookup import Key
+from stele.client.lookup import Key, Row
 from stele.client.predicates import Predicates
+from stele.client.reads import Bound
 from stele.client.results import WriteResult
 from stele.client.session import AsyncSession
-from stele.client.table import AsyncTable, Bound
+from stele.client.table import BULK_BYTES, AsyncTable
 from stele.model.block import RowOp
 from stele.model.errors import Closed
 from stele.model.holds import BYTES_DEFAULT
@@ -169,7 +170,7 @@ class Table:
         """
         self._client.run(self.asynchronous.refresh())
 
-    def put(self, row: Mapping[str, Any]) -> int:
+    def put(self, row: Row) -> int:
         """Upsert one row, columns by name. Returns the hybrid time of the write.
 
         A datetime without a time zone is UTC, here and wherever a value of a timestamp column is given.
@@ -188,7 +189,7 @@ class Table:
 
     upsert = put
 
-    def insert(self, row: Mapping[str, Any]) -> int:
+    def insert(self, row: Row) -> int:
         """Insert one row. Returns its hybrid time. Raises what `put` raises; Rejected ALREADY_PRESENT if its
         key exists.
 
@@ -201,7 +202,7 @@ class Table:
         """
         return self._client.run(self.asynchronous.insert(row))
 
-    def update(self, row: Mapping[str, Any]) -> int:
+    def update(self, row: Row) -> int:
         """Change the given columns of the row with this key. Returns its hybrid time.
 
         Raises what `put` raises; Rejected NOT_FOUND if the key does not exist.
@@ -213,7 +214,7 @@ class Table:
         """
         return self._client.run(self.asynchronous.update(row))
 
-    def delete(self, row: Mapping[str, Any]) -> int:
+    def delete(self, row: Row) -> int:
         """Delete the row with this key. Returns its hybrid time.
 
         Raises what `put` raises; Rejected NOT_FOUND if the key does not exist.
@@ -247,10 +248,12 @@ class Table:
         op: RowOp | str = RowOp.UPSERT,
         *,
         timeout_s: float | None = None,
+        buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
     ) -> WriteResult:
-        """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block.
+        """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block; `buffer_bytes` of rows
+        are queued or on their way at once.
 
         `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream, such as a
         scan. Of a pandas frame a named index is written as columns.
@@ -267,7 +270,9 @@ class Table:
             >>> table.write_arrow(rows).rows_written
             2
         """
-        writer = self.asynchronous.arrow_writer(op, timeout_s=timeout_s, on_rows=on_rows)
+        writer = self.asynchronous.arrow_writer(
+            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows
+        )
         try:
             writer.check(data)
             # A scan's own batches raise its own errors. A stream in C would make other ones of them.
@@ -287,6 +292,7 @@ class Table:
         columns: Sequence[str] | None = None,
         *,
         every: bool = False,
+        timeout_s: float | None = None,
     ) -> Scanner:
         """What was written to the table after one time and up to another (default: now), deletes too.
 
@@ -295,7 +301,7 @@ class Table:
         returned; with `every`, all changes, oldest first. Each tablet's rows come in key order.
 
         `after`, `upto`: hybrid times or datetimes, as `scan` takes them. Begin with the snapshot of a scan, then give the
-        `snapshot` of the last call.
+        `snapshot` of the last call. `timeout_s`: as for `scan`.
 
         Raises:
             Rejected: an unknown column, or times in the wrong order. While rows are read: CURSOR_LOST, the table's history
@@ -308,7 +314,8 @@ class Table:
             >>> [(row["name"], row["value"], row["_op"]) for row in table.changes(before)]
             [('roof', 22.5, 'upsert')]
         """
-        return Scanner(self._client, self.asynchronous.changes(after, upto, columns, every=every))
+        scanner = self.asynchronous.changes(after, upto, columns, every=every, timeout_s=timeout_s)
+        return Scanner(self._client, scanner)
 
     def hold(
         self,
@@ -415,6 +422,7 @@ class Table:
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | datetime | None = None,
+        timeout_s: float | None = None,
     ) -> Scanner:
         """A scan of all tablets at one snapshot. Read it with `batches`, `to_table`, `to_pandas` or `count`.
 
@@ -423,8 +431,10 @@ class Table:
         columns, in order or by name.
 
         `snapshot`: a hybrid time or a datetime; default: now. 0, the timestamp of a write that sent nothing,
-        means now too. A datetime or time without a zone is UTC, also in predicates and bounds. Raises
-        Rejected for an unknown column or a value that does not fit.
+        means now too. A datetime or time without a zone is UTC, also in predicates and bounds.
+
+        `timeout_s`: how long to wait from one batch of a tablet to the next. Raises Rejected for an unknown column or a
+        value that does not fit.
 
         Example:
             >>> table.scan(["name", "value"], [("value", ">", 20)]).to_table().to_pylist()
@@ -433,13 +443,26 @@ class Table:
             [{'name': 'cellar'}]
         """
         scanner = self.asynchronous.scan(
-            columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
+            columns,
+            predicates,
+            lower=lower,
+            upper=upper,
+            limit=limit,
+            ordered=ordered,
+            snapshot=snapshot,
+            timeout_s=timeout_s,
         )
         return Scanner(self._client, scanner)
 
-    def new_session(self, *, flush_interval_s: float = 1.0, buffer_bytes: int = 8 << 20) -> Session:
+    def new_session(
+        self,
+        *,
+        flush_interval_s: float = 1.0,
+        buffer_bytes: int = 8 << 20,
+        timeout_s: float | None = None,
+    ) -> Session:
         """A session for one caller that writes many rows in order. Rows leave every `flush_interval_s`
-        seconds, or when `buffer_bytes` wait.
+        seconds, or when `buffer_bytes` wait. `timeout_s` is for each block.
 
         Example:
             >>> with table.new_session() as session:
@@ -449,7 +472,9 @@ class Table:
         """
 
         async def make() -> AsyncSession:
-            return self.asynchronous.new_session(flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes)
+            return self.asynchronous.new_session(
+                flush_interval_s=flush_interval_s, buffer_bytes=buffer_bytes, timeout_s=timeout_s
+            )
 
         return Session(self._client, self._client.run(make()))
 
@@ -469,7 +494,7 @@ class Session:
     def __repr__(self) -> str:
         return reprs.blocking(self._session)
 
-    def insert(self, row: Mapping[str, Any]) -> None:
+    def insert(self, row: Row) -> None:
         """Queue a whole row whose key must not exist. `flush` raises the error of a wrong row.
 
         Example:
@@ -478,7 +503,7 @@ class Session:
         """
         self.apply(RowOp.INSERT, row)
 
-    def upsert(self, row: Mapping[str, Any]) -> None:
+    def upsert(self, row: Row) -> None:
         """Queue a whole row that replaces a row with its key. See `insert`.
 
         Example:
@@ -487,7 +512,7 @@ class Session:
         """
         self.apply(RowOp.UPSERT, row)
 
-    def update(self, row: Mapping[str, Any]) -> None:
+    def update(self, row: Row) -> None:
         """Queue some columns of a row whose key must exist. See `insert`.
 
         Example:
@@ -496,7 +521,7 @@ class Session:
         """
         self.apply(RowOp.UPDATE, row)
 
-    def delete(self, row: Mapping[str, Any]) -> None:
+    def delete(self, row: Row) -> None:
         """Queue the removal of the row with this key, which must exist. See `insert`.
 
         Example:
@@ -505,7 +530,7 @@ class Session:
         """
         self.apply(RowOp.DELETE, row)
 
-    def apply(self, op: RowOp | str, row: Mapping[str, Any]) -> None:
+    def apply(self, op: RowOp | str, row: Row) -> None:
         """Queue one row of any operation. Waits while the buffer is full.
 
         Raises SteleError if an earlier flush failed. Then this row was not queued, and `flush` says which of

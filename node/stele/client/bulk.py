@@ -23,12 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stele.client.arrow_input import batches_of, fit
-from stele.client.ranges import NO_RANGE, Ranges
+from stele.client.ranges import NO_RANGE, Ranges, RangesInForce
 from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
-from stele.model.partition import OUTSIDE, PartitionSchema, assign, dropped_ordinals, rows_by_tablet
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
@@ -77,11 +77,7 @@ class BulkWriter:
         self.result = WriteResult(table)
         self._ranges = ranges
         self._schema = schema
-        self._partitioning = partitioning
-        self._next = partitioning  # what the masters told last
-        self._dropped: frozenset[int] = (
-            frozenset()
-        )  # tablets without a range in it, while a block is in flight
+        self._in_force = RangesInForce(partitioning, ranges)
         self._tablet_of = tablet_of
         self._op = op
         self._timeout_s = timeout_s
@@ -114,9 +110,9 @@ class BulkWriter:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             chunk = batch.slice(start, CHUNK_ROWS)
             while True:
-                partitioning = self._partitioning
+                partitioning = self._in_force.partitioning
                 prepared = await in_thread(self._prepared, chunk, partitioning)
-                if partitioning is self._partitioning:
+                if partitioning is self._in_force.partitioning:
                     break  # else new ranges took effect meanwhile
             self._column_ids, self._row_bytes = prepared.column_ids, prepared.row_bytes
             self.result.row_errors.extend(prepared.errors)
@@ -220,7 +216,7 @@ class BulkWriter:
     def _start(self, ordinal: int) -> None:
         if self._abandoned or self._failure is not None or ordinal in self._tasks:
             return
-        if self._dropped and (ordinal == OUTSIDE or ordinal in self._dropped):
+        if self._in_force.dropped and (ordinal == OUTSIDE or ordinal in self._in_force.dropped):
             return  # `_adopt` will deal its rows out anew
         rows = self._pending_rows.get(ordinal, 0)
         enough = rows >= self._block_rows or self._final or self._full or ordinal == OUTSIDE
@@ -238,7 +234,7 @@ class BulkWriter:
             self._ended_by[ordinal] = error
             self._failure = self._failure or error
         elif self._failure is None:
-            if ordinal in self._dropped:
+            if ordinal in self._in_force.dropped:
                 self._adopt()
             self._start(ordinal)
         self._room.set()
@@ -247,32 +243,29 @@ class BulkWriter:
         """Take the partitioning that the masters told last, if it is another one, and deal waiting rows out anew.
 
         While a block for a dropped range is in flight, the present partitioning stays in force."""
-        if self._ranges is None or self._ranges.now is self._partitioning:
-            return
-        if self._ranges.now is not self._next:
-            self._next = self._ranges.now
-            self._dropped = dropped_ordinals(self._partitioning, self._next)
-        if any(ordinal in self._tasks for ordinal in self._dropped):
-            return  # `_ended` comes back to it
+        dropped = self._in_force.renew(self._tasks)
+        if dropped is None:
+            return  # where a block is in flight, `_ended` comes back to it
         again: list[Piece] = []
-        for ordinal in (*sorted(self._dropped), OUTSIDE):
+        for ordinal in (*sorted(dropped), OUTSIDE):
             again += self._pending.pop(ordinal, ())
             self._pending_rows.pop(ordinal, None)
-        self._partitioning, self._dropped = self._next, frozenset()
         try:
             for rows, positions in again:
-                for ordinal, piece, where in _pieces(rows, positions, self._schema, self._partitioning):
+                for ordinal, piece, where in _pieces(
+                    rows, positions, self._schema, self._in_force.partitioning
+                ):
                     self._place(ordinal, piece, where)
         except Exception as exc:  # noqa: BLE001 - `feed` and `finish` must raise any error
             self._failure = exc
 
     async def _seek(self) -> None:
         """Refuse the rows that no range covers now, unless the masters tell of a range for them."""
-        sought, partitioning = len(self._pending[OUTSIDE]), self._partitioning
+        sought, partitioning = len(self._pending[OUTSIDE]), self._in_force.partitioning
         if self._ranges is not None:
             await self._ranges.ask(self._timeout_s)
             self._adopt()
-        if self._dropped or self._partitioning is not partitioning:
+        if self._in_force.dropped or self._in_force.partitioning is not partitioning:
             return  # others may be outside now; `_ended` asks again about those
         waiting = self._pending[OUTSIDE]
         for rows, positions in [waiting.popleft() for _ in range(sought)]:
@@ -282,7 +275,7 @@ class BulkWriter:
             self._rows_waiting -= len(positions)
 
     async def _send(self, ordinal: int) -> None:
-        while self._failure is None and ordinal not in self._dropped:
+        while self._failure is None and ordinal not in self._in_force.dropped:
             rows, positions = self._take_block(ordinal)
             if not len(positions):
                 return

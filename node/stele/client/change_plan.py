@@ -31,7 +31,7 @@ def change_plan(planned: ScanPlan, after: int, *, every: bool) -> ScanPlan:
     """The plan of a scan as one of changes after this time, up to its snapshot. Key columns that it lacks come first.
 
     Raises:
-        Rejected: a column has the name of one that changes add.
+        Rejected: a column is called `_op` or `_ts`, as those that changes add.
     """
     wanted = planned.spec.column_ids
     keys = tuple(int(i) for i in planned.schema.key_column_ids if i not in wanted)

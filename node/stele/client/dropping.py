@@ -157,8 +157,20 @@ def meant(tables: Sequence[DroppedTable], called: str) -> DroppedTable:
 
 
 def is_part_of_id(text: str, table_id: str = "") -> bool:
-    """Whether the text is an id, or at least 8 digits with which one begins: this one, if it is given."""
+    """Whether the text is an id, or at least its first 8 digits: of `table_id`, or of any table if that is not given."""
     return _PART_OF_ID.fullmatch(text) is not None and (not table_id or table_id.startswith(text))
+
+
+def still_served(info: TableInfo | DroppedTable, nodes: Sequence[str]) -> str:
+    """What to say of a deleted table while these nodes have not answered."""
+    kind = "key space" if info.kind == "keyspace" else "table"
+    named = ", ".join(nodes[:3]) + (", ..." if len(nodes) > 3 else "")
+    many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+    verb = "does" if len(nodes) == 1 else "do"
+    return (
+        f"{kind} {info.name} is deleted, but {many} ({named}) {verb} not answer: a program that has it open and reaches "
+        "them may still write to it, until the masters hear these nodes again"
+    )
 
 
 def _wait_ms(deadline: float) -> int:

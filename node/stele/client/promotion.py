@@ -78,8 +78,7 @@ async def promote(
         if time.monotonic() >= deadline:
             raise Retryable(
                 f"tablet {now.tablet_id[:8]}: the others did not vote for replica {chosen.replica_id} within "
-                f"{timeout_s:.0f} s; "
-                "their nodes' logs say why",
+                f"{timeout_s:.0f} s; their nodes' logs say why",
                 code=Code.TIMED_OUT,
             )
 
@@ -113,8 +112,7 @@ def _chosen(found: Recovery, target: str) -> Survivor:
     if len(answering) <= len(found.voters) // 2 or not voters:
         raise Rejected(
             f"{what}: {len(answering)} of {len(found.voters)} voters answer, which is no majority, so nobody "
-            f"can be elected; bring "
-            "nodes back, or see `stele tablet recover`",
+            "can be elected; bring nodes back, or see `stele tablet recover`",
             code=Code.UNSAFE_CHANGE,
         )
     best = max(voters, key=lambda s: s.rank(found.incarnation))

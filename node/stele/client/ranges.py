@@ -1,13 +1,13 @@
 """The ranges of an open table, as they are added and dropped. Used by table.py, batcher.py and bulk.py.
 
-Invariant: before a row is refused because no range covers it, the masters are asked. That question begins
-after the row was given.
+Invariants: before a row is refused because no range covers it, the masters are asked. That question begins
+after the row was given. A writer deals out all rows that wait by one partitioning.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stele.client.locations import Locations, TabletPlace
 from stele.model.errors import Code, Rejected
-from stele.model.partition import OUTSIDE, PartitionSchema, assign, may_be_outside, prune
+from stele.model.partition import OUTSIDE, PartitionSchema, assign, dropped_ordinals, may_be_outside, prune
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
 
@@ -91,6 +91,37 @@ class Ranges:
             else:
                 await self.ask(rest_s)
                 asked = True
+
+
+class RangesInForce:
+    """The partitioning by which a writer deals its rows out, and the newer one that it waits for.
+
+    A newer one takes effect once no block for a tablet that it drops is in flight. `ranges`: None: it never changes."""
+
+    def __init__(self, partitioning: PartitionSchema, ranges: Ranges | None) -> None:
+        self.partitioning = partitioning
+        self.dropped: frozenset[int] = frozenset()  # tablets without a range in the newer one
+        self._next = partitioning
+        self._ranges = ranges
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the masters have told of another partitioning."""
+        return self._ranges is not None and self._ranges.now is not self.partitioning
+
+    def renew(self, in_flight: Collection[int]) -> frozenset[int] | None:
+        """Put the partitioning in force that the masters told last. `in_flight`: tablets with a block under way.
+
+        Returns the tablets that it drops: their waiting rows are dealt out anew. None: the present one stays in force."""
+        if self._ranges is None or not self.outdated:
+            return None
+        if self._ranges.now is not self._next:
+            self._next = self._ranges.now
+            self.dropped = dropped_ordinals(self.partitioning, self._next)
+        if not self.dropped.isdisjoint(in_flight):
+            return None
+        dropped, self.dropped, self.partitioning = self.dropped, frozenset(), self._next
+        return dropped
 
 
 def _wanted(schema: Schema, spec: ScanSpec) -> tuple[Schema, Sequence[Predicate], bytes, bytes]:

@@ -302,7 +302,7 @@ async def read_tablet(
     timeout_s: float,
     read: Callable[[Iterator[pa.RecordBatch]], T],
 ) -> T:
-    """The result of `read(batches)` for one tablet of an ordered plan. `AsyncTable.read_tablet` has the details."""
+    """The result of `read(batches)` for one tablet of an ordered plan. `TableReads.read_tablet` has the details."""
     scan = TabletScan(pool, plan, tablet, timeout_s, _locator(locations))
 
     def batches() -> Iterator[pa.RecordBatch]:

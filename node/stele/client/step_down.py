@@ -120,8 +120,7 @@ class _Call:
             if time.monotonic() + _AGAIN_S > deadline:
                 raise Retryable(
                     f"tablet {self._id}: no replica says that it leads; `stele tablet describe "
-                    f"{self._id[:8]}` shows "
-                    "them",
+                    f"{self._id[:8]}` shows them",
                     code=Code.NOT_READY,
                 )
             await asyncio.sleep(_AGAIN_S)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,44 +21,35 @@ from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_o
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
-from stele.client.change_plan import change_plan, change_times
 from stele.client.holds import TableHold, TableHolds
-from stele.client.key_order import key_bound
-from stele.client.locations import Locations, TableInfo, TabletPlace, WritePlan
-from stele.client.lookup import Key, Row, first_row, ids_of, key_row
-from stele.client.predicates import Predicates, parse_predicates
-from stele.client.preparing import prepare
+from stele.client.locations import Locations, TableInfo, WritePlan
+from stele.client.lookup import Key, Row
+from stele.client.predicates import Predicates
 from stele.client.ranges import Ranges
+from stele.client.reads import Bound, TableReads, Wanted
 from stele.client.results import WriteResult
-from stele.client.scan import AsyncScanner, read_tablet
+from stele.client.scan import AsyncScanner
 from stele.client.session import AsyncSession
-from stele.client.splitting import split
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
-from stele.client.tablet_scan import FlightPool, ScanPlan
+from stele.client.tablet_scan import FlightPool
 from stele.model.block import RowOp
-from stele.model.column import shown
 from stele.model.errors import Advice, Rejected, Retryable
 from stele.model.holds import BYTES_DEFAULT
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
-from stele.model.predicate import ScanSpec
-from stele.model.rows import batch_from_rows, check_row
+from stele.model.rows import check_row
 from stele.model.schema import Schema
-from stele.rpc.identity import Identity
-from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
-
-T = TypeVar("T")
-Bound = Mapping[str, Any] | Sequence[Any] | Any
 
 BULK_BYTES = 64 << 20
 _SEEK_S = 1.0
-_ROWS_MAX = (1 << 63) - 1  # Arrow cannot count further
 
 
 class AsyncTable:
     """A table. `timeout_s`: how long one row, block or read may take.
+
+    `reads`: for programs that read tablets themselves, by the `plan` of a scan: Spark, backups.
 
     Example:
         >>> async def write(table):
@@ -70,7 +61,6 @@ class AsyncTable:
 
     def __init__(
         self,
-        identity: Identity,
         locations: Locations,
         streams: Streams,
         flight: FlightPool,
@@ -87,9 +77,7 @@ class AsyncTable:
         self.locations = locations
         self._ranges = Ranges(locations)
         self._holds = TableHolds(streams.pool, locations, observed.now)
-        self._identity = identity
         self._streams = streams
-        self._flight = flight
         self._observed = observed
         self._unsettled = unsettled
         self._timeout_s = timeout_s
@@ -97,11 +85,12 @@ class AsyncTable:
         self._sought_at = -math.inf
         self._not_told: Retryable | None = None
         """Why the masters did not answer when they were last asked for new columns."""
+        self.reads = TableReads(self, self._ranges, streams, flight, observed, timeout_s=timeout_s)
         self._batcher = Batcher(
             info.name,
             info.schema,
             self.partition_schema,
-            self._tablet,
+            self.tablet,
             timeout_s=timeout_s,
             ranges=self._ranges,
         )
@@ -212,7 +201,9 @@ class AsyncTable:
     def __repr__(self) -> str:
         columns = reprs.many(len(self.schema.columns), "column")
         tablets = reprs.many(self.partition_schema.tablets, "tablet")
-        return reprs.shown_as(self, f"{self.name}: {columns}, {tablets}", self._identity.cluster_id)
+        return reprs.shown_as(
+            self, f"{self.name}: {columns}, {tablets}", self._streams.pool.identity.cluster_id
+        )
 
     def _repr_html_(self) -> str:
         return html.of_table(self.info)
@@ -266,7 +257,7 @@ class AsyncTable:
             lambda op: self._bulk_writer(schema, op, block_s, BULK_BYTES, None),
             self._ensure_usable,
             self._unsettled,
-            cluster_id=self._identity.cluster_id,
+            cluster_id=self._streams.pool.identity.cluster_id,
             flush_interval_s=arguments.seconds(flush_interval_s, "flush_interval_s", zero=True),
             buffer_bytes=arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
         )
@@ -284,8 +275,8 @@ class AsyncTable:
         """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
         `data`: pyarrow's, a frame of pandas or polars, or anything else that gives an Arrow stream. Of a pandas
-        frame a named index is written as columns. `timeout_s` is for each block. `on_rows` is called with the number of rows acknowledged, as it
-        happens.
+        frame a named index is written as columns. `timeout_s` is for each block. `on_rows` is called with the
+        number of rows of each acknowledged block.
 
         Raises:
             RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
@@ -339,22 +330,7 @@ class AsyncTable:
             Rejected: a key that does not fit, or an unknown column.
             SteleError: no leader answered in time.
         """
-        self._streams.ensure_open()
-        schema = self.schema
-        batch, _, _, errors = batch_from_rows([key_row(schema, key)], schema, RowOp.DELETE)
-        if errors:
-            raise Rejected(f"table {self.name}: key {shown(key)}: {errors[0].message}")
-        request = tserver_pb2.ReadRequest(
-            keys=batch.serialize().to_pybytes(),
-            column_ids=ids_of(self.name, schema, columns),
-            schema_version=schema.version,
-        )
-
-        async def read(ordinal: int, timeout_s: float) -> tserver_pb2.ReadResponse:
-            return await self._tablet(ordinal).read(request, timeout_s=timeout_s)
-
-        answer = await self._ranges.read(batch, schema, self._timeout_s, read)
-        return None if answer is None else first_row(self.name, answer.rows)
+        return await self.reads.get(key, columns)
 
     def scan(
         self,
@@ -376,19 +352,14 @@ class AsyncTable:
 
         `snapshot`: a hybrid time or a datetime; default: now, and never below what this client has seen
         written. 0, the timestamp of a write that sent nothing, means now too. A datetime or time without a
-        zone is UTC, also in predicates and bounds.
+        zone is UTC, also in predicates and bounds. `timeout_s`: how long to wait from one batch of a tablet to the next.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.
             Retryable: NOT_READY: the table is being created.
         """
-
-        def plan() -> ScanPlan:
-            return self.plan_scan(
-                columns, predicates, lower=lower, upper=upper, limit=limit, ordered=ordered, snapshot=snapshot
-            )
-
-        return self._scanner(plan, bool(ordered), timeout_s)
+        wanted = Wanted(columns, predicates, lower, upper, limit, ordered, snapshot)
+        return self.reads.scan(wanted, timeout_s)
 
     def changes(
         self,
@@ -406,20 +377,14 @@ class AsyncTable:
         returned; with `every`, all changes, oldest first. Each tablet's rows come in key order.
 
         `after`, `upto`: hybrid times or datetimes, as `scan` takes them. Begin with the snapshot of a scan, then give the
-        `snapshot` of the last call.
+        `snapshot` of the last call. `timeout_s`: as for `scan`.
 
         Raises:
             Rejected: an unknown column, or times in the wrong order. While rows are read: CURSOR_LOST, the table's history
                 (`history_s`) no longer reaches back to `after`. Begin again with a scan.
             Retryable: NOT_READY: the table is being created.
         """
-        self._streams.ensure_open()
-        begin, end = change_times(after, upto, self._observed.now)
-
-        def plan() -> ScanPlan:
-            return change_plan(self.plan_scan(columns, snapshot=end), begin, every=bool(every))
-
-        return self._scanner(plan, False, timeout_s)
+        return self.reads.changes(after, upto, columns, every=every, timeout_s=timeout_s)
 
     async def hold(
         self,
@@ -483,96 +448,6 @@ class AsyncTable:
         self._streams.ensure_open()
         return await self._holds.all(arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"))
 
-    def _scanner(self, plan: Callable[[], ScanPlan], ordered: bool, timeout_s: float | None) -> AsyncScanner:
-        planned, seconds = plan(), arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
-
-        async def replan() -> ScanPlan:
-            """While the table is ALTERING, the masters still give the earlier columns."""
-            until = time.monotonic() + seconds
-            while self.schema.version <= planned.schema.version and time.monotonic() < until:
-                await self.refresh()
-            return plan()
-
-        async def tablets(gone: bool) -> tuple[TabletPlace, ...]:
-            return await self._ranges.places_now(planned.schema, planned.spec, gone, seconds)
-
-        how: dict[str, Any] = {"ordered": ordered, "timeout_s": seconds, "replan": replan, "tablets": tablets}
-        how["prepare"] = self.prepare
-        return AsyncScanner(self._flight, planned, self.locations, **how)
-
-    def plan_scan(
-        self,
-        columns: Sequence[str] | None = None,
-        predicates: Predicates = (),
-        *,
-        lower: Bound = None,
-        upper: Bound = None,
-        limit: int | None = None,
-        ordered: bool = False,
-        snapshot: int | datetime | None = None,
-    ) -> ScanPlan:
-        """The tablets that `scan` would read, for a program that reads them in other processes (Spark)."""
-        self._streams.ensure_open()
-        schema = self.schema
-        lower_key = key_bound(lower, schema, "lower")
-        upper_key = key_bound(upper, schema, "upper")
-        rows_max = None if limit is None else min(arguments.whole_number(limit, "limit", least=0), _ROWS_MAX)
-        if upper is not None and not upper_key:
-            rows_max = 0  # the bound is an empty string, the lowest key of all; b"" would mean no bound
-        spec = ScanSpec(
-            # All by id: the table may have more columns when it is read.
-            column_ids=ids_of(self.name, schema, columns) or schema.column_ids,
-            predicates=tuple(parse_predicates(predicates, schema)),
-            lower_key=lower_key,
-            upper_key=upper_key,
-            limit=rows_max,
-            ordered=bool(ordered),
-        )
-        return ScanPlan(
-            self._identity.cluster_id,
-            schema,
-            spec,
-            # With 0 in its ticket, each tablet would be read at its own latest time.
-            arguments.snapshot(snapshot) or self._observed.now(),
-            self._ranges.places(schema, spec),
-            self._identity.fork_id,
-        )
-
-    async def prepare(self, plan: ScanPlan) -> None:
-        """Have the leaders prepare the snapshot of a plan, so that all replicas can serve it: one request to each node.
-
-        Scans do it themselves where they take long. What cannot be prepared is read from leaders."""
-        await prepare(self._streams.pool, plan)
-
-    async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
-        """A plan in parts of about `part_bytes` of files, for readers beside each other. Together they give its rows.
-
-        Each part is a range of keys of one tablet. A limit holds for each part."""
-        self._streams.ensure_open()
-        return await split(
-            self._streams.pool, plan, arguments.whole_number(part_bytes, "part_bytes", least=1)
-        )
-
-    async def read_tablet(
-        self,
-        plan: ScanPlan,
-        tablet: TabletPlace,
-        read: Callable[[Iterator[pa.RecordBatch]], T],
-        *,
-        timeout_s: float | None = None,
-    ) -> T:
-        """The result of `read(batches)`, called in a thread of its own with the rows of one tablet of an ordered plan.
-
-        The batches come in key order, with one in memory at a time. If this call is cancelled, `read` gets an error with
-        its next batch, and is waited for.
-
-        Raises:
-            SteleError: no replica of the tablet can serve it. And what `read` raises.
-        """
-        self._streams.ensure_open()
-        seconds = arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
-        return await read_tablet(self._flight, self.locations, plan, tablet, seconds, read)
-
     def plan_write(self) -> WritePlan:
         """A plan with which `AsyncClient.open_planned` opens this table in another process.
 
@@ -580,7 +455,8 @@ class AsyncTable:
             Retryable: NOT_READY: the table is being created.
         """
         tablets = self.locations.by_ordinal([ordinal for ordinal, _ in numbered(self.partition_schema)])
-        return WritePlan(self._identity.cluster_id, self.info, tuple(tablets), self._identity.fork_id)
+        identity = self._streams.pool.identity
+        return WritePlan(identity.cluster_id, self.info, tuple(tablets), identity.fork_id)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
         """Wait until every tablet has a leader.
@@ -604,7 +480,8 @@ class AsyncTable:
         check_row(row)
         if self.locations.outdated:
             self._take_news()
-        self._batcher.adopt_ranges()
+        if self._batcher.in_force.outdated:
+            self._batcher.adopt_ranges()
         if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
             return asyncio.get_running_loop().create_task(self._write_unknown(op, row))
         return self._batcher.put(op, row)
@@ -633,7 +510,8 @@ class AsyncTable:
                 code=self._not_told.code,
             ) from refusal
 
-    def _tablet(self, ordinal: int) -> TabletClient:
+    def tablet(self, ordinal: int) -> TabletClient:
+        """The client of one tablet. Raises SteleError."""
         (place,) = self.locations.by_ordinal([ordinal])
         client = self._tablets.get(ordinal)
         if client is None or client.place is not place:
@@ -654,7 +532,7 @@ class AsyncTable:
             self.name,
             schema,
             self.partition_schema,
-            self._tablet,
+            self.tablet,
             op,
             timeout_s=timeout_s,
             bytes_max=bytes_max,

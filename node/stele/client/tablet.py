@@ -143,7 +143,7 @@ class TabletClient:
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
     ) -> Asking:
-        """As `start_write`, of this very block."""
+        """As `start_write`, but the block is sent as it is, also if columns have changed."""
         if HEADER.size + len(block) > WRITE_BYTES_MAX:
             raise Rejected(
                 f"the write has {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX} are allowed; "

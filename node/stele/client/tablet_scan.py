@@ -207,9 +207,10 @@ class TabletScan:
             stream.cancel()
 
     def __iter__(self) -> Iterator[pa.RecordBatch | None]:
-        """Raises SteleError if no replica served the rest within `timeout_s` of the last batch.
+        """The batches; None where the scan begins again, so that those before do not count.
 
-        While nodes have no place for the scan, ten times as long."""
+        Raises SteleError if no replica served the rest within `timeout_s` of the last batch. While nodes have no place for
+        the scan, the limit is ten times as long."""
         wanted = len(self._plan.arrow_schema)
         spec = (with_key_columns(self._plan) if self._plan.spec.ordered else self._plan).spec
         arrow = spec.arrow_schema(self._plan.schema)

@@ -52,7 +52,7 @@ class Starts:
         node_id = id_from_pb(request.node_id)
         own = self._pool.identity
         if node_id == own.node_id and request.incarnation != own.incarnation:
-            raise _still_runs(node_id, own.incarnation, own.address)
+            raise _still_runs(node_id, own.incarnation, "as this master")
         life = self._liveness().nodes.get(node_id)
         if life is None or request.incarnation <= life.incarnation or not self._is_live(life):
             return
@@ -68,7 +68,7 @@ class Starts:
         try:
             earlier = life.incarnation
             if await self._runs(address, node_id, earlier):
-                raise _still_runs(node_id, earlier, address)
+                raise _still_runs(node_id, earlier, f"at {address}")
         finally:
             self._asking.discard(node_id)
 
@@ -115,9 +115,9 @@ class Starts:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _still_runs(node_id: str, incarnation: int, address: str) -> Rejected:
+def _still_runs(node_id: str, incarnation: int, where: str) -> Rejected:
     return Rejected(
-        f"incarnation {incarnation} of node {node_id} still answers at {address}; two processes use its id: stop one of "
+        f"incarnation {incarnation} of node {node_id} still answers {where}; two processes use its id: stop one of "
         "them, and start a copy of a cluster under a fork id of its own (--fork-id)",
         code=Code.STALE_INCARNATION,
     )

@@ -10,6 +10,7 @@ nothing is dialled.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -65,7 +66,7 @@ class ChannelPool:
 
     def __init__(self, identity: Identity) -> None:
         forks.use()
-        self.identity = identity
+        self.identity = identity  # a client's is renewed once a server has told the cluster
         self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -209,9 +210,9 @@ class ChannelPool:
         if CLUSTER_KEY not in said:
             return
         if not self.identity.cluster_id:
-            self.identity.cluster_id = ClusterId(said[CLUSTER_KEY])
+            self.identity = replace(self.identity, cluster_id=ClusterId(said[CLUSTER_KEY]))
         if self.identity.fork_id is None:  # a server of a release without fork ids belongs to the original
-            self.identity.fork_id = str(said.get(FORK_KEY, ""))
+            self.identity = replace(self.identity, fork_id=str(said.get(FORK_KEY, "")))
 
     def _failed(self, address: str, channel: grpc.aio.Channel | None, exc: BaseException) -> Exception:
         error = from_rpc_error(exc, where=address)

@@ -45,8 +45,8 @@ def peer_frame(messages: deque[bytes]) -> bytes:
 
 
 def client_requests(requests: deque[bytes]) -> bytes:
-    """A frame with one ClientRequest of the encoded ones that fit, at least one. Removes them from the
-    queue."""
+    """A frame with one ClientRequest. It holds as many encoded requests from the head of the queue as fit, at
+    least one; they leave the queue."""
     return _wrapped(requests, _REQUEST, _REQUESTS)
 
 

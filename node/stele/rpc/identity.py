@@ -47,9 +47,9 @@ class Caller:
     original."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Identity:
-    """This process. A client has no node id, and no cluster id until a server told it.
+    """This process. A client has no node id, and no cluster id until a server told it (`ChannelPool.identity`).
 
     `fork_id`: the copy of the cluster's volumes that it belongs to; "" for the original; None: a client does
     not know it yet.
@@ -58,7 +58,6 @@ class Identity:
     cluster_id: ClusterId = NO_CLUSTER
     node_id: NodeId = NO_NODE
     incarnation: int = 0
-    address: str = ""
     fork_id: str | None = None
 
     def metadata(self, to_node: str = "", to_incarnation: int = 0) -> tuple[tuple[str, str], ...]:
@@ -77,8 +76,10 @@ class Identity:
             pairs.append((TO_INCARNATION_KEY, str(to_incarnation)))
         return tuple(pairs)
 
-    def hello(self, to_node: str = "", to_incarnation: int = 0, channel: str = "") -> common_pb2.Hello:
-        """The first message of a stream to `to_node`, or the answer to it."""
+    def hello(
+        self, to_node: str = "", to_incarnation: int = 0, channel: str = "", address: str = ""
+    ) -> common_pb2.Hello:
+        """The first message of a stream to `to_node`, or the answer to it. `address`: where this process listens."""
         return common_pb2.Hello(
             cluster_id=id_to_pb(self.cluster_id),
             protocol_version=PROTOCOL_VERSION,
@@ -86,7 +87,7 @@ class Identity:
             to_node=id_to_pb(to_node),
             from_incarnation=self.incarnation,
             to_incarnation=to_incarnation,
-            from_address=self.address,
+            from_address=address,
             channel=channel,
             fork_id=self.fork_id,
         )
@@ -221,10 +222,8 @@ def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) 
     if said is not None and said != here:
         raise Rejected(
             f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, but the caller belongs "
-            f"to "
-            f"{_copy(said)}; two copies of a cluster never speak to each other: check the address that was "
-            f"dialled, and "
-            "--fork-id",
+            f"to {_copy(said)}; two copies of a cluster never speak to each other: check the address that "
+            "was dialled, and --fork-id",
             code=Code.WRONG_CLUSTER,
         )
 
@@ -248,16 +247,14 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     if caller.protocol_version != PROTOCOL_VERSION:
         raise Rejected(
             f"protocol version {caller.protocol_version} is unknown here; this program speaks "
-            f"{PROTOCOL_VERSION}; "
-            "upgrade the older side",
+            f"{PROTOCOL_VERSION}; upgrade the older side",
             code=Code.UNSUPPORTED_VERSION,
         )
     known = caller.cluster_id or not caller.from_node
     if not known or (caller.cluster_id and caller.cluster_id != identity.cluster_id):
         raise Rejected(
             f"this is cluster {identity.cluster_id}, but the caller belongs to "
-            f"{caller.cluster_id or 'none'}; "
-            "check the address that it dialled",
+            f"{caller.cluster_id or 'none'}; check the address that it dialled",
             code=Code.WRONG_CLUSTER,
         )
     ensure_same_fork(identity, caller.fork_id, of_node=bool(caller.from_node))
@@ -279,8 +276,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
             f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, but {seen} was "
-            f"already seen; "
-            "a later start of it is running",
+            "already seen; a later start of it is running",
             code=Code.STALE_INCARNATION,
         )
     book.observe(caller.from_node, caller.from_incarnation, caller.from_address)

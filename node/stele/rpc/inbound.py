@@ -58,7 +58,9 @@ class PeerInbound:
         self._keys[node_id, channel] = key
         if len(self._keys) > bounds.PEERS_HEARD_MAX:  # drop keys of peers that no longer connect
             del self._keys[next(iter(self._keys))]
-        hello = identity.hello(caller.from_node, caller.from_incarnation)
+        hello = identity.hello(
+            caller.from_node, caller.from_incarnation, address=self._transport.own_address()
+        )
         return common_pb2.OpenStreamResponse(hello=hello, port=self._listener.port, key=key)
 
     def _begin(self, connection: FramedConnection, node_id: NodeId, channel: str) -> None:

@@ -7,8 +7,8 @@ own. If the system cannot tell, nothing is watched.
 A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A large message takes memory while
 it arrives: if the process has grown by GREW_BYTES since the last look, the next one is at once.
 
-Invariant: a connection may send ALLOWED_BYTES at once and then RATE_BYTES a second. A sixteenth of what was
-sent to it is allowed too, far more than its acknowledgements take; and whatever arrives between two looks.
+Invariant: a connection may send ALLOWED_BYTES at once and then RATE_BYTES a second. It may also send a sixteenth of what
+was sent to it; its acknowledgements take far less. What arrives between two looks is not bounded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The port for streams: a connection begins with a key that this node gave out before.
 
-Made by the node; `PeerInbound` and `ClientStreams` give out the keys. Invariant: a key is good once and for
+Made by the node; `PeerInbound` and `ClientStreams` give out the keys. Invariant: a key is good once, and only for
 seconds. A connection without one is refused within those seconds.
 """
 

@@ -53,7 +53,7 @@ class PeerOptions:
 
 class PeerTransport:
     """All links of this node. `resolve_address(node_id)` gives a node's last known HOST:PORT, "" if there is
-    none.
+    none. `own_address()` gives this node's, which peers are told.
 
     `on_heard` is called for each frame that arrives, before `on_message` is called for its messages."""
 
@@ -66,6 +66,7 @@ class PeerTransport:
         *,
         on_heard: Callable[[NodeId], None] = lambda node_id: None,
         book: PeerBook,
+        own_address: Callable[[], str] = lambda: "",
         options: PeerOptions | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -74,6 +75,7 @@ class PeerTransport:
         self.on_message = on_message
         self.on_disconnect = on_disconnect
         self.on_heard = on_heard
+        self.own_address = own_address
         self.options = options or PeerOptions()
         self.rng = rng or random.Random()
         self._resolve_address = resolve_address
@@ -263,7 +265,7 @@ class _Link:
     async def _introduce(self, address: str) -> common_pb2.OpenStreamResponse:
         transport = self._transport
         incarnation = transport.book.incarnation(self._node_id)
-        hello = transport.identity.hello(self._node_id, incarnation, self._channel)
+        hello = transport.identity.hello(self._node_id, incarnation, self._channel, transport.own_address())
         answer: common_pb2.OpenStreamResponse = await transport.pool.unary(
             address,
             ConsensusServiceStub,

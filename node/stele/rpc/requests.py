@@ -25,7 +25,7 @@ YIELD_S = 2.0
 
 
 class RequestPlaces:
-    """The places. Event loop only."""
+    """Bounds how many requests are being received at once. Event loop only."""
 
     def __init__(self, places: int) -> None:
         self._free = places

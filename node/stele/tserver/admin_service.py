@@ -95,8 +95,7 @@ class AdminService(TabletServerAdminServiceServicer):
                 if skips or not follows(schema, machine.schema):
                     raise Rejected(
                         f"schema version {schema.version} does not follow version {machine.schema.version} "
-                        f"of tablet "
-                        f"{tablet_id}: expected the next version, the same key, the same types",
+                        f"of tablet {tablet_id}: expected the next version, the same key, the same types",
                         code=Code.SCHEMA_MISMATCH,
                     )
                 outcome = await replica.writes.propose(schema_change(schema), WRITE_DEADLINE_MS)

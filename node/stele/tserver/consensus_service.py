@@ -32,9 +32,10 @@ _PREPARE_TIMEOUT_S = 20.0
 
 
 class ConsensusService(ConsensusServiceServicer):
-    """Served by every node and master. `copy_source(node_id, address)` makes the source of a copy;
-    `changed(key)`: what this node has under this key differs from its last report.
-    """
+    """Served by every node and master.
+
+    `copy_source(node_id, address)` makes the source of a copy. `changed(key)` is called when what this node has
+    under that key differs from its last report."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class ConsensusService(ConsensusServiceServicer):
         """Change one member; answered once the change is committed."""
         order = self._fences.of_driver(request.driver_epoch)
         if request.type == pb.CHANGE_TYPE_UNSPECIFIED or not request.HasField("peer"):
-            raise Rejected("a change names its type and its peer")
+            raise Rejected("a change must name its type and its peer")
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         # The log of a survivor may repeat the index of a configuration that was given up.
         check_incarnation(replica, request.tablet_incarnation, exact=True)

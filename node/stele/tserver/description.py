@@ -30,17 +30,22 @@ class NodeDescription:
             options.cluster_id,
             options.node_id,
             volume.record.incarnation,
-            options.advertised,
             volume.record.fork_id,
         )
+        self._address = options.advertised
         self._flight_address = ""
         self._http_port = options.http_port
 
     def listens(self, address: str, flight_address: str, http_port: int) -> None:
         """Set the node's HOST:PORT and its HTTP port. Called once, before anything is served."""
-        self.identity.address = address
+        self._address = address
         self._flight_address = flight_address
         self._http_port = http_port
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT by which others reach the node."""
+        return self._address
 
     @property
     def flight_address(self) -> str:
@@ -66,7 +71,7 @@ class NodeDescription:
     def registration(self) -> master_pb2.NodeRegistrationPB:
         """The node's registration with the masters."""
         return master_pb2.NodeRegistrationPB(
-            address=self.identity.address,
+            address=self.address,
             flight_address=self.flight_address,
             http_port=self.http_port,
             machine=self.options.machine,
@@ -84,7 +89,7 @@ class NodeDescription:
             node_id=id_to_pb(self.identity.node_id),
             cluster_id=id_to_pb(self.identity.cluster_id),
             incarnation=self.identity.incarnation,
-            address=self.identity.address,
+            address=self.address,
             version=__version__,
             machine=self.options.machine,
             zone=self.options.zone,
@@ -110,6 +115,6 @@ class NodeDescription:
             "role": self.options.role,
             "format_id": self.record.format_id,
             "formed": self.formed,
-            "address": self.identity.address,
+            "address": self.address,
             "flight_address": self.flight_address,
         }

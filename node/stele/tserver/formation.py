@@ -105,7 +105,7 @@ async def _open_or_format(options: NodeOptions, fd: int) -> Volume:
 
 
 async def _can_listen(options: NodeOptions) -> None:
-    """Checked before the masters are asked, since their answer may take any time."""
+    """Check that the ports are free before the masters are asked: their answer may take any time. Raises Rejected."""
     host, _ = split_address(options.listen)
     await check_free(options.listen, "--listen")
     for flag, port in options.other_ports:
@@ -206,7 +206,7 @@ class Formation:
         await self._manager.whole(self._form())
 
     async def _form(self) -> None:
-        """Carried out completely, even if the caller goes. Half of it would leave a formed master whose
+        """Mark the volume as formed, and start the catalog's replica. Done completely, even if the caller goes: half of it would leave a formed master whose
         catalog is not started."""
         if not self._volume.record.formed:
             await self._in_thread(lambda: self._volume.update(lambda record: replace(record, formed=True)))

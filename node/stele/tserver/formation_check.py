@@ -59,8 +59,7 @@ async def ensure_not_formed(options: NodeOptions) -> None:
                     raise volume_empty(
                         options.data_dir,
                         f"master {id_from_pb(status.node_id)} at {address} says that the cluster has formed: "
-                        f"this first "
-                        "master's volume is gone",
+                        "this first master's volume is gone",
                     )
             silent = [address for address in others if found[address] is None]
             if not silent:
@@ -92,7 +91,7 @@ async def _status(pool: ChannelPool, address: str, node_id: str) -> pb.GetNodeSt
 
 
 async def _serve(options: NodeOptions) -> grpc.aio.Server:
-    identity = Identity(options.cluster_id, options.node_id, 0, options.advertised, options.fork_id)
+    identity = Identity(options.cluster_id, options.node_id, 0, options.fork_id)
     server = rpc_server.make_server(identity, PeerBook(), ByteBudget(1 << 20, 0))
     server.add_generic_rpc_handlers((_Unformatted(options),))
     await rpc_server.bind(server, options.listen)

@@ -26,8 +26,8 @@ from stele.wal.log import Log
 
 
 class HeartbeatSource:
-    """Makes the heartbeats of one node. `log_found`: where this start found the end of the log; 0 if masters
-    admitted that before."""
+    """Makes the heartbeats of one node. `log_found`: where this start found the end of the log; 0 if the masters
+    have admitted this start already."""
 
     def __init__(
         self,

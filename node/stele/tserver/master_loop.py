@@ -54,8 +54,8 @@ class OtherLoops(Protocol):
 
 
 class MasterLoop:
-    """`master`: the node id that answered last at `address`, "" before. `answers`: whether the last call was
-    answered."""
+    """Sends heartbeats to one address. `master`: the node id that answered last there, "" before. `answers`: whether
+    the last call was answered."""
 
     def __init__(
         self,

@@ -151,8 +151,8 @@ class ScanMemory:
 
     @contextmanager
     def held(self, memory: Mapping[int, int]) -> Iterator[None]:
-        """Enter this for the time of a scan. `memory`: how many bytes it holds, by the serial number of their
-        memtable.
+        """A context for the time of a scan. `memory`: the bytes that the scan holds of each memtable, by its
+        serial number.
 
         Raises:
             Retryable: THROTTLED, scans already hold as much as they may, and this one needs another memtable.

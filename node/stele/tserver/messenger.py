@@ -8,6 +8,7 @@ incarnation of the tablet. `send` never waits; what cannot be sent is lost, whic
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import structlog
 
@@ -34,7 +35,7 @@ log = structlog.get_logger("stele.tserver")
 
 
 class Messenger:
-    """The messenger of one node. `dial_configured`: whether a peer may be dialled at an address from a
+    """The messenger of one node. `own_address()`: where this node listens. `dial_configured`: whether a peer may be dialled at an address from a
     configuration. False on an adopted volume: its configurations may name nodes of the volume that it was
     copied from."""
 
@@ -48,6 +49,7 @@ class Messenger:
         options: RaftOptions,
         *,
         now_ms: int,
+        own_address: Callable[[], str],
         dial_configured: bool,
     ) -> None:
         self._replicas = replicas
@@ -60,6 +62,7 @@ class Messenger:
             self._on_disconnect,
             on_heard=self.quiet.heard,
             book=book,
+            own_address=own_address,
             rng=random.Random(),
         )
         self._inbound = PeerInbound(self._transport, budget, streams)

@@ -113,7 +113,7 @@ class Node:
     @property
     def address(self) -> str:
         """The HOST:PORT of its gRPC server."""
-        return self.description.identity.address
+        return self.description.address
 
     @property
     def incarnation(self) -> int:
@@ -212,6 +212,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         streams,
         options.replica.raft,
         now_ms=clock.now_ms(),
+        own_address=lambda: description.address,
         dial_configured=not volume.adopted,
     )
     host = NodeHost(

@@ -29,7 +29,8 @@ log = structlog.get_logger("stele.tserver")
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """`log_found`: where the log ended at the first start that no majority of masters has admitted yet, 0 if each was."""
+    """`log_found`: where the log ended at the first start that no majority of masters has admitted yet; 0 if all starts
+    were admitted."""
 
     options: NodeOptions
     volume: Volume
@@ -84,7 +85,7 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
 
 
 async def _close_log(opening: asyncio.Task[Log]) -> None:
-    """Its thread has ended, so the log is open or could not be opened."""
+    """Close the log once it is open. One that could not be opened needs no closing."""
     await asyncio.wait((opening,))
     if not opening.cancelled() and opening.exception() is None:
         await asyncio.get_running_loop().run_in_executor(None, opening.result().close)

@@ -243,7 +243,7 @@ def _part(part: Partitioning) -> dict[str, Any]:
 
 
 def _flight_addresses(pb: master_pb2.TabletLocationsPB) -> tuple[str, ...]:
-    """Of the replicas that have rows to serve, the leader first."""
+    """Flight addresses of the replicas that have rows to serve, the leader's first."""
     voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER and r.flight_address]
     voters.sort(key=lambda r: (r.role != common_pb2.LEADER, not r.alive))
     return tuple(r.flight_address for r in voters)

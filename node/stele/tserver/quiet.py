@@ -236,8 +236,8 @@ class QuietGroups:
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
-        """The replica at rest of a group that is shared with a node. None if it does not rest, or the node
-        has no peer of it."""
+        """This node's replica of a group that rests and has a peer on the other node; None if it does not
+        rest, or has no peer there."""
         key = self._by_group.get(group)
         if key is None or node_id not in self._resting[key].nodes:
             return None

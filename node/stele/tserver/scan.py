@@ -105,8 +105,7 @@ def _spec(ticket: Ticket, schema: Schema) -> ScanSpec:
         why = str(exc.args[0])
     raise Rejected(
         f"the ticket was made with schema version {ticket.schema_version}, but the tablet has "
-        f"{schema.version}, and {why}; "
-        "plan the scan again",
+        f"{schema.version}, and {why}; plan the scan again",
         code=Code.SCHEMA_MISMATCH,
     )
 
@@ -119,7 +118,7 @@ def _with_key(spec: ScanSpec, schema: Schema) -> ScanSpec:
 
 
 def _resumable(rows: Iterator[pa.RecordBatch], schema: Schema, wanted: int) -> Iterator[Rows]:
-    """Each batch with the least key behind its last row, and without the columns behind the first `wanted`."""
+    """Each batch, cut to its first `wanted` columns, with the least key that can follow its last row."""
     with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
         for batch in rows:
             if not batch.num_rows:

@@ -236,9 +236,8 @@ class TabletService(TabletServerServiceServicer):
             wait_ms = -(-wait_us // 1_000)
             raise Rejected(
                 f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the "
-                f"clock of node "
-                f"{self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s is allowed; "
-                f"correct the clock of the writing machine",
+                f"clock of node {self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s "
+                "is allowed; correct the clock of the writing machine",
                 code=Code.CLOCK_AHEAD,
                 retry_after_ms=wait_ms if wait_ms <= RETRY_AFTER_MS_MAX else 0,
             )

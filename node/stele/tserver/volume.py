@@ -186,9 +186,8 @@ def open_volume(
             "VolumeForeign",
             EXIT_VOLUME_FOREIGN,
             f"{directory} belongs to node {record.node_id} of cluster {record.cluster_id}, this process is "
-            f"node "
-            f"{node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new node "
-            f"id",
+            f"node {node_id} of cluster {cluster_id}; attach the right volume, or an empty one under a new "
+            "node id",
         )
     if record.role != role:
         raise Fate(
@@ -315,7 +314,6 @@ def volume_old(directory: Path, why: str) -> Fate:
         "VolumeOld",
         EXIT_VOLUME_OLD,
         f"{directory} is an older copy of this node's volume: {why}; it may lack votes and acknowledged "
-        f"rows, so it is not used again; attach the newest one, or start a new node on an empty volume. If "
-        f"this is the newest that is left, run "
-        f"`stele local take-back --data-dir {directory}`",
+        "rows, so it is not used again; attach the newest one, or start a new node on an empty volume. If "
+        f"this is the newest that is left, run `stele local take-back --data-dir {directory}`",
     )

@@ -80,7 +80,7 @@ class Withdrawal:
         self._replicas.withdraw(frozenset(self._wanted.tables))
 
     async def _follow(self, then: Callable[[], None]) -> None:
-        """Write the list, until it is the one that is wanted."""
+        """Write the wanted list to the volume, again if another one is wanted meanwhile."""
         while self._kept.digest != self._wanted.digest:
             wanted = self._wanted
             try:

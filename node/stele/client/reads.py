@@ -1,0 +1,227 @@
+"""The reads of an open table: rows by key, scans, changes, and plans for programs that read tablets themselves.
+
+Owned by table.py. Knows the table by a small port. Invariant: an argument that does not fit the table is refused before
+any server is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from stele.client import arguments
+from stele.client.change_plan import change_plan, change_times
+from stele.client.key_order import key_bound
+from stele.client.locations import TabletPlace
+from stele.client.lookup import Key, first_row, ids_of, key_row
+from stele.client.predicates import Predicates, parse_predicates
+from stele.client.preparing import prepare
+from stele.client.ranges import Ranges
+from stele.client.scan import AsyncScanner, read_tablet
+from stele.client.splitting import split
+from stele.client.streams import Streams
+from stele.client.tablet import Observed, TabletClient
+from stele.client.tablet_scan import FlightPool, ScanPlan
+from stele.model.block import RowOp
+from stele.model.column import shown
+from stele.model.errors import Rejected
+from stele.model.predicate import ScanSpec
+from stele.model.rows import batch_from_rows
+from stele.model.schema import Schema
+from stele.rpc.proto import tserver_pb2
+
+T = TypeVar("T")
+Bound = Mapping[str, Any] | Sequence[Any] | Any
+
+_ROWS_MAX = (1 << 63) - 1  # Arrow cannot count further
+
+
+class OpenTable(Protocol):
+    """What reads need of their table."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns that the table knows now."""
+
+    async def refresh(self) -> None:
+        """Ask the masters for the present columns. Raises SteleError."""
+
+    def tablet(self, ordinal: int) -> TabletClient:
+        """The client of one tablet. Raises SteleError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rows to scan, as people say it. `AsyncTable.scan` tells what each argument means."""
+
+    columns: Sequence[str] | None = None
+    predicates: Predicates = ()
+    lower: Bound = None
+    upper: Bound = None
+    limit: int | None = None
+    ordered: bool = False
+    snapshot: int | datetime | None = None
+
+
+class TableReads:
+    """Reads one table. Each method that plans raises Rejected for wrong arguments, and NOT_READY while the table is being
+    created."""
+
+    def __init__(
+        self,
+        table: OpenTable,
+        ranges: Ranges,
+        streams: Streams,
+        flight: FlightPool,
+        observed: Observed,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._table = table
+        self._ranges = ranges
+        self._locations = ranges.locations
+        self._streams = streams
+        self._flight = flight
+        self._observed = observed
+        self._timeout_s = timeout_s
+
+    @property
+    def _name(self) -> str:
+        return self._locations.info.name
+
+    async def get(self, key: Key, columns: Sequence[str] | None) -> dict[str, Any] | None:
+        """The present row with this key. `AsyncTable.get` has the details."""
+        self._streams.ensure_open()
+        schema = self._table.schema
+        batch, _, _, errors = batch_from_rows([key_row(schema, key)], schema, RowOp.DELETE)
+        if errors:
+            raise Rejected(f"table {self._name}: key {shown(key)}: {errors[0].message}")
+        request = tserver_pb2.ReadRequest(
+            keys=batch.serialize().to_pybytes(),
+            column_ids=ids_of(self._name, schema, columns),
+            schema_version=schema.version,
+        )
+
+        async def read(ordinal: int, timeout_s: float) -> tserver_pb2.ReadResponse:
+            return await self._table.tablet(ordinal).read(request, timeout_s=timeout_s)
+
+        answer = await self._ranges.read(batch, schema, self._timeout_s, read)
+        return None if answer is None else first_row(self._name, answer.rows)
+
+    def scan(self, wanted: Wanted, timeout_s: float | None) -> AsyncScanner:
+        """A scan of all tablets at one snapshot. Its `plan` has the tablets to read."""
+        return self._scanner(lambda: self._plan(wanted), bool(wanted.ordered), timeout_s)
+
+    def changes(
+        self,
+        after: int | datetime,
+        upto: int | datetime | None,
+        columns: Sequence[str] | None,
+        *,
+        every: bool,
+        timeout_s: float | None,
+    ) -> AsyncScanner:
+        """A scan of what was written between two times. `AsyncTable.changes` has the details."""
+        self._streams.ensure_open()
+        begin, end = change_times(after, upto, self._observed.now)
+        wanted = Wanted(columns, snapshot=end)
+
+        def plan() -> ScanPlan:
+            return change_plan(self._plan(wanted), begin, every=bool(every))
+
+        return self._scanner(plan, False, timeout_s)
+
+    async def prepare(self, plan: ScanPlan) -> None:
+        """Have the leaders prepare the snapshot of a plan, so that all replicas can serve it: one request to each node.
+
+        Scans do it themselves where they take long. What cannot be prepared is read from leaders."""
+        await prepare(self._streams.pool, plan)
+
+    async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
+        """A plan in parts of about `part_bytes` of files, for readers beside each other. Together they give its rows.
+
+        Each part is a range of keys of one tablet. A limit holds for each part."""
+        self._streams.ensure_open()
+        return await split(
+            self._streams.pool, plan, arguments.whole_number(part_bytes, "part_bytes", least=1)
+        )
+
+    async def read_tablet(
+        self,
+        plan: ScanPlan,
+        tablet: TabletPlace,
+        read: Callable[[Iterator[pa.RecordBatch]], T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """The result of `read(batches)`, called in a thread of its own with the rows of one tablet of an ordered plan.
+
+        The batches come in key order, with one in memory at a time. If this call is cancelled, `read` gets an error with
+        its next batch, and is waited for.
+
+        Raises:
+            SteleError: no replica of the tablet can serve it. And what `read` raises.
+        """
+        self._streams.ensure_open()
+        seconds = self._seconds(timeout_s)
+        return await read_tablet(self._flight, self._locations, plan, tablet, seconds, read)
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        return arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s")
+
+    def _plan(self, wanted: Wanted) -> ScanPlan:
+        self._streams.ensure_open()
+        schema, limit = self._table.schema, wanted.limit
+        lower_key = key_bound(wanted.lower, schema, "lower")
+        upper_key = key_bound(wanted.upper, schema, "upper")
+        rows_max = None if limit is None else min(arguments.whole_number(limit, "limit", least=0), _ROWS_MAX)
+        if wanted.upper is not None and not upper_key:
+            rows_max = 0  # the bound is an empty string, the lowest key of all; b"" would mean no bound
+        spec = ScanSpec(
+            # All by id: the table may have more columns when it is read.
+            column_ids=ids_of(self._name, schema, wanted.columns) or schema.column_ids,
+            predicates=tuple(parse_predicates(wanted.predicates, schema)),
+            lower_key=lower_key,
+            upper_key=upper_key,
+            limit=rows_max,
+            ordered=bool(wanted.ordered),
+        )
+        identity = self._streams.pool.identity
+        return ScanPlan(
+            identity.cluster_id,
+            schema,
+            spec,
+            # With 0 in its ticket, each tablet would be read at its own latest time.
+            arguments.snapshot(wanted.snapshot) or self._observed.now(),
+            self._ranges.places(schema, spec),
+            identity.fork_id,
+        )
+
+    def _scanner(self, plan: Callable[[], ScanPlan], ordered: bool, timeout_s: float | None) -> AsyncScanner:
+        planned, seconds = plan(), self._seconds(timeout_s)
+
+        async def replan() -> ScanPlan:
+            """While the table is ALTERING, the masters still give the earlier columns."""
+            until = time.monotonic() + seconds
+            while self._table.schema.version <= planned.schema.version and time.monotonic() < until:
+                await self._table.refresh()
+            return plan()
+
+        async def tablets(gone: bool) -> tuple[TabletPlace, ...]:
+            return await self._ranges.places_now(planned.schema, planned.spec, gone, seconds)
+
+        return AsyncScanner(
+            self._flight,
+            planned,
+            self._locations,
+            ordered=ordered,
+            timeout_s=seconds,
+            replan=replan,
+            tablets=tablets,
+            prepare=self.prepare,
+        )
