@@ -40,8 +40,7 @@ def speed(directory: Path) -> str:
     try:
         return (
             f"now: 4 KiB written and synced in {_sync_s(directory) * 1e6:.0f} us, 64 bytes to another "
-            f"process and back "
-            f"in {_round_trip_s() * 1e6:.0f} us, a million turns of a loop in Python in "
+            f"process and back in {_round_trip_s() * 1e6:.0f} us, a million turns of a loop in Python in "
             f"{milliseconds(_loop_s())}"
         )
     except OSError as exc:

@@ -60,8 +60,10 @@ class Holds:
 
 
 class Told:
-    """What an operator would tell: `events` of the cluster by reason, `statuses` of the cluster that are written for a new
-    step, and of each table those for another health of it."""
+    """Counts what an operator would tell.
+
+    `events`: of the cluster, by reason. `statuses`: how often the cluster's status is written. `of_tables`: how often each
+    table's status is written."""
 
     def __init__(self) -> None:
         self.events: Counter[str] = Counter()

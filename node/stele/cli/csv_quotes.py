@@ -86,8 +86,7 @@ class CheckedQuotes:
         elif self._inside and went_on and following:
             raise Rejected(
                 f"{self._name}: line {self._opened_line}: a value in quotes is longer than "
-                f"{len(block) >> 20} MiB; "
-                f"is its quote not closed? {_TWICE}"
+                f"{len(block) >> 20} MiB; is its quote not closed? {_TWICE}"
             )
         if self._inside and not following:
             raise Rejected(

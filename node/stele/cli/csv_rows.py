@@ -140,9 +140,10 @@ def read_csv(
 
 @contextmanager
 def _undecoded_lines_refused(name: str) -> Iterator[None]:
-    """Arrow hands a line with a wrong number of values to `Lines.skip` as text. Where the line is not
-    UTF-8, Arrow does not reach `skip`: it gives the error to `sys.unraisablehook`, which would print a
-    traceback, and stops reading."""
+    """Refuse a line that is not UTF-8 and has a wrong number of values, instead of printing a traceback.
+
+    Arrow gives such lines to `Lines.skip` as text. If it cannot decode one, it stops reading, and gives the error to
+    `sys.unraisablehook`."""
     undecoded = False
 
     def note(raised: Any) -> None:
@@ -280,8 +281,7 @@ def _check_header(path: str, reader: pa_csv.CSVStreamingReader, schema: Schema) 
     if unknown:
         raise Rejected(
             f"{path}: the table has no column{'s' if len(unknown) > 1 else ''} "
-            f"{', '.join(map(repr, unknown))} of line 1, "
-            f"which is the header; expected "
+            f"{', '.join(map(repr, unknown))} of line 1, which is the header; expected "
             f"{', '.join(schema.by_name)}{_delimiter_hint(reader.schema.names, schema)}"
         )
 

@@ -81,8 +81,7 @@ def recover(
             done = await ask(client.masters, one, owner=owner(), reason=reason)
             say(
                 f"tablet {short(one.tablet_id)}: replica {done.survivor_replica} is made its only voter, "
-                f"incarnation "
-                f"{shown(done.tablet_incarnation)}",
+                f"incarnation {shown(done.tablet_incarnation)}",
                 err=as_json,
             )
         await _serving(client, [r.tablet_id for r in able], wait_s, err=as_json)
@@ -161,15 +160,13 @@ def _show(found: Sequence[Recovery]) -> None:
         best = one.survivors[0]
         say(
             f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are "
-            f"lost, "
-            f"incarnation {shown(one.incarnation)}"
+            f"lost, incarnation {shown(one.incarnation)}"
         )
         show_table(("replica", "node", ""), [(m.replica_id, m.node, m.state) for m in one.voters])
         for s in one.survivors:
             say(
                 f"  survivor: replica {s.replica_id} on {s.node}: log ends at {s.last_logged}, committed up "
-                f"to "
-                f"{s.committed} at least, about {s.rows:,} rows, {s.bytes_on_disk:,} bytes"
+                f"to {s.committed} at least, about {s.rows:,} rows, {s.bytes_on_disk:,} bytes"
             )
         say(f"  may be lost: {one.may_lose}")
         others = ", ".join(str(s.replica_id) for s in one.survivors[1:])
@@ -189,7 +186,7 @@ def _say_next(found: Sequence[Recovery], able: Sequence[Recovery], tablet: str, 
 
 
 async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float, *, err: bool) -> None:
-    """Wait until all of them have a leader again.
+    """Wait until all recovered tablets have a leader again.
 
     Raises:
         Retryable: TIMED_OUT.

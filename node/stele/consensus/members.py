@@ -181,7 +181,7 @@ class Members:
         self.needs_copy.clear()
 
     def forget_copied(self) -> None:
-        """Drop from `needs_copy` the peers that are gone or acknowledge entries: a driver would replace them."""
+        """Drop from `needs_copy` the peers that are gone or acknowledge entries: otherwise a driver would replace them."""
         peers = self._runtime.core.status().peers
         lacking = {p.replica_id for p in peers if p.state is PeerState.SNAPSHOT}
         if not self.needs_copy.keys() <= lacking:

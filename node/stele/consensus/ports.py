@@ -59,7 +59,7 @@ class Loop(Protocol):
         """Run `callback(*args)` in the next turn of the loop, after all that is scheduled already."""
 
     def call_later(self, delay: float, callback: Callable[..., object], /, *args: Any) -> object:
-        """The same, `delay` seconds from now."""
+        """Run `callback(*args)` in a turn of the loop, `delay` seconds from now."""
 
     def create_task(self, coroutine: Coroutine[Any, Any, T], /) -> asyncio.Task[T]:
         """Run a coroutine to its end."""

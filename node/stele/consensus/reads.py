@@ -110,8 +110,9 @@ class Reads:
         return self._applier.applied_index
 
     async def snapshot_ready(self, snapshot: int, within_ms: int = 0, *, prepared: int = 0) -> None:
-        """Return once everything at or below `snapshot` is applied here and can never change; `within_ms` as
-        above. `prepared`: the index that `prepare` gave for this snapshot; 0: none.
+        """Return once everything at or below `snapshot` is applied here and can never change.
+
+        `within_ms`: as for `linearizable_read`. `prepared`: the index that `prepare` gave for this snapshot; 0: none.
 
         Raises: Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks
             are apart). Rejected: CLOCK_AHEAD.

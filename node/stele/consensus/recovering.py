@@ -24,7 +24,7 @@ from stele.wal.stream import StreamLog
 
 @dataclass(frozen=True, slots=True)
 class SoleVoter:
-    """The order. `incarnation`: the one from now on. `term`: above all that any replica reported. `at_least`:
+    """The order to make a replica the only voter. `incarnation`: the one from now on. `term`: above all that any replica reported. `at_least`:
     the replica's log must reach up to here."""
 
     key: StreamKey

@@ -125,8 +125,8 @@ class Timestamps:
         """A ceiling to propose now. None if the present one lasts, one is on its way, time must pass first,
         or the wall clock is wrong.
 
-        Called at each use, so an unused tablet writes nothing (but one, when its clients are to be
-        forgotten). A new one is due when less than half of the lead is left, or when `at_least` is above the
+        Called at each use, so an unused tablet proposes none, except one when its clients are to be
+        forgotten. A new one is due when less than half of the lead is left, or when `at_least` is above the
         present one.
         """
         if self._proposed:

@@ -172,8 +172,7 @@ def _check_room(
     if row_bytes > lead.options.create_bytes_max or not lead.has_room(batch, _QUARTERS):
         raise Rejected(
             f"alter table {table.name!r}: its new definition has {len(changed.schema)} bytes, more than the "
-            f"catalog has "
-            "room for; use fewer columns, or delete tables",
+            "catalog has room for; use fewer columns, or delete tables",
             code=Code.TOO_LARGE,
         )
 

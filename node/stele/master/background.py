@@ -154,10 +154,8 @@ class Background:
         if self._lead.full and not self._full and space is not None:
             log.error(
                 "the catalog is full, so changes of nodes and tablets are not recorded. Delete tables and "
-                "forget nodes that "
-                "are gone for good. Rows of deleted tables leave the catalog after an hour, when all nodes "
-                "that are not "
-                "RETIRED have reported",
+                "forget nodes that are gone for good. Rows of deleted tables leave the catalog after an "
+                "hour, when all nodes that are not RETIRED have reported",
                 bytes=space.held_bytes,
                 bytes_max=space.bytes_max,
             )

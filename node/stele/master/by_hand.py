@@ -133,8 +133,7 @@ class _Asked:
         if hand.extra == 0:
             raise Rejected(
                 f"{self._what} has no replica beyond its table's replication factor {self._factor}, and a "
-                f"missing one would be "
-                "replaced; move it to another node, or lower the factor of the table"
+                "missing one would be replaced; move it to another node, or lower the factor of the table"
             )
         if extra != hand.extra - 1:
             raise self._changed(replicas)
@@ -189,8 +188,7 @@ class _Asked:
             if other is not None and _machine(other) == _machine(node):
                 raise Rejected(
                     f"node {name} is on machine {_machine(node)}, as replica {peer.replica_id} of "
-                    f"{self._what} is; two replicas "
-                    "never share a machine"
+                    f"{self._what} is; two replicas never share a machine"
                 )
         if not node.formed or not lead.is_alive(node):
             raise Retryable(
@@ -207,9 +205,8 @@ class _Asked:
         if lead.liveness.disk_low(node.node_id) or (free is not None and free < needed):
             raise Rejected(
                 f"node {self._name(node.node_id)} has no room: {free or 0:,} bytes are free, but the replica "
-                f"needs {size:,} beside "
-                f"{lead.options.disk_free_bytes_min:,} that stay free; enlarge its volume or choose another "
-                f"node"
+                f"needs {size:,} beside {lead.options.disk_free_bytes_min:,} that stay free; enlarge its "
+                "volume or choose another node"
             )
 
     def _check_machines(self, replicas: int) -> None:
@@ -233,8 +230,7 @@ class _Asked:
         if not left or len(alive) < len(left) // 2 + 1:
             raise Rejected(
                 f"{self._what} would lose its majority: {len(alive)} of its other {len(left)} voters are "
-                f"heard; bring their "
-                "nodes back first",
+                "heard; bring their nodes back first",
                 code=Code.UNSAFE_CHANGE,
             )
 

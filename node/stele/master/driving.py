@@ -71,7 +71,7 @@ async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest)
 
 
 def ended_claim(claim: ClaimRecord) -> ClaimRecord:
-    """Nobody's claim after this one, with an epoch that makes its holder's orders stale."""
+    """The claim once its holder has lost it: nobody has it, and its new epoch makes earlier orders stale."""
     return replace(claim, holder="", epoch=claim.epoch + 1, expires_us=0)
 
 

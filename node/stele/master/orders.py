@@ -139,7 +139,8 @@ class Orders:
             del self._sent_ms[key]
 
     def consider(self, row: TabletRecord) -> bool:
-        """Send the orders that are due for one tablet. Returns whether there are any, also if they were sent lately."""
+        """Send the orders that are due for one tablet. Returns whether any are due; those
+        that were sent lately still count."""
         due = list(self._due(row))
         for order in due:
             self._send(row, order)

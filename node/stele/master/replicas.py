@@ -58,8 +58,8 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
     if more_by_hand:
         raise Rejected(
             f"replication factor {changed.replication_factor} of {table.name!r}: tablet "
-            f"{more_by_hand[0].tablet_id[:8]} has "
-            "replicas beyond the factor by hand, which would come on top; `stele tablet release` it first"
+            f"{more_by_hand[0].tablet_id[:8]} has replicas that were added by hand and would come on top; "
+            "release it first, with `stele tablet release`"
         )
     lead.check_settled()
     candidates = lead.candidates()
@@ -79,8 +79,7 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
     if len(roomy) < changed.replication_factor:
         raise Rejected(
             f"replication factor {changed.replication_factor} of {table.name!r}: only {len(roomy)} machines "
-            f"have a node with "
-            "room on its disk, and each replica needs its own; enlarge volumes or add nodes"
+            "have a node with room on its disk, and each replica needs its own; enlarge volumes or add nodes"
         )
     what = f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make views larger"
     check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)

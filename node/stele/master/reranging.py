@@ -38,7 +38,7 @@ class Reranged:
         return bool(self.added or self.dropped)
 
     def marks(self, lead: Leadership) -> list[TabletRecord]:
-        """The rows that stay of the dropped tablets."""
+        """The rows that dropped tablets leave in the catalog: DELETED, so that late replicas are deleted too."""
         now_us = lead.wall_us()
         return [deleted(lead.catalog, lead.liveness, row, now_us) for row in self.dropped]
 

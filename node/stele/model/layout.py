@@ -103,10 +103,10 @@ class Layout:
         self._common_words = self._common_of(self._words)
 
     def is_plain(self, block: bytes) -> bool:
-        """Whether the block has this layout and at most `ROWS_MAX` rows, is safe to read, and no row can be
+        """Whether the block has this layout and at most `ROWS_MAX` rows, is safe to read, and no row of it can be
         refused.
 
-        stele.tablet.block_checks finds the same for any block. False: the block may still be plain."""
+        False proves nothing: stele.tablet.block_checks then decides, as it can for any block."""
         body = self._front.size
         if len(block) < body:
             return False

@@ -1,4 +1,4 @@
-"""Owner and comment of a table: notes for people, from which nothing follows. Used by master and operator."""
+"""Owner and comment of a table: notes for people, which nothing depends on. Used by master and operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ COMMENT_CHARS_MAX = 1_000
 
 
 def note_faults(owner: str, comment: str) -> list[str]:
-    """What is wrong with them, in words."""
+    """What is wrong with an owner and a comment, in words; empty if nothing is."""
     faults = []
     if len(owner) > OWNER_CHARS_MAX or _controls(owner):
         faults.append(

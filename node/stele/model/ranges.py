@@ -83,7 +83,7 @@ class RangePartition:
             or any(a == b == UNCOVERED for a, b in itertools.pairwise(self.numbers))
         ):
             return [
-                "range: its ranges must have different numbers, one for each piece, and at least one is needed"
+                "range: each of its pieces needs a number of its own, and there must be at least one piece"
             ]
         return []
 

@@ -281,7 +281,8 @@ def _missing(block: Block, schema: Schema) -> tuple[list[Column], npt.NDArray[np
 
 
 def _missing_columns(block: Block, schema: Schema, faults: _Faults) -> None:
-    """Add a fault to each row. Leaders now refuse such a block as a whole, but old logs may have one."""
+    """Add a fault to each row that lacks a needed column. Leaders now refuse such a block as a whole, but old
+    logs may have one."""
     lacking, rows = _missing(block, schema)
     for row in np.flatnonzero(rows).tolist() if lacking else []:
         for column in lacking:

@@ -119,8 +119,7 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
 
 
 def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleError) -> SteleError:
-    """The error with which applying must end at a committed body that this program cannot read. `why`: the
-    reason.
+    """The error that ends applying at a committed body which this program cannot read. `why`: the reason.
 
     It is not an outcome: the leader has read the body, and replicas with the leader's program applied it. If
     the digest fits, a later program wrote the body (UNSUPPORTED_VERSION); otherwise it is damaged (Corrupt).

@@ -134,7 +134,7 @@ class Promote:
 
 @record
 class Persisted:
-    """The Persist of this id and all before it survive power loss."""
+    """The Persist with this id, and all before it, survive power loss."""
 
     persist_id: int
 

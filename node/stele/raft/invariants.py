@@ -126,7 +126,10 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
             f"held from {peer.hold_from}; the pending change is {core.pending_change_index}",
         ),
         (member or not peer.promotes, "it is to be promoted, but is not a peer"),
-        (peer.round_target <= last, f"a catch-up round to {peer.round_target}, log to {last}"),
+        (
+            peer.round_target <= last,
+            f"its catch-up round ends at {peer.round_target}, behind the log's end at {last}",
+        ),
     )
 
 

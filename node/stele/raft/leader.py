@@ -238,8 +238,7 @@ class Leader:
     def _forgot(self, progress: Progress, response: UpdateResponse) -> None:
         why = (
             f"it acknowledged entries up to {progress.match}, and refuses what follows "
-            f"{response.preceding_index}: its log "
-            f"ends at {response.last_received}"
+            f"{response.preceding_index}: its log ends at {response.last_received}"
         )
         self.state.outbox.others.append(PeerForgot(progress.replica_id, self.state.because(why)))
         progress.forgot(self.state.now_ms)

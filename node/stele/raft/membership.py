@@ -217,7 +217,6 @@ def _witness_majority(voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]) 
         return Refusal(
             Code.UNSAFE_CHANGE,
             f"{len(starts)} witnesses and {len(lacking)} voters that lack a witness's start could be a "
-            f"majority of "
-            f"{len(voters)} without the rows; promote a witness or wait first",
+            f"majority of {len(voters)} without the rows; promote a witness or wait first",
         )
     return None

@@ -214,7 +214,7 @@ class RaftState:
         self.pending.leader_known(leader)
 
     def forget_leader(self, replica_id: ReplicaId) -> None:
-        """The node of this replica failed. If it leads, campaign soon."""
+        """The node of replica `replica_id` failed. If that replica is the leader, campaign soon."""
         if replica_id == self.leader:
             self.heard_ms = None
             self.lost_leader = replica_id

@@ -47,8 +47,7 @@ class Claims:
         if growth and held + growth > bytes_max:
             raise Rejected(
                 f"the key space has {held} bytes and would grow by {growth}, counting {PAIR_BYTES} more for "
-                f"each "
-                f"key; at most {bytes_max} are allowed; delete keys, or use another key space for some",
+                f"each key; at most {bytes_max} are allowed; delete keys, or use another key space for some",
                 code=Code.TOO_LARGE,
             )
         return growth

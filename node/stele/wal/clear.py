@@ -16,7 +16,7 @@ _HEAL = "the replica is FAILED and will be copied from its peers"
 
 
 class Suspects:
-    """Decides which streams of a replay the damage may concern."""
+    """Decides which streams may be damaged, given the damage that a replay has found."""
 
     def __init__(self, replay: Replay, metadata: Metadata | None) -> None:
         self._replay = replay

@@ -120,8 +120,8 @@ class BackgroundSync(Protocol):
         """Block until the sync under way has ended, even if no loop runs. Raises what `ended` raises."""
 
     def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
-        """Run `on_end` in the loop's thread after each end; it may also run without one. Call in the loop's
-        thread."""
+        """Run `on_end` in the loop's thread after each sync has ended; it may also run when none has. Call in
+        the loop's thread."""
 
     def close(self) -> None:
         """Stop watching and free the system's resources. From any thread, even if the loop no longer runs."""

@@ -170,7 +170,7 @@ def _predecessor(
 
 
 def _closed(scan: Scan, named: _Named) -> Part:
-    """A segment before the last. `named`: (id, CRC) of its last group; None if its successor's beginning is
+    """What counts of a segment that is not the last. `named`: (id, CRC) of its last group; None if its successor's beginning is
     lost."""
     groups = scan.groups
     missing = False

@@ -96,8 +96,8 @@ class FooterRows:
     rows: dict[tuple[bytes, int], FooterRow] = field(default_factory=dict)
 
     def touch(self, raw: tuple[bytes, int], offset: int, term: int, low: int, high: int) -> None:
-        """The group at `offset` holds records of a stream. `low` to `high`: their indexes in that term; 0 for
-        none."""
+        """Note that the group at `offset` holds records of a stream. `low` to `high`: their indexes in that term;
+        0 for none."""
         row = self.rows.get(raw)
         if row is None:
             row = self.rows[raw] = FooterRow(0, 0, 0, 0, offset, offset)

@@ -58,7 +58,7 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     leaving = _going(role, everyone)
     if leaving:
         names_of = some([m.name for m in leaving])
-        why = f"claims are being deleted, and each is gone with its volume as soon as its pod is (condition Stalled says what to do): {names_of}"
+        why = f"these claims are being deleted, and each goes, with its volume, once its pod has ended (condition Stalled says what to do): {names_of}"
         return _blocked(role, pods, "ClaimsGoing", why)
     if o.catalog is None:
         why = f"no master leads, so the state of the tablets is unknown: {o.catalog_problem}"

@@ -177,8 +177,7 @@ def _overruled(everyone: Sequence[Member], wanted: Mapping[str, str]) -> list[Fi
         return []
     message = (
         f"nodes.retire names {some(names)}, but an administrator asked for something else of it (`stele node "
-        f"list`); the "
-        "operator waits for `stele node undrain` or `unpark`"
+        "list`); the operator waits for `stele node undrain` or `unpark`"
     )
     return [Finding(Kind.STALLED, "AskedByHand", message)]
 

@@ -2,8 +2,8 @@
 cluster_plan; pure.
 
 The driver retires those that do not hold the catalog. Then their pods and claims are deleted like those of any
-retired member, the claims after `keepFor`. Nodes: leaving.py. Invariant: without them there are as many
-healthy masters as the cluster has. One that leaves already is chosen first, so the same ones leave from pass to pass.
+retired member, the claims after `keepFor`. For nodes leaving.py does this. Invariant: without them at least as many
+masters are healthy as are wanted. One that leaves already is chosen first, so the same ones leave from pass to pass.
 """
 
 from __future__ import annotations

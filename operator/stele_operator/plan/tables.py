@@ -2,9 +2,9 @@
 
 Invariants: columns and ranges of a table are altered only for the TabletGroup under whose uid it was created. A
 table that another made is adopted if it is as the TabletGroup asks for. From then on its replication factor, owner,
-comment and history follow the TabletGroup. A table is dropped only for its own TabletGroup, while that is being deleted and its spec says
-`deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields that
-matter, no table is created.
+comment and history follow the TabletGroup. A table is dropped only for its own TabletGroup, while that is being deleted
+and its spec says `deletionPolicy: Delete`. A TabletGroup that breaks a rule changes nothing. If it has unknown fields
+that matter, no table is created.
 """
 
 from __future__ import annotations

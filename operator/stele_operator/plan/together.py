@@ -1,9 +1,8 @@
 """Which members may be away at once by our own doing, within spec.budget.maxUnavailable. Called by rolling and
 leaving; pure.
 
-Invariant: of a tablet with replicas on several of the members that are away, a majority and one voter more stay.
-A tablet with a replica on one of them keeps a majority. Whoever is away for another reason than a roll or a park,
-such as a fault, leaves no place for others.
+Invariant: a tablet with a replica on one of the members that are away keeps a majority. A tablet with replicas on several
+of them keeps a majority and one voter more. While a member is away for another reason, such as a fault, none is taken away.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Pod:
         self.task = asyncio.create_task(self._run(), name=f"pod {name}")
 
     def see(self, pod: Json) -> None:
-        """The newest object of this pod."""
+        """Take the newest object of this pod."""
         self._pod = pod
         self._changed.set()
 

@@ -78,7 +78,7 @@ def find(obj: Any, *keys: str, default: Any = None) -> Any:
 
 
 def drop_nulls(value: Any) -> Any:
-    """A copy without null fields. A real API server decodes built-in kinds so."""
+    """A copy without null fields, as a real API server decodes built-in kinds."""
     if isinstance(value, dict):
         return {key: drop_nulls(item) for key, item in value.items() if item is not None}
     return [drop_nulls(item) for item in value] if isinstance(value, list) else value
