@@ -117,8 +117,8 @@ async def _ask(
 ) -> master_pb2.AlterTableResponse:
     """Have the masters make the change. If it `drops` ranges, ask again until nodes have deleted them.
 
-    It asks again without the steps. The masters remember only a table's last few changes: with its steps, a forgotten
-    one would be made a second time, and might drop a range that was made anew since.
+    It asks again without the steps. The masters remember only a table's last few changes. With its steps, a forgotten
+    one would be made a second time. It might drop a range that was made anew since.
     """
     answer: master_pb2.AlterTableResponse | None = None
     while answer is None or answer.unreached:

@@ -236,7 +236,7 @@ class QuietGroups:
             self._once.tell(log.info, event, node_id, "awake", peer_node=node_id, groups=woken)
 
     def _rests_here(self, group: bytes, node_id: NodeId) -> Replica | None:
-        """This node's replica of a group that rests and has a peer on the other node; None if it does not
+        """This node's replica of a group that rests and has a peer on the other node. None if it does not
         rest, or has no peer there."""
         key = self._by_group.get(group)
         if key is None or node_id not in self._resting[key].nodes:
