@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stele.client.connect import connect, connect_async
     from stele.client.dropping import DroppedTable
     from stele.client.holds import TableHold
+    from stele.client.jobs import Job, JobPart
     from stele.client.kv import AsyncKeySpace
     from stele.client.locations import TableInfo
     from stele.client.partitioning import hash, range
@@ -49,6 +50,7 @@ _MODULES = {
     "stele.client.holds": ("TableHold",),
     "stele.client.kv": ("AsyncKeySpace",),
     "stele.client.dropping": ("DroppedTable",),
+    "stele.client.jobs": ("Job", "JobPart"),
     "stele.client.locations": ("TableInfo",),
     "stele.client.partitioning": ("hash", "range"),
     "stele.client.results": ("RowErrors", "WriteResult"),
@@ -86,6 +88,8 @@ __all__ = [
     "DroppedTable",
     "HashPartitioning",
     "InvariantViolation",
+    "Job",
+    "JobPart",
     "KeySpace",
     "RangePartitioning",
     "Rejected",

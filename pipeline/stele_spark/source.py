@@ -1,4 +1,4 @@
-"""The Spark data source `stele`: a batch reader and an upserting sink.
+"""The Spark data source `stele`: a batch reader and a sink.
 
 The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB. Executors scan their tablets over Arrow
 Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
@@ -11,7 +11,8 @@ Spark's own filter pushdown is not used. Spark 4.3 reuses the partitions planned
 query of the same frame. If that query has no filter, it misses rows (tests/spark has the case). For the same
 reason a frame stays at the snapshot of its first action; load again to see newer rows.
 
-Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing.
+Invariants: all partitions of one read see the same snapshot. A repeated task changes nothing, whatever others have
+written meanwhile.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import datasource as ds
 from pyspark.sql.types import StructType
 
-from stele.client import Client, Table
+from stele.client import Client, Job, Table
 from stele.client.arrow_input import fit
 from stele.client.tablet_scan import FlightPool, ScanPlan, TabletScan
 from stele.model import texts
@@ -298,7 +300,7 @@ class Written(ds.WriterCommitMessage):
 
 
 class Writer(ds.DataSourceArrowWriter):
-    """Writes record batches. Upserts are idempotent, so a task may run twice.
+    """Writes record batches. Each task is a part of one job, so its rows are written once, however often it runs.
 
     Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets
     that have moved.
@@ -306,6 +308,7 @@ class Writer(ds.DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
+        self._job = Job.new()
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._plan = table.asynchronous.plan_write()
@@ -320,12 +323,15 @@ class Writer(ds.DataSourceArrowWriter):
         Raises:
             RowErrors: rows were refused; the first few are named. Other rows read by then are written; later ones are not
                 read.
-            Rejected: NOT_FOUND, the table was deleted, or deleted and created again.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and created again. JOB_TOO_OLD, a tablet no longer knows
+                what earlier attempts wrote.
             SteleError: a block was not written within 60 s. Other blocks may be written.
         """
         with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
             table = client.open_planned(self._plan)
-            writer = table.asynchronous.arrow_writer(self._options.op, buffer_bytes=_BUFFER_BYTES)
+            # Before an upgrade is finalized no node knows jobs.
+            part = self._job.part(_task()) if table.asynchronous.takes_jobs else None
+            writer = table.asynchronous.arrow_writer(self._options.op, buffer_bytes=_BUFFER_BYTES, part=part)
             try:
                 for batch in iterator:
                     client.run(writer.feed(batch))
@@ -359,4 +365,10 @@ class Writer(ds.DataSourceArrowWriter):
             time.sleep(behind_s)
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
-        """Nothing to undo: written rows stay, and the next attempt replaces them by key."""
+        """Nothing to undo: written rows stay."""
+
+
+def _task() -> int:
+    """The number of this task, the same in each attempt at it. 0 outside of Spark."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()

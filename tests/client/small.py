@@ -20,6 +20,7 @@ import pyarrow as pa
 from stele.client import AsyncClient, AsyncTable
 from stele.model import writeop
 from stele.model.clock import HybridClock
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, NotLeader, Rejected, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
@@ -45,6 +46,7 @@ from stele.rpc.proto.tserver_pb2_grpc import (
 from stele.rpc.server import bind, make_server
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, with_incarnation
 from stele.tablet.view import key_array
+from stele.tserver.tablet_service import attempt_of
 from tests.client.small_master import Master
 from tests.client.small_tablet import Tablet, maybe_fail
 
@@ -74,6 +76,7 @@ class SmallCluster:
         self.not_leading = 0  # so many calls to the master are refused
         self.refuses_then = 0  # so many are, once the next table is made
         self.unled = False  # tables that are made from now on have no leaders yet
+        self.cluster_version = CLUSTER_VERSION
         self.located = 0  # so often it was asked where a table is
         self._master: grpc.aio.Server | None = None
 
@@ -234,6 +237,7 @@ class SmallNode:
             writeop.digest(body),
             tablet.schema.version if tablet.schema else 0,
             kind,
+            attempt=attempt_of(request),
         )
         tablet.index += 1
         now = int(self.cluster.clock.now())

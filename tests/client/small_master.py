@@ -130,7 +130,9 @@ class Master(MasterServiceServicer):
         self._leads()
         self.cluster.located += 1
         info = self._find(request)
-        answer = master_pb2.GetTableLocationsResponse(table=info)
+        answer = master_pb2.GetTableLocationsResponse(
+            table=info, cluster_version=self.cluster.cluster_version
+        )
         for tablet in self.cluster.tablets_of(info.name):
             pb = answer.tablets.add(
                 tablet_id=id_to_pb(tablet.tablet_id),

@@ -6,7 +6,8 @@ import asyncio
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from stele.client import Client, RowErrors
+from stele.client import Client, RowErrors, Table
 from stele.client.locations import TabletPlace
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable
@@ -245,3 +246,86 @@ async def test_a_task_goes_on_behind_the_last_row_that_it_gave(tmp_path: Path, l
         assert found["id"].to_pylist() == list(range(500))
         assert sum(node.scans for node in small.nodes) == 4
         assert small.located - before == leads  # asked once none of the three was left
+
+
+class Lost(Exception):
+    """What ends an attempt."""
+
+
+def torn(enough: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+    """The batches of a task that ends with an error once it has written enough."""
+    yield from batches()
+    until = time.monotonic() + 60
+    while not enough() and time.monotonic() < until:
+        time.sleep(0.05)
+    raise Lost
+
+
+OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_task_that_is_tried_again_changes_nothing_that_others_wrote_since(
+    cluster: Cluster, op: str
+) -> None:
+    """It ended with an error after it had written; meanwhile others wrote over its rows, deleted some, and made some
+    anew."""
+    table = f"tried again {op}"
+    writer = made(cluster, table, op=op)
+    with Client(cluster.master_addresses) as client:
+        target = client.open_table(table)
+        if not op.startswith("insert"):
+            target.write_arrow(pa.table({"id": np.arange(ROWS), "v": ["old"] * ROWS}))
+        mine = None if op.startswith("delete") else "x"
+
+        def reached() -> list[int]:
+            now = contents(target)
+            return [n for n in range(ROWS) if now.get(n) == mine]
+
+        with pytest.raises(Lost):
+            shipped(writer).write(torn(lambda: len(reached()) > 20_000))
+        theirs = reached()[:4_000]
+        assert len(theirs) == 4_000
+        target.write_arrow(pa.table({"id": theirs, "v": ["theirs"] * 4_000}))
+        target.write_arrow(pa.table({"id": theirs[:1_000]}), "delete")
+        written = shipped(writer).write(batches())
+        assert written.rows == ROWS
+        wanted = dict.fromkeys(range(ROWS), mine) | dict.fromkeys(theirs, "theirs")
+        wanted |= dict.fromkeys(theirs[:1_000], None)
+        assert contents(target) == {n: v for n, v in wanted.items() if v is not None}
+
+
+def contents(table: Table) -> dict[int, str]:
+    snapshot = int(cluster_now())
+    found = table.scan(snapshot=snapshot).to_table()
+    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
+
+
+def test_two_attempts_at_once_write_each_row_once(cluster: Cluster) -> None:
+    """As speculation runs them: no insert is refused, and the slow one, which nobody waits for, changes nothing."""
+    writer = made(cluster, "at once", op="insert")
+    begun, over = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches(ROWS, 5_000)):
+            if number == ROWS // 10_000:
+                begun.set()
+                over.wait(60)
+            yield batch
+
+    with ThreadPoolExecutor(1) as threads, Client(cluster.master_addresses) as client:
+        first = threads.submit(shipped(writer).write, slow())
+        assert begun.wait(60)
+        assert shipped(writer).write(batches()).rows == ROWS
+        table = client.open_table("at once")
+        table.write_arrow(pa.table({"id": np.arange(ROWS), "v": ["theirs"] * ROWS}))
+        over.set()
+        assert first.result(60).rows == ROWS
+        assert contents(table) == dict.fromkeys(range(ROWS), "theirs")
+
+
+def test_before_an_upgrade_is_finalized_a_task_writes_as_it_did(cluster: Cluster) -> None:
+    writer = made(cluster, "earlier", op="upsert")
+    writer._plan = replace(writer._plan, cluster_version=1)
+    for _ in range(2):
+        assert shipped(writer).write(batches()).rows == ROWS

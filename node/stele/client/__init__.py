@@ -14,6 +14,7 @@ from stele.client.blocking_table import Session, Table
 from stele.client.connect import connect, connect_async
 from stele.client.dropping import DroppedTable
 from stele.client.holds import TableHold
+from stele.client.jobs import Job, JobPart
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import TableInfo
 from stele.client.results import RowErrors, WriteResult
@@ -31,6 +32,8 @@ __all__ = [
     "Client",
     "Closed",
     "DroppedTable",
+    "Job",
+    "JobPart",
     "KeySpace",
     "RowErrors",
     "Scanner",

@@ -395,7 +395,14 @@ class AsyncClient:
         self.pool.identity = replace(self.identity, cluster_id=ClusterId(plan.cluster_id), fork_id=fork_id)
         self.masters.met = True
         tablets = [replace(tablet) for tablet in plan.tablets]
-        locations = Locations(self.masters, plan.info.table_id, plan.info, tablets, complete=True)
+        locations = Locations(
+            self.masters,
+            plan.info.table_id,
+            plan.info,
+            tablets,
+            complete=True,
+            cluster_version=plan.cluster_version,
+        )
         self._locations.add(locations)
         return self._opened(locations)
 

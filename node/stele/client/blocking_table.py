@@ -19,6 +19,7 @@ from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.blocking_scan import Scanner
 from stele.client.holds import TableHold
+from stele.client.jobs import JobPart
 from stele.client.lookup import Key, Row
 from stele.client.predicates import Predicates
 from stele.client.reads import Bound
@@ -251,6 +252,7 @@ class Table:
         buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
+        part: JobPart | None = None,
     ) -> WriteResult:
         """Write Arrow data in blocks. Returns once all are acknowledged. `timeout_s` is for each block; `buffer_bytes` of rows
         are queued or on their way at once.
@@ -259,6 +261,9 @@ class Table:
         scan. Of a pandas frame a named index is written as columns.
 
         `on_rows` is called in the client's thread with the number of rows acknowledged.
+
+        `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
+        written, and changes nothing.
 
         Raises:
             RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
@@ -271,7 +276,7 @@ class Table:
             2
         """
         writer = self.asynchronous.arrow_writer(
-            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows
+            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows, part=part
         )
         try:
             writer.check(data)

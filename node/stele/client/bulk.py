@@ -28,6 +28,7 @@ from stele.client.results import WriteResult, row_error_from_pb, with_keys
 from stele.client.tablet import TabletClient
 from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
+from stele.model.job import Attempt
 from stele.model.partition import OUTSIDE, PartitionSchema, assign, rows_by_tablet
 from stele.model.rows import row_faults
 from stele.model.schema import Schema
@@ -72,8 +73,11 @@ class BulkWriter:
         bytes_max: int,
         on_rows: Callable[[int], None] | None = None,
         ranges: Ranges | None = None,
+        attempt: Attempt | None = None,
     ) -> None:
-        """`ranges`: the table's partitioning as it becomes known; None: it never changes."""
+        """`ranges`: the table's partitioning as it becomes known; None: it never changes. `attempt`: at a part of a job;
+        rows that another attempt at it has written count as written."""
+        self._attempt = attempt
         self.result = WriteResult(table)
         self._ranges = ranges
         self._schema = schema
@@ -282,7 +286,9 @@ class BulkWriter:
             self._under_way[ordinal] = positions
             block = encode_block(self._op, self._column_ids, rows, self._schema.version)
             try:
-                answer = await self._tablet_of(ordinal).write(block, timeout_s=self._timeout_s)
+                answer = await self._tablet_of(ordinal).write(
+                    block, timeout_s=self._timeout_s, attempt=self._attempt
+                )
             except Rejected as exc:
                 if exc.code is Code.TABLET_DELETED and self._ranges is not None:
                     # Its range was dropped, with what an earlier attempt wrote. Perhaps there is a new one.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stele.model.cluster_version import FIRST_CLUSTER_VERSION, told
 from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning, by_names
@@ -161,6 +162,8 @@ class WritePlan:
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
     """The copy of the cluster that it is in; None: not known."""
+    cluster_version: int = FIRST_CLUSTER_VERSION
+    """The finalized one."""
 
 
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:
@@ -198,6 +201,8 @@ class Locations:
     """Whether a node has refused a block because its columns were dropped: take the newest schema."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
+    cluster_version: int = FIRST_CLUSTER_VERSION
+    """The finalized one, as the masters told it last. It only rises."""
     _by_ordinal: dict[int, TabletPlace] = field(default_factory=dict)
     _refreshed_at: float = 0.0
     _refreshing: asyncio.Task[None] | None = None
@@ -332,6 +337,7 @@ class Locations:
                 self.info.partition_schema
             )  # users see by its identity that it has changed
         self.info = info
+        self.cluster_version = max(self.cluster_version, told(answer.cluster_version))
         newest = answer.table.newest_schema
         self._note_schemas(self.info.schema, schema_from_pb(newest) if newest.columns else None)
         if self.info.state == "REMOVED":

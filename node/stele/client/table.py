@@ -22,6 +22,7 @@ from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
 from stele.client.bulk import BulkWriter
 from stele.client.holds import TableHold, TableHolds
+from stele.client.jobs import JobPart
 from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.lookup import Key, Row
 from stele.client.predicates import Predicates
@@ -34,8 +35,9 @@ from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool
 from stele.model.block import RowOp
-from stele.model.errors import Advice, Rejected, Retryable
+from stele.model.errors import Advice, Code, Rejected, Retryable
 from stele.model.holds import BYTES_DEFAULT
+from stele.model.job import Attempt
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
 from stele.model.rows import check_row
@@ -44,6 +46,7 @@ from stele.rpc.threads import in_thread
 
 BULK_BYTES = 64 << 20
 _SEEK_S = 1.0
+_JOBS_VERSION = 2
 
 
 class AsyncTable:
@@ -271,6 +274,7 @@ class AsyncTable:
         buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
         raise_row_errors: bool = True,
+        part: JobPart | None = None,
     ) -> WriteResult:
         """Write Arrow data in blocks: tablets in parallel, the blocks of one tablet one after another.
 
@@ -278,12 +282,19 @@ class AsyncTable:
         frame a named index is written as columns. `timeout_s` is for each block. `on_rows` is called with the
         number of rows of each acknowledged block.
 
+        `part`: part of a job, see `stele.Job`. A row whose key an earlier attempt at this part has written counts as
+        written, and changes nothing.
+
         Raises:
             RowErrors: rows were refused and the others are written; not with `raise_row_errors` False.
             Rejected: columns do not fit the table. Nothing is written, except earlier batches of an iterator.
+                JOB_TOO_OLD: a tablet no longer knows what the job has written. UNSUPPORTED_VERSION: a part of a job, and
+                an upgrade is not finalized.
             SteleError: a whole block was not written; other blocks may be.
         """
-        writer = self.arrow_writer(op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows)
+        writer = self.arrow_writer(
+            op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows, part=part
+        )
         try:
             writer.check(data)
             found = data if isinstance(data, (pa.Table, pa.RecordBatch)) else await in_thread(arrow_of, data)
@@ -307,6 +318,7 @@ class AsyncTable:
         timeout_s: float | None = None,
         buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
+        part: JobPart | None = None,
     ) -> BulkWriter:
         """The writer behind `write_arrow`, for batches that do not come from the event loop."""
         self._streams.ensure_open()
@@ -316,7 +328,24 @@ class AsyncTable:
             arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
             arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
             on_rows,
+            None if part is None else self._attempt(part),
         )
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether parts of jobs can be written: every member of the cluster knows them."""
+        return self.locations.cluster_version >= _JOBS_VERSION
+
+    def _attempt(self, part: JobPart) -> Attempt:
+        expected = "a part of a job, as Job.new().part(0) gives"
+        attempt: Attempt = arguments.of_kind(part, JobPart, "part", expected).attempt()
+        if not self.takes_jobs:
+            raise Rejected(
+                f"table {self.name}: a part of a job: this needs cluster version {_JOBS_VERSION}, but the cluster has "
+                f"{self.locations.cluster_version}; `stele cluster finalize` allows it",
+                code=Code.UNSUPPORTED_VERSION,
+            )
+        return attempt
 
     async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The present row with this key (linearizable); None if there is none.
@@ -455,8 +484,8 @@ class AsyncTable:
             Retryable: NOT_READY: the table is being created.
         """
         tablets = self.locations.by_ordinal([ordinal for ordinal, _ in numbered(self.partition_schema)])
-        identity = self._streams.pool.identity
-        return WritePlan(identity.cluster_id, self.info, tuple(tablets), identity.fork_id)
+        identity, version = self._streams.pool.identity, self.locations.cluster_version
+        return WritePlan(identity.cluster_id, self.info, tuple(tablets), identity.fork_id, version)
 
     async def wait_ready(self, *, timeout_s: float = 30.0) -> None:
         """Wait until every tablet has a leader.
@@ -527,6 +556,7 @@ class AsyncTable:
         timeout_s: float,
         bytes_max: int,
         on_rows: Callable[[int], None] | None,
+        attempt: Attempt | None = None,
     ) -> BulkWriter:
         return BulkWriter(
             self.name,
@@ -538,4 +568,5 @@ class AsyncTable:
             bytes_max=bytes_max,
             on_rows=on_rows,
             ranges=self._ranges,
+            attempt=attempt,
         )

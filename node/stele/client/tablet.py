@@ -21,7 +21,8 @@ from stele.model.block import version_told
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import HybridTime
-from stele.model.writeop import HEADER, WRITE_BYTES_MAX, digest
+from stele.model.job import Attempt
+from stele.model.writeop import HEADER_BYTES_MAX, WRITE_BYTES_MAX, digest
 from stele.rpc.proto import tserver_pb2
 
 _T = TypeVar("_T")
@@ -83,8 +84,10 @@ class TabletClient:
         """Raises Closed if the client was closed, or is being closed."""
         self._streams.ensure_open()
 
-    async def write(self, block: bytes, *, timeout_s: float) -> tserver_pb2.WriteResponse:
-        """Write a block exactly once, whatever happens on the way.
+    async def write(
+        self, block: bytes, *, timeout_s: float, attempt: Attempt | None = None
+    ) -> tserver_pb2.WriteResponse:
+        """Write a block exactly once, whatever happens on the way. `attempt`: as part of a job.
 
         Raises:
             Rejected: the whole block is refused.
@@ -94,13 +97,14 @@ class TabletClient:
         future: asyncio.Future[tserver_pb2.WriteResponse | BaseException] = (
             asyncio.get_running_loop().create_future()
         )
-        return await _end_of(future, self.start_write(block, timeout_s, partial(settle, future)))
+        return await _end_of(future, self.start_write(block, timeout_s, partial(settle, future), attempt))
 
     def start_write(
         self,
         block: bytes,
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
+        attempt: Attempt | None = None,
     ) -> Writing:
         """As `write`, without waiting. `ended` is called once, after this returned, with the answer or the
         error of `write`.
@@ -110,7 +114,7 @@ class TabletClient:
         Raises:
             Rejected: TOO_LARGE: no leader accepts so much; nothing was sent.
         """
-        return Writing(self, block, timeout_s, ended)
+        return Writing(self, block, timeout_s, ended, attempt)
 
     async def without_dropped(self, block: bytes, timeout_s: float) -> bytes:
         """The block without columns that were dropped since it was made, as the masters say now.
@@ -142,11 +146,12 @@ class TabletClient:
         block: bytes,
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
+        attempt: Attempt | None,
     ) -> Asking:
         """As `start_write`, but the block is sent as it is, also if columns have changed."""
-        if HEADER.size + len(block) > WRITE_BYTES_MAX:
+        if HEADER_BYTES_MAX + len(block) > WRITE_BYTES_MAX:
             raise Rejected(
-                f"the write has {HEADER.size + len(block)} bytes; at most {WRITE_BYTES_MAX} are allowed; "
+                f"the write has {HEADER_BYTES_MAX + len(block)} bytes; at most {WRITE_BYTES_MAX} are allowed; "
                 "send smaller ones",
                 code=Code.TOO_LARGE,
             )
@@ -171,6 +176,9 @@ class TabletClient:
             write.first_attempt_us = made_us
             write.digest = digest(block)
             write.block = block
+            if attempt is not None:
+                write.attempt.job, write.attempt.made_us = attempt.job, attempt.made_us
+                write.attempt.part, write.attempt.number = attempt.part, attempt.number
             return self._start(request, timeout_s, told, sequencer)
         except BaseException:
             sequencer.finish(sequence)
@@ -223,7 +231,7 @@ class TabletClient:
 class Writing:
     """One write: its block, and if columns were dropped meanwhile, the block without them."""
 
-    __slots__ = ("_asking", "_block", "_deadline", "_ended", "_tablet", "_task")
+    __slots__ = ("_asking", "_attempt", "_block", "_deadline", "_ended", "_tablet", "_task")
 
     def __init__(
         self,
@@ -231,13 +239,15 @@ class Writing:
         block: bytes,
         timeout_s: float,
         ended: Callable[[tserver_pb2.WriteResponse | BaseException], None],
+        attempt: Attempt | None,
     ) -> None:
         self._tablet = tablet
         self._block = block
+        self._attempt = attempt
         self._deadline = time.monotonic() + timeout_s
         self._ended = ended
         self._task: asyncio.Task[bytes] | None = None
-        self._asking: Asking | None = tablet.start_block(block, timeout_s, self._told)
+        self._asking: Asking | None = tablet.start_block(block, timeout_s, self._told, attempt)
 
     def cancel(self) -> None:
         """Stop, unless it has ended."""
@@ -266,7 +276,7 @@ class Writing:
         else:
             rest_s = max(0.001, self._deadline - time.monotonic())
             try:
-                self._asking = self._tablet.start_block(task.result(), rest_s, self._ended)
+                self._asking = self._tablet.start_block(task.result(), rest_s, self._ended, self._attempt)
             except SteleError as exc:
                 self._ended(exc)
 

@@ -329,6 +329,7 @@ class MasterService(MasterServiceServicer):
             table=table_info(scene, table),
             tablets=[tablet_locations(scene, r) for r in rows],
             ttl_ms=scene.options.locations_ttl_ms,
+            cluster_version=scene.catalog.cluster_version,
         )
 
     async def GetTabletLocations(

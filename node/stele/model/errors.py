@@ -58,6 +58,7 @@ class Code(IntEnum):
     CLOSED = 40  # never sent: the caller closed its client
     CLOCK_BEHIND = 41  # the caller's clock is late, so its client ids are too old
     CURSOR_LOST = 42  # changes were asked for that history no longer has
+    JOB_TOO_OLD = 43  # a tablet no longer knows what earlier attempts of this job have written
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51

@@ -10,10 +10,12 @@ Header, 56 bytes, little-endian:
 - u64 sequence, u64 lowest unfinished sequence
 - u64 time when the client id was made (µs since 1970)
 - u64 xxh3-64 of the body
+- with flag 2, an attempt at a part of a job, 40 bytes: 16 bytes job, u64 time when it was made, u64 number of the
+  attempt, u32 part, u32 zero
 
-56 is a multiple of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that
+56 and 96 are multiples of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that
 the block only upserts whole rows, and that none of them can be refused. Its outcome is known without decoding
-it.
+it, unless other attempts at the same part have written.
 
 Invariant: a client id of sixteen zero bytes asks for no exactly-once bookkeeping (the master's own
 proposals).
@@ -27,16 +29,20 @@ from enum import IntEnum
 import xxhash
 
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.job import Attempt
 from stele.model.record import record
 from stele.model.schema import Schema
 
 HEADER = struct.Struct("<BBHI16sQQQQ")
+_ATTEMPT = struct.Struct("<16sQQII")
+HEADER_BYTES_MAX = HEADER.size + _ATTEMPT.size
 VERSION = 1
 NO_CLIENT = bytes(16)
 WRITE_BYTES_MAX = 8 << 20
 """The most bytes of header and body of one write. Clients refuse more before they send it; no leader accepts
 it."""
 _PLAIN = 1
+_OF_JOB = 2
 
 
 class BodyKind(IntEnum):
@@ -63,6 +69,7 @@ class WriteHeader:
     schema_version: int = 0
     kind: BodyKind = BodyKind.BLOCK
     plain: bool = False
+    attempt: Attempt | None = None
 
 
 def schema_change(schema: Schema) -> bytes:
@@ -82,7 +89,7 @@ def encode(header: WriteHeader, body: bytes) -> bytes:
     packed = HEADER.pack(
         VERSION,
         header.kind,
-        _PLAIN if header.plain else 0,
+        (_PLAIN if header.plain else 0) | (0 if header.attempt is None else _OF_JOB),
         header.schema_version,
         header.client_id,
         header.sequence,
@@ -90,6 +97,8 @@ def encode(header: WriteHeader, body: bytes) -> bytes:
         header.first_attempt_us,
         header.digest,
     )
+    if (attempt := header.attempt) is not None:
+        packed += _ATTEMPT.pack(attempt.job, attempt.made_us, attempt.number, attempt.part, 0)
     return packed + body
 
 
@@ -106,16 +115,32 @@ def decode(payload: bytes) -> tuple[WriteHeader, memoryview]:
         HEADER.unpack_from(payload)
     )
     kind = _KINDS.get(number)
-    if version != VERSION or kind is None or flags & ~_PLAIN:
+    if version != VERSION or kind is None or flags & ~(_PLAIN | _OF_JOB):
         raise Rejected(
             f"write payload version {version}, kind {number}, flags {flags}; this program reads version {VERSION}, "
-            f"kinds 1 to {max(_KINDS)}, flag 1",
+            f"kinds 1 to {max(_KINDS)}, flags 1 and 2",
             code=Code.UNSUPPORTED_VERSION,
         )
+    at, attempt = HEADER.size, None
+    if flags & _OF_JOB:
+        attempt, at = _attempt(payload), HEADER_BYTES_MAX
+    plain = bool(flags & _PLAIN)
     header = WriteHeader(
-        client_id, sequence, lowest, first_us, body_digest, schema_version, kind, flags == _PLAIN
+        client_id, sequence, lowest, first_us, body_digest, schema_version, kind, plain, attempt
     )
-    return header, memoryview(payload)[HEADER.size :]
+    return header, memoryview(payload)[at:]
+
+
+def _attempt(payload: bytes) -> Attempt:
+    if len(payload) < HEADER_BYTES_MAX:
+        raise Corrupt(f"the write payload has {len(payload)} bytes; expected at least {HEADER_BYTES_MAX}")
+    job, made_us, number, part, zero = _ATTEMPT.unpack_from(payload, HEADER.size)
+    if zero:
+        raise Rejected(
+            f"write payload of a job with reserved bytes {zero}; this program reads 0",
+            code=Code.UNSUPPORTED_VERSION,
+        )
+    return Attempt(job, made_us, part, number)
 
 
 def not_understood(header: WriteHeader, body: bytes | memoryview, why: SteleError) -> SteleError:

@@ -6,6 +6,7 @@ failed flush leaves no files and changes nothing that readers see.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import google_crc32c
 from stele.model.errors import Corrupt
 from stele.model.holds import Held
 from stele.model.schema import Schema
-from stele.tablet import exactly_once
+from stele.tablet import exactly_once, jobs
 from stele.tablet.checked import open_sealed, read_bytes, seal
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import NAME, FileMeta
@@ -28,6 +29,9 @@ from stele.tablet.progress import Progress
 from stele.tablet.sorted_runs import Kept
 
 _ONCE_MAGIC, _ONCE_VERSION = b"STLONCE1", 1
+_WITH_JOBS_VERSION = 2
+"""Of a file that begins with the jobs and a line end."""
+_VERSION = struct.Struct("<I")
 _RUN_BYTES = 64 << 20
 """Bytes of frozen rows that are sorted at a time. All of them may take far more memory
 (`block_checks.complete`)."""
@@ -37,8 +41,8 @@ class StoreFlush:
     """Writes the frozen rows, the exactly-once state, and then the manifest that lists both.
 
     `frozen`: memtables, newest first. Each becomes a file with its own schema. `schema`: the newest one.
-    `once`: the result of `ExactlyOnce.frozen`. `mark`: versions that only snapshots below it see are
-    dropped. `held`: the holds on history."""
+    `once`: the result of `ExactlyOnce.frozen`; `of_jobs`: that of `Jobs.frozen`. `mark`: versions that only
+    snapshots below it see are dropped. `held`: the holds on history."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class StoreFlush:
         schema: Schema,
         progress: Progress,
         once: Any,
+        of_jobs: Any,
         mark: int,
         held: Held,
     ) -> None:
@@ -60,6 +65,7 @@ class StoreFlush:
         self._ceiling = progress.max_ceiling
         self._timestamp = progress.last_timestamp
         self._once = once
+        self._jobs = of_jobs
 
     def write(self) -> None:
         """See FlushJob."""
@@ -89,7 +95,11 @@ class StoreFlush:
         """Write the files of a flush. `numbers`: a file number for each memtable; at least one."""
         contents = self._contents
         once_name = f"once-{numbers[0]:08x}"
-        body = seal(_ONCE_MAGIC, _ONCE_VERSION, exactly_once.encode(self._once))
+        once, of_jobs = exactly_once.encode(self._once), jobs.encode(self._jobs)
+        if of_jobs:  # releases before jobs read every other file
+            body = seal(_ONCE_MAGIC, _WITH_JOBS_VERSION, of_jobs + b"\n" + once)
+        else:
+            body = seal(_ONCE_MAGIC, _ONCE_VERSION, once)
         contents.files.write_new(contents.directory / once_name, [body])
         metas: tuple[FileMeta, ...] = ()
         for table, number in zip(reversed(self.frozen), numbers):
@@ -122,19 +132,27 @@ class StoreFlush:
         return write_layers(self._contents.files, path, table.schema, layers)
 
 
-def read_once(directory: Path, listed: Manifest) -> bytes:
-    """The exactly-once state that a flush wrote, for `ExactlyOnce.decode`. `listed` must name one.
+def read_once(directory: Path, listed: Manifest) -> tuple[bytes, bytes]:
+    """The exactly-once state that a flush wrote, for `ExactlyOnce.decode`, and the jobs, for `Jobs.decode`; b"" if there
+    are none. `listed` must name a file.
 
     Raises:
         Corrupt: missing, damaged, or another file than the manifest lists; or IO_ERROR.
         Rejected: UNSUPPORTED_VERSION.
     """
     data = read_bytes(directory / listed.once)
-    body = open_sealed(data, _ONCE_MAGIC, _ONCE_VERSION, listed.once)
+    with_jobs = data[8:12] == _VERSION.pack(_WITH_JOBS_VERSION)
+    version = _WITH_JOBS_VERSION if with_jobs else _ONCE_VERSION
+    body = open_sealed(data, _ONCE_MAGIC, version, listed.once)
     found = len(data), google_crc32c.value(data)
     if listed.once_crc is not None and found != (listed.once_size, listed.once_crc):
         raise Corrupt(
             f"{listed.once}: a whole file, but not the one that the manifest lists; "
             "a retry could be applied twice; copy the replica from a peer"
         )
-    return body
+    if not with_jobs:
+        return body, b""
+    of_jobs, end, once = body.partition(b"\n")
+    if not end:
+        raise Corrupt(f"{listed.once}: its jobs have no end; copy the replica from a peer")
+    return once, of_jobs

@@ -1,4 +1,5 @@
-"""Finds the newest version of a key: in a memtable or in a file. Used by the write path.
+"""Finds the newest version of a key, or one that was written at given times: in a memtable or in a file. Used by the
+write path.
 
 It works on one state of the store, which no flush or merge changes. Invariant: places found by a `StoreRows`
 are valid only for that `StoreRows`.
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from stele.model.hashing import hash_bytes
 from stele.model.schema import Schema
@@ -17,7 +19,7 @@ from stele.tablet.colfile import ColumnFile
 from stele.tablet.machine import WouldBlock
 from stele.tablet.memtable import MemTable
 from stele.tablet.projection import projected
-from stele.tablet.sorted_runs import Positions, concat_batches
+from stele.tablet.sorted_runs import Mask, Positions, concat_batches
 from stele.tablet.writing import U64, Located
 
 
@@ -103,6 +105,20 @@ class StoreRows:
             left = left[~hit]
         return found
 
+    def written_at(self, keys: pa.BinaryArray, hashes: U64, times: U64) -> Mask:
+        """See stele.tablet.writing.Rows."""
+        if self._brief:
+            raise WouldBlock
+        found, left = np.zeros(len(keys), bool), np.arange(len(keys))
+        for source in (*self.memory, *self.files):
+            if not len(left):
+                break
+            wanted = keys if len(left) == len(keys) else keys.take(pa.array(left))
+            look = _written_in_memory if isinstance(source, MemTable) else _written_in_file
+            found[left] = look(source, wanted, hashes[left], times)
+            left = left[~found[left]]
+        return found
+
     def fetch(self, located: Located) -> pa.RecordBatch:
         """See stele.tablet.writing.Rows."""
         columns, arrow, first_file = self.schema.columns, self.schema.to_arrow(), len(self.memory)
@@ -122,6 +138,54 @@ class StoreRows:
                 batch = file.batch(group, columns, arrow)
                 parts.append((members[inside], batch.take(pa.array(places[inside] & 0xFFFF_FFFF))))
         return _gather(parts)
+
+
+def _among(times: U64, sought: U64) -> Mask:
+    """Which of `times` are among `sought`, which rise."""
+    place = np.minimum(np.searchsorted(sought, times), len(sought) - 1)
+    return sought[place] == times
+
+
+def _written_in_memory(table: MemTable, keys: pa.BinaryArray, hashes: U64, sought: U64) -> Mask:
+    """Which keys have a version in the memtable from one of these times."""
+    found = np.zeros(len(keys), bool)
+    if not table.rows:
+        return found
+    ordinals = table.newest(keys, hashes)
+    there = np.flatnonzero(ordinals >= 0)
+    times = table.times_at(ordinals[there])
+    found[there] = _among(times, sought)
+    # Somebody has replaced these. The versions before them are found key by key.
+    for at in there[~found[there] & (times > sought[0])].tolist():
+        for _, time, _ in table.versions(keys[at].as_py(), int(ordinals[at])):
+            if time < sought[0]:
+                break
+            if _among(np.array([time], np.uint64), sought)[0]:
+                found[at] = True
+                break
+    return found
+
+
+def _written_in_file(file: ColumnFile, keys: pa.BinaryArray, hashes: U64, sought: U64) -> Mask:
+    """Which keys have a version in the file from one of these times."""
+    found = np.zeros(len(keys), bool)
+    if file.max_time < int(sought[0]) or file.min_time > int(sought[-1]):
+        return found
+    groups, rows = file.find(keys, hashes)
+    for group in np.unique(groups[groups >= 0]).tolist():
+        oldest, newest = file.span(group)
+        if newest < int(sought[0]) or oldest > int(sought[-1]):
+            continue
+        at, times, stored = np.flatnonzero(groups == group), file.times(group), file.keys(group)
+        place = rows[at]
+        while len(at):
+            seen = times[place]
+            found[at] = _among(seen, sought)
+            older = ~found[at] & (seen > sought[0]) & (place + 1 < len(times))
+            at, place = at[older], place[older] + 1
+            same = np.asarray(pc.equal(stored.take(pa.array(place)), keys.take(pa.array(at))))
+            at, place = at[same], place[same]
+    return found
 
 
 def _gather(parts: list[tuple[Positions, pa.RecordBatch]]) -> pa.RecordBatch:

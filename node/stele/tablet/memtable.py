@@ -285,6 +285,13 @@ class MemTable:
                 found[members] = chunk.deleted[rows]
         return found
 
+    def times_at(self, ordinals: Positions) -> U64:
+        """Hybrid times of these rows."""
+        found = np.zeros(len(ordinals), np.uint64)
+        for chunk, members, rows in self._by_chunk(ordinals):
+            found[members] = chunk.times if isinstance(chunk.times, int) else chunk.times[rows]
+        return found
+
     def key_at(self, ordinal: int) -> bytes:
         """The key of one row."""
         chunk, row = self._at(self.chunks, ordinal)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+import xxhash
 
 from stele.model import writeop
 from stele.model.alter import follows
@@ -39,6 +40,7 @@ from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.flushing import StoreFlush, read_once
 from stele.tablet.holding import Costs, Holding
+from stele.tablet.jobs import IDLE_US, Jobs
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Checkpoint, Lookup, Outcome, WouldBlock
 from stele.tablet.manifest import Manifest
@@ -90,13 +92,20 @@ class TabletStore:
     """Rows of one tablet: recent ones in memory, the others in column files."""
 
     def __init__(
-        self, directory: Path, options: StoreOptions, state: State, once: ExactlyOnce, progress: Progress
+        self,
+        directory: Path,
+        options: StoreOptions,
+        state: State,
+        once: ExactlyOnce,
+        jobs: Jobs,
+        progress: Progress,
     ) -> None:
         self.directory = directory
         self.options = options
         self._contents = Contents(directory, options.files, state)
-        self._merges = Merges(self._contents, lambda: self.history_mark)
+        self._merges = Merges(self._contents, lambda: self._drop_mark)
         self._once = once
+        self._jobs = jobs
         self._progress = progress
         self._flushed = progress.applied
         self._readable = progress.last_timestamp
@@ -135,14 +144,15 @@ class TabletStore:
         debris = manifest.remove_debris(options.files, directory, found)
         if debris:
             _log.info("removed leftover files of a crash", directory=directory.name, files=debris)
-        once = ExactlyOnce()
+        once, jobs = ExactlyOnce(), Jobs()
         if found.once:
-            once = ExactlyOnce.decode(read_once(directory, found))
+            of_clients, of_jobs = read_once(directory, found)
+            once = ExactlyOnce.decode(of_clients)
+            jobs = Jobs.decode(of_jobs) if of_jobs else jobs
         files = tuple(ColumnFile(directory / f.name, f) for f in found.files)
         state = State(MemTable(found.schema), (), files, found)
-        return TabletStore(
-            directory, options, state, once, Progress(found.opid, found.max_ceiling, found.last_timestamp)
-        )
+        progress = Progress(found.opid, found.max_ceiling, found.last_timestamp)
+        return TabletStore(directory, options, state, once, jobs, progress)
 
     # --- what it is
 
@@ -218,9 +228,21 @@ class TabletStore:
         self.hold_costs = self._holding.costs(self._contents.state.files, self.free_mark)
 
     @property
+    def _drop_mark(self) -> int:
+        """Versions that only snapshots below this hybrid time see may be dropped."""
+        # In this order: a job that enters in between has its first write above the mark.
+        return min(self.history_mark, self._jobs.held)
+
+    @property
     def clients_idle_us(self) -> int | None:
-        """See StateMachine."""
-        return self._once.idle_us
+        """See StateMachine. Jobs are clients, too."""
+        wrote_us = self._jobs.last_us
+        ends = (self._once.idle_us, None if wrote_us is None else wrote_us + self._jobs_idle_us)
+        return max((end for end in ends if end is not None), default=None)
+
+    @property
+    def _jobs_idle_us(self) -> int:
+        return max(IDLE_US, self.schema.history_ms * 1_000)
 
     @property
     def memory_bytes(self) -> int:
@@ -257,6 +279,12 @@ class TabletStore:
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """See StateMachine."""
         self._once.admit(header, wall_us, clock_error_us)
+        if header.attempt is not None:
+            self._jobs.admit(header.attempt, wall_us)
+
+    def knows_job(self, job: bytes) -> bool:
+        """Whether it applied a write of this job and has not forgotten it."""
+        return self._jobs.knows(job)
 
     def may_know(self, client_id: bytes, sequence: int, first_attempt_us: int) -> bool:
         """Whether this write may have been applied before. Then applying it again gives its outcome."""
@@ -267,8 +295,10 @@ class TabletStore:
         return self._once.knows_client(client_id)
 
     def exactly_once_checksum(self) -> int:
-        """64 bits over the exactly-once state. Equal on replicas with the same applied OpId."""
-        return self._once.checksum()
+        """64 bits over the exactly-once state and the jobs. Equal on replicas with the same applied OpId."""
+        return self._once.checksum() ^ (
+            xxhash.xxh3_64_intdigest(told) if (told := self._jobs.encoded()) else 0
+        )
 
     # --- applying
 
@@ -278,8 +308,7 @@ class TabletStore:
         if entry.kind is not EntryKind.WRITE:
             return self.apply(entry)
         header, body = writeop.decode(entry.payload)
-        plain = header.plain and header.schema_version == self.schema.version
-        if plain or header.kind is not BodyKind.BLOCK or self._once.knows(header):
+        if self._is_plain(header) or header.kind is not BodyKind.BLOCK or self._once.knows(header):
             return self._apply_write(entry, header, body, None)
         if not self._may_be_brief(body):
             return Lookup(partial(self._look_up, header, body))
@@ -297,7 +326,13 @@ class TabletStore:
         if entry.kind is EntryKind.CEILING:
             self._once.expire(entry.timestamp)
             self._holding.pass_time(entry.timestamp)
+            self._jobs.expire(entry.timestamp, self._jobs_idle_us)
         return Outcome()
+
+    def _is_plain(self, header: WriteHeader) -> bool:
+        """Whether a block's effect does not depend on the stored rows. Those of another attempt may be its own."""
+        plain = header.plain and header.schema_version == self.schema.version
+        return plain and not self._jobs.has_others(header.attempt)
 
     def _apply_write(
         self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
@@ -313,20 +348,32 @@ class TabletStore:
             raise Corrupt(
                 f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK, SCHEMA or HOLD"
             )
+        self._jobs.expire(entry.timestamp, self._jobs_idle_us)
         earlier = self._once.earlier(header, entry.timestamp)
         if earlier is not None:
             return earlier
-        active = self._contents.state.active
-        if header.plain and header.schema_version == active.schema.version:
+        refused = None if header.attempt is None else self._jobs.enter(header.attempt, entry.timestamp)
+        outcome = refused or self._apply_block(entry, header, body, found)
+        self._once.record(header, outcome)
+        self._readable = entry.timestamp
+        return outcome
+
+    def _apply_block(
+        self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
+    ) -> Outcome:
+        wrote = True
+        if self._is_plain(header):
             try:
-                active.append_plain(body, entry.timestamp, len(entry.payload))
+                self._contents.state.active.append_plain(body, entry.timestamp, len(entry.payload))
             except Rejected as exc:
                 raise writeop.not_understood(header, body, exc) from exc
             outcome = Outcome(entry.timestamp)
         else:
-            outcome = self._write(entry, found if found is not None else self._look_up(header, body))
-        self._once.record(header, outcome)
-        self._readable = entry.timestamp
+            plan = found if found is not None else self._look_up(header, body)
+            outcome = self._write(entry, plan)
+            wrote = not isinstance(plan, Plan) or bool(plan.puts)
+        if wrote and header.attempt is not None:
+            self._jobs.wrote(header.attempt, entry.timestamp)
         return outcome
 
     def _change_schema(self, entry: Entry, header: WriteHeader, body: memoryview) -> Outcome:
@@ -371,7 +418,8 @@ class TabletStore:
         state = self._contents.state
         rows = StoreRows(state.active.schema, (state.active, *state.frozen), state.files, brief=brief)
         try:
-            return plan_block(rows, block, writeop.HEADER.size + len(body))
+            others = self._jobs.others(header.attempt)
+            return plan_block(rows, block, writeop.HEADER.size + len(body), others)
         except SteleError as exc:
             return exc
 
@@ -453,7 +501,8 @@ class TabletStore:
             self.schema,
             self._progress,
             self._once.frozen(),
-            self.history_mark,
+            self._jobs.frozen(),
+            self._drop_mark,
             self._holding.held,
         )
         self._contents.freeze(self.schema)
@@ -465,6 +514,7 @@ class TabletStore:
         if self._job is not None and job is self._job and not job.failed:
             self._flushed = self._job.opid
             self._job = None
+            self._jobs.flushed()
             _log.debug(
                 "flushed",
                 opid=str(self._flushed),

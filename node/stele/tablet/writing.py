@@ -59,6 +59,10 @@ class Rows(Protocol):
     def locate_one(self, key: bytes) -> tuple[int, int, bool] | None:
         """(source, place, live) of the newest version of one key; None if there is none."""
 
+    def written_at(self, keys: pa.BinaryArray, hashes: U64, times: U64) -> Mask:
+        """Which keys have a version, also a delete, from one of these hybrid times. They rise, and there is at least
+        one."""
+
     def fetch(self, located: Located) -> pa.RecordBatch:
         """The rows at these places, with all columns, in this order."""
 
@@ -85,8 +89,10 @@ class Plan:
     refused: Rejected | None = None
 
 
-def plan_block(store: Rows, block: Block, size_bytes: int) -> Plan:
-    """The effect of a block's rows on the store, and the errors of those that cannot be applied."""
+def plan_block(store: Rows, block: Block, size_bytes: int, others: U64 | None = None) -> Plan:
+    """The effect of a block's rows on the store, and the errors of those that cannot be applied.
+
+    `others`: when other attempts wrote the same rows. A row whose key has a version from then is done (jobs.py)."""
     errors = null_faults(block, store.schema)
     batch = complete(block, store.schema)
     rows = np.arange(block.rows, dtype=np.int64)
@@ -95,6 +101,12 @@ def plan_block(store: Rows, block: Block, size_bytes: int) -> Plan:
         rows = np.delete(rows, [e.row for e in errors])
         batch = batch.take(pa.array(rows))
         ops = None if ops is None else ops[rows]
+    if others is not None and len(rows):
+        keys = key_bytes.encode_keys(batch, store.schema)
+        left = np.flatnonzero(~store.written_at(keys, hash_binary(keys), others))
+        if len(left) < len(rows):
+            batch, rows = batch.take(pa.array(left)), rows[left]
+            ops = None if ops is None else ops[left]
     if len(rows) == 0:
         return Plan((), tuple(errors))
     puts: list[Put] = []

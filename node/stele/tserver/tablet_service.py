@@ -16,6 +16,7 @@ from stele.model.block import version_told
 from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
+from stele.model.job import Attempt
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
@@ -110,7 +111,10 @@ class TabletService(TabletServerServiceServicer):
             digest=_check_digest(block, request.digest),
             schema_version=machine.schema.version,
             plain=plain,
+            attempt=attempt_of(request),
         )
+        if header.attempt is not None and not machine.knows_job(header.attempt.job):
+            self._check_made("the job", header.attempt.made_us, replica)
         self._admit(replica, header)
         return replica.writes.submit(writeop.encode(header, block))
 
@@ -227,21 +231,25 @@ class TabletService(TabletServerServiceServicer):
         machine = replica.machine
         if machine is None:
             raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
-        made_us, wall_us = header.first_attempt_us, self._wall_clock.read()
-        error_us = replica.options.clock_error_max_ms * 1_000
+        if not machine.knows_client(header.client_id):
+            self._check_made("the client id", header.first_attempt_us, replica)
+        machine.admit(header, self._wall_clock.read(), replica.options.clock_error_max_ms * 1_000)
+
+    def _check_made(self, what: str, made_us: int, replica: Replica) -> None:
+        """Refuse what was made by a clock far ahead."""
+        wall_us, error_us = self._wall_clock.read(), replica.options.clock_error_max_ms * 1_000
         wait_us = made_us - wall_us - error_us
-        if wait_us > 0 and not machine.knows_client(header.client_id):
+        if wait_us > 0:
             if fault := self._wall_clock.fault(wall_us):
                 raise Retryable(fault, code=Code.NOT_READY)
             wait_ms = -(-wait_us // 1_000)
             raise Rejected(
-                f"the client id was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the "
+                f"{what} was made at {utc(made_us)}, {(made_us - wall_us) / 1e6:.1f} s ahead of the "
                 f"clock of node {self._node_id[:8]}, which says {utc(wall_us)}; at most {error_us / 1e6:g} s "
                 "is allowed; correct the clock of the writing machine",
                 code=Code.CLOCK_AHEAD,
                 retry_after_ms=wait_ms if wait_ms <= RETRY_AFTER_MS_MAX else 0,
             )
-        machine.admit(header, wall_us, error_us)
 
     # --- unary calls
 
@@ -317,6 +325,16 @@ def _check_digest(block: bytes, digest: int) -> int:
     if digest and digest != found:
         raise Rejected("the block does not match its digest; send it again", code=Code.DIGEST_MISMATCH)
     return found
+
+
+def attempt_of(request: pb.WriteRequest) -> Attempt | None:
+    """The attempt that a write names; None if it names none."""
+    if not request.HasField("attempt"):
+        return None
+    told = request.attempt
+    if len(told.job) != 16:
+        raise Rejected(f"job of {len(told.job)} bytes; expected 16")
+    return Attempt(told.job, told.made_us, told.part, told.number)
 
 
 def _client_id(raw: bytes) -> bytes:

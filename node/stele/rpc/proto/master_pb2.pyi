@@ -1445,7 +1445,10 @@ class GetTableLocationsResponse(_message.Message):
     TABLE_FIELD_NUMBER: _builtins.int
     TABLETS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    CLUSTER_VERSION_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
+    cluster_version: _builtins.int
+    """the finalized one; 0: a master of a release that does not tell, so 1"""
     @_builtins.property
     def table(self) -> Global___TableInfoPB: ...
     @_builtins.property
@@ -1456,10 +1459,11 @@ class GetTableLocationsResponse(_message.Message):
         table: Global___TableInfoPB | None = ...,
         tablets: _abc.Iterable[Global___TabletLocationsPB] | None = ...,
         ttl_ms: _builtins.int = ...,
+        cluster_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table", "tablets", b"tablets", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_version", b"cluster_version", "table", b"table", "tablets", b"tablets", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,6 +207,7 @@ class WriteRequest(_message.Message):
     BLOCK_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     client_id: _builtins.bytes
     """16 bytes"""
@@ -221,6 +222,10 @@ class WriteRequest(_message.Message):
     deadline_ms: _builtins.int
     """how long the client will wait"""
     tablet_incarnation: _builtins.int
+    @_builtins.property
+    def attempt(self) -> Global___AttemptPB:
+        """only of a job's write, and only if cluster version 2 is finalized"""
+
     def __init__(
         self,
         *,
@@ -233,14 +238,48 @@ class WriteRequest(_message.Message):
         block: _builtins.bytes = ...,
         deadline_ms: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
+        attempt: Global___AttemptPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "digest", b"digest", "first_attempt_us", b"first_attempt_us", "lowest_unfinished", b"lowest_unfinished", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block", b"block", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "digest", b"digest", "first_attempt_us", b"first_attempt_us", "lowest_unfinished", b"lowest_unfinished", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteRequest: _TypeAlias = WriteRequest  # noqa: Y015
+
+@_typing.final
+class AttemptPB(_message.Message):
+    """An attempt at a part of a job. A row whose key another attempt at the same part has written is done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    MADE_US_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    job: _builtins.bytes
+    """16 bytes"""
+    made_us: _builtins.int
+    """when the job was made"""
+    part: _builtins.int
+    number: _builtins.int
+    """tells it from the part's other attempts"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.bytes = ...,
+        made_us: _builtins.int = ...,
+        part: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "made_us", b"made_us", "number", b"number", "part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptPB: _TypeAlias = AttemptPB  # noqa: Y015
 
 @_typing.final
 class RowErrorPB(_message.Message):

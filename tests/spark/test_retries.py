@@ -1,0 +1,112 @@
+"""Tasks that a real Spark tries again, while another client writes over their rows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stele.client import Client
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.harness.standing import standing
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
+PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
+ROWS = 60_000
+
+
+@pytest.fixture(scope="module")
+def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with standing(tmp_path_factory.mktemp("retries")) as addresses:
+        yield addresses
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session that tries a task up to three times. Speculation is on, although one machine runs no second copy."""
+    from stele_spark.session import session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    spark = session(
+        "stele-retries",
+        spark__master="local[2,3]",
+        spark__speculation="true",
+        spark__sql__warehouse__dir=str(warehouse),
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark
+    spark.stop()
+
+
+def failing(spark: Any, gate: Path) -> Any:
+    """A frame of one task, whose first attempt gives all rows, waits for the gate to be a file, and fails."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        list(batches)
+        yield from pa.table({"id": np.arange(ROWS), "v": ["ours"] * ROWS}).to_batches(10_000)
+        context = TaskContext.get()
+        assert context is not None
+        if context.attemptNumber() == 0:
+            until = time.monotonic() + 600
+            while not gate.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            raise RuntimeError("the first attempt fails")
+
+    return spark.range(1, numPartitions=1).mapInArrow(rows, "id long, v string")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("op", ["upsert", "insert", "delete"])
+def test_a_task_that_fails_after_it_wrote_is_tried_again(
+    spark: Any, masters: str, tmp_path: Path, op: str
+) -> None:
+    gate = tmp_path / "gate"
+    with Client(masters) as client:
+        table = client.create_table(op, SCHEMA, PARTITIONING)
+        if op == "delete":
+            table.write_arrow(pa.table({"id": np.arange(ROWS), "v": ["old"] * ROWS}))
+        frame = failing(spark, gate)
+        if op == "delete":
+            frame = frame.select("id")
+        failed: list[BaseException] = []
+
+        def save() -> None:
+            from stele_spark.session import activate
+
+            activate(spark)
+            try:
+                frame.write.format("stele").options(masters=masters, table=op, op=op).mode("append").save()
+            except BaseException as exc:  # noqa: BLE001 - told below
+                failed.append(exc)
+
+        saving = threading.Thread(target=save)
+        saving.start()
+        reached: set[int] = set()
+        while len(reached) < 10_000 and saving.is_alive():
+            time.sleep(0.1)
+            there = set(table.scan(["id"]).to_table()["id"].to_pylist())
+            reached = set(range(ROWS)) - there if op == "delete" else there
+        theirs = sorted(reached)[:10_000]
+        table.write_arrow(pa.table({"id": theirs, "v": ["theirs"] * len(theirs)}))
+        table.write_arrow(pa.table({"id": theirs[:3_000]}), "delete")
+        gate.touch()
+        saving.join(600)
+        assert not failed, failed
+        found = table.scan(["id", "v"]).to_table()
+        ours = {} if op == "delete" else dict.fromkeys(range(ROWS), "ours")
+        wanted = ours | dict.fromkeys(theirs, "theirs")
+        for n in theirs[:3_000]:
+            del wanted[n]
+        assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist())) == wanted
+        assert len(theirs) == 10_000
