@@ -127,7 +127,8 @@ class Jobs:
         times, parts, numbers = (
             np.array(column[:], np.uint64) for column in (job.times, job.parts, job.numbers)
         )
-        return times[(parts == attempt.part) & (numbers != np.uint64(attempt.number))]
+        found: Times = times[(parts == attempt.part) & (numbers != np.uint64(attempt.number))]
+        return found
 
     def enter(self, attempt: Attempt, timestamp: int) -> Outcome | None:
         """Take note of a write of this attempt, before it is done. Returns the outcome of a refused one, else None.

@@ -110,12 +110,15 @@ class StoreRows:
         if self._brief:
             raise WouldBlock
         found, left = np.zeros(len(keys), bool), np.arange(len(keys))
-        for source in (*self.memory, *self.files):
+        sources: tuple[MemTable | ColumnFile, ...] = (*self.memory, *self.files)
+        for source in sources:
             if not len(left):
                 break
             wanted = keys if len(left) == len(keys) else keys.take(pa.array(left))
-            look = _written_in_memory if isinstance(source, MemTable) else _written_in_file
-            found[left] = look(source, wanted, hashes[left], times)
+            if isinstance(source, MemTable):
+                found[left] = _written_in_memory(source, wanted, hashes[left], times)
+            else:
+                found[left] = _written_in_file(source, wanted, hashes[left], times)
             left = left[~found[left]]
         return found
 
@@ -143,7 +146,8 @@ class StoreRows:
 def _among(times: U64, sought: U64) -> Mask:
     """Which of `times` are among `sought`, which rise."""
     place = np.minimum(np.searchsorted(sought, times), len(sought) - 1)
-    return sought[place] == times
+    found: Mask = sought[place] == times
+    return found
 
 
 def _written_in_memory(table: MemTable, keys: pa.BinaryArray, hashes: U64, sought: U64) -> Mask:
