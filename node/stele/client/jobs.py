@@ -16,7 +16,15 @@ from stele.model.job import PART_MAX, Attempt
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """A part of a job. Made by `Job.part`."""
+    """A part of a job. Made by `Job.part`.
+
+    Example:
+        >>> part = stele.Job.new().part(7)
+        >>> part.number
+        7
+        >>> table.write_arrow(table.scan().to_table(), part=part).rows_written
+        2
+    """
 
     job: bytes
     made_us: int

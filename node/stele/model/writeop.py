@@ -10,8 +10,9 @@ Header, 56 bytes, little-endian:
 - u64 sequence, u64 lowest unfinished sequence
 - u64 time when the client id was made (µs since 1970)
 - u64 xxh3-64 of the body
-- with flag 2, 40 bytes for an attempt at a part of a job: 16 bytes job, u64 time when it was made, u64 number,
-  u32 part, u32 zero
+- with flag 2, 40 bytes for an attempt at a part of a job:
+  - 16 bytes job, u64 time when it was made
+  - u64 number, u32 part, u32 zero
 
 56 and 96 are multiples of eight, so a block's Arrow buffers stay aligned. Flag 1, plain: the leader has checked that
 the block only upserts whole rows, and that none of them can be refused. Its outcome is known without decoding
