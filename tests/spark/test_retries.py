@@ -21,7 +21,7 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
 PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
-ROWS = 60_000
+ROWS = 200_000
 
 
 @pytest.fixture(scope="module")

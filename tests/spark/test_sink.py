@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
@@ -22,7 +24,9 @@ from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from stele_spark.source import Options, Reader, Writer, Written
+from stele_spark.options import Options
+from stele_spark.sink import Writer, Written, joined
+from stele_spark.source import Reader
 from stele_spark.types import spark_schema
 from tests.client.small import EIGHT, small_cluster
 from tests.harness.processes import Cluster
@@ -33,6 +37,12 @@ SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
 PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
 AHEAD_S = 1.5
 ROWS = 30_000
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are fed as they come."""
+    monkeypatch.setattr("stele_spark.sink._BATCH_ROWS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +201,7 @@ def test_columns_that_do_not_fit_are_refused_before_a_task_begins(cluster: Clust
     Writer(options, StructType([StructField("id", LongType())]))
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_a_refused_row_ends_the_reading_of_its_task(cluster: Cluster) -> None:
     """What was taken in beside it is written; what comes later would be done again anyway."""
     writer = made(cluster, "some", op="insert")
@@ -264,6 +275,7 @@ def torn(enough: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
 OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
 
 
+@pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("op", OPS)
 def test_a_task_that_is_tried_again_changes_nothing_that_others_wrote_since(
     cluster: Cluster, op: str
@@ -301,6 +313,7 @@ def contents(table: Table) -> dict[int, str]:
     return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
 
 
+@pytest.mark.usefixtures("small_batches")
 def test_two_attempts_at_once_write_each_row_once(cluster: Cluster) -> None:
     """As speculation runs them: no insert is refused, and the slow one, which nobody waits for, changes nothing."""
     writer = made(cluster, "at once", op="insert")
@@ -329,3 +342,141 @@ def test_before_an_upgrade_is_finalized_a_task_writes_as_it_did(cluster: Cluster
     writer._plan = replace(writer._plan, cluster_version=1)
     for _ in range(2):
         assert shipped(writer).write(batches()).rows == ROWS
+
+
+WITH_OP = StructType(
+    [StructField("id", LongType()), StructField("v", StringType()), StructField("op", StringType())]
+)
+
+
+def mixed(ids: Sequence[int | None], ops: list[str | None], v: str = "new") -> Iterator[pa.RecordBatch]:
+    yield from pa.table(
+        {"id": pa.array(ids, pa.int64()), "v": [v] * len(ids), "op": pa.array(ops, pa.string())}
+    ).to_batches()
+
+
+def writer_with(cluster: Cluster, table: str, schema: StructType = WITH_OP, **options: str) -> Writer:
+    masters = ",".join(cluster.master_addresses)
+    with Client(masters) as client:
+        if table not in {info.name for info in client.list_tables()}:
+            client.create_table(table, SCHEMA, PARTITIONING)
+    return shipped(Writer(Options.parse({"masters": masters, "table": table, **options}), schema))
+
+
+def refused_in(folder: Path) -> list[tuple[int | None, str | None, str]]:
+    """(id, operation, code) of the rows in the files that Spark would read."""
+    found = [pq.read_table(path) for path in sorted(folder.glob("[!_.]*"))]
+    rows = [(row["id"], row["_op"], row["_code"]) for table in found for row in table.to_pylist()]
+    return sorted(rows, key=str)
+
+
+def test_each_row_has_an_operation_of_its_own(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All seven; in the order of the rows; those that are refused are put aside, with the others written."""
+    writer = writer_with(cluster, "seven", op_column="op", rejects=str(tmp_path))
+    with Client(cluster.master_addresses) as client:
+        table = client.open_table("seven")
+        table.write_arrow(pa.table({"id": np.arange(100), "v": ["old"] * 100}))
+        ops = [
+            *[(n, op) for n, op in enumerate(OPS)],  # of rows that exist
+            *[(200 + n, op) for n, op in enumerate(OPS)],  # of rows that do not
+            *((300, op) for op in ("insert", "UPDATE")),
+            *((301, op) for op in ("insert", "delete")),
+            *((302, "merge"), (303, None), (None, "upsert")),
+        ]
+        written = writer.write(mixed([n for n, _ in ops], [op for _, op in ops]))
+        now = contents(table)
+        assert {n: v for n, v in now.items() if v == "new"} == dict.fromkeys(
+            (0, 3, 4, 200, 201, 202, 300), "new"
+        )
+        assert set(range(100)) - set(now) == {5, 6} and 301 not in now
+        counted = {
+            "upsert": 2,
+            "insert": 3,
+            "insert_ignore": 2,
+            "update": 2,
+            "update_ignore": 2,
+            "delete": 2,
+            "delete_ignore": 2,
+        }
+        assert written.ops == counted and (written.rows, written.refused) == (15, 6)
+        assert refused_in(tmp_path) == []
+        shipped(writer).commit([written])
+    assert refused_in(tmp_path) == [
+        (1, "insert", "ALREADY_PRESENT"),
+        (203, "update", "NOT_FOUND"),
+        (205, "delete", "NOT_FOUND"),
+        (302, "merge", "INVALID_ARGUMENT"),
+        (303, None, "INVALID_ARGUMENT"),
+        (None, "upsert", "INVALID_ARGUMENT"),
+    ]
+    told = capsys.readouterr().err
+    assert "table seven: written insert 3, insert_ignore 2, upsert 2, update 2" in told
+    assert f"refused 6, in {tmp_path}" in told
+
+
+def test_many_operations_in_blocks_of_thousands(cluster: Cluster) -> None:
+    rows = np.arange(ROWS)
+    with Client(cluster.master_addresses) as client:
+        writer = writer_with(cluster, "thousands", op_column="op")
+        writer.write(mixed(rows.tolist(), ["insert"] * ROWS, "one"))
+        writer = writer_with(cluster, "thousands", op_column="op")
+        ops: list[str | None] = [("update", "delete", "upsert")[n % 3] for n in range(ROWS)]
+        written = writer.write(mixed(rows.tolist(), ops, "two"))
+        assert written.ops == dict.fromkeys(("update", "delete", "upsert"), ROWS // 3)
+        assert contents(client.open_table("thousands")) == {n: "two" for n in range(ROWS) if n % 3 != 1}
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_refused_rows_of_an_attempt_that_failed_are_not_kept(cluster: Cluster, tmp_path: Path) -> None:
+    writer = writer_with(cluster, "kept", StructType(WITH_OP[:2]), op="insert", rejects=str(tmp_path))
+    with Client(cluster.master_addresses) as client:
+        client.open_table("kept").write_arrow(pa.table({"id": np.arange(50), "v": ["old"] * 50}))
+    with pytest.raises(Lost):
+        shipped(writer).write(torn(lambda: bool(list(tmp_path.iterdir()))))
+    left = shipped(writer).write(batches())  # of an attempt that Spark did not hear of
+    counts = shipped(writer).write(batches())
+    assert (left.refused, counts.refused, counts.rows) == (50, 50, ROWS - 50)
+    assert len(list(tmp_path.iterdir())) == 2
+    shipped(writer).commit([counts, None])
+    assert len(list(tmp_path.iterdir())) == 1
+    assert refused_in(tmp_path) == sorted(((n, "insert", "ALREADY_PRESENT") for n in range(50)), key=str)
+    writer.abort([counts])
+    assert len(refused_in(tmp_path)) == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"op_column": "what"}, "the frame has no column 'what'; it has id, v, op"),
+        ({"op_column": "id"}, "'id' is also a column of the table"),
+        ({"op_column": "op", "op": "insert"}, '"op" and "op_column" are both given'),
+        ({}, "the table has no column 'op'"),
+    ],
+)
+def test_operations_that_cannot_be_are_refused_in_the_driver(
+    cluster: Cluster, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(Rejected, match=re.escape(told)):
+        writer_with(cluster, "told", **options)
+
+
+def test_a_folder_that_is_a_file_is_refused_in_the_driver(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Rejected, match="is a file; expected a folder"):
+        writer_with(cluster, "told", op_column="op", rejects=str(tmp_path / "file"))
+
+
+def test_without_a_folder_an_unknown_operation_ends_the_task(cluster: Cluster) -> None:
+    writer = writer_with(cluster, "told", op_column="op")
+    with pytest.raises(Rejected, match="operation 'merge': expected one of insert, insert_ignore, upsert"):
+        writer.write(mixed([1], ["merge"]))
+
+
+def test_small_batches_are_joined() -> None:
+    given = [pa.record_batch({"n": np.arange(rows)}) for rows in (10_000, 50_000, 10_000, 70_000, 5, 5)]
+    assert [batch.num_rows for batch in joined(iter(given))] == [60_000, 10_000, 70_000, 10]
+    wide = [pa.record_batch({"t": ["x" * 1_000_000] * 10})] * 3
+    assert [batch.num_rows for batch in joined(iter(wide))] == [10, 10, 10]
+    assert list(joined(iter([]))) == []

@@ -114,7 +114,8 @@ def spark(engine: Any, reader: str) -> Any:
 
 def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
     """Nodes may have moved between the plan of a read and the start of a task."""
-    from stele_spark.source import Options, Reader
+    from stele_spark.options import Options
+    from stele_spark.source import Reader
     from stele_spark.types import spark_schema
 
     with Client(masters) as client:
@@ -130,7 +131,8 @@ def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
 
 def test_a_table_that_was_made_anew_is_told_from_one_whose_nodes_are_away(masters: str) -> None:
     """Its tablets are not those that were planned, and no waiting brings these back."""
-    from stele_spark.source import Options, Reader
+    from stele_spark.options import Options
+    from stele_spark.source import Reader
     from stele_spark.types import spark_schema
 
     with Client(masters) as client:

@@ -30,7 +30,7 @@ from stele.model.block import Block, RowError, RowOp, encode_block
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.job import Attempt
 from stele.model.partition import OUTSIDE, PartitionSchema, assign, rows_by_tablet
-from stele.model.rows import row_faults
+from stele.model.rows import missing_fault, row_faults
 from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.threads import in_thread
@@ -45,7 +45,12 @@ _ABANDONED = Retryable(
 )
 
 Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64]]
-"""Rows of one tablet, and their positions in the whole input."""
+"""Rows of one tablet, and their positions in the whole input. If each row has an operation of its own, that is the last
+column."""
+Ops = npt.NDArray[np.uint8]
+Refusal = Callable[[pa.RecordBatch, list[RowError]], None]
+_OP = pa.field("\0op", pa.uint8(), nullable=False)
+"""No column of a table has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class _Chunk:
     column_ids: tuple[int, ...]
     row_bytes: int
     pieces: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64]]]
+    refused: pa.RecordBatch
     errors: list[RowError]
 
 
@@ -67,17 +73,20 @@ class BulkWriter:
         schema: Schema,
         partitioning: PartitionSchema,
         tablet_of: Callable[[int], TabletClient],
-        op: RowOp,
+        op: RowOp | None,
         *,
         timeout_s: float,
         bytes_max: int,
         on_rows: Callable[[int], None] | None = None,
         ranges: Ranges | None = None,
         attempt: Attempt | None = None,
+        on_refused: Refusal | None = None,
     ) -> None:
-        """`ranges`: the table's partitioning as it becomes known; None: it never changes. `attempt`: at a part of a job;
-        rows that another attempt at it has written count as written."""
+        """`op`: of all rows; None: `feed` is given one for each row. `ranges`: the table's partitioning as it becomes
+        known; None: it never changes. `attempt`: at a part of a job; rows that another attempt at it has written count
+        as written. `on_refused`: called with refused rows and their errors, which the result then lacks."""
         self._attempt = attempt
+        self._on_refused = on_refused
         self.result = WriteResult(table)
         self._ranges = ranges
         self._schema = schema
@@ -104,8 +113,8 @@ class BulkWriter:
         self._abandoned = False
         self._column_ids: tuple[int, ...] = ()
 
-    async def feed(self, batch: pa.RecordBatch) -> None:
-        """Accept a batch. Returns when there is room for the next one.
+    async def feed(self, batch: pa.RecordBatch, ops: Ops | None = None) -> None:
+        """Accept a batch. Returns when there is room for the next one. `ops`: the operation of each row.
 
         Raises:
             Rejected: columns that do not fit.
@@ -115,11 +124,12 @@ class BulkWriter:
             chunk = batch.slice(start, CHUNK_ROWS)
             while True:
                 partitioning = self._in_force.partitioning
-                prepared = await in_thread(self._prepared, chunk, partitioning)
+                each = None if ops is None else ops[start : start + chunk.num_rows]
+                prepared = await in_thread(self._prepared, chunk, each, partitioning)
                 if partitioning is self._in_force.partitioning:
                     break  # else new ranges took effect meanwhile
             self._column_ids, self._row_bytes = prepared.column_ids, prepared.row_bytes
-            self.result.row_errors.extend(prepared.errors)
+            self._note(prepared.refused, prepared.errors)
             self._fed_rows += chunk.num_rows
             for ordinal, rows, where in prepared.pieces:
                 self._rows_waiting += rows.num_rows
@@ -137,7 +147,7 @@ class BulkWriter:
             return  # other data have one schema; an iterator cannot be checked
         ids: tuple[int, ...] = ()
         for batch in batches_of(data):
-            _, found, _ = fit(batch.slice(0, 0), self.result.table, self._schema, self._op)
+            _, found, _ = fit(batch.slice(0, 0), self.result.table, self._schema, self._op or RowOp.UPDATE)
             self._check_same(ids, found)
             ids = found
 
@@ -183,21 +193,44 @@ class BulkWriter:
                 "all batches must have the same columns"
             )
 
-    def _prepared(self, chunk: pa.RecordBatch, partitioning: PartitionSchema) -> _Chunk:
+    def _prepared(self, chunk: pa.RecordBatch, ops: Ops | None, partitioning: PartitionSchema) -> _Chunk:
         """Prepare the next rows, in a thread; changes no state. Rows with a forbidden null, or with a value
         that does not fit, are left out, with an error each."""
         begun = bool(self._column_ids)
-        batch, ids, refused = fit(chunk, self.result.table, self._schema, self._op, begun=begun)
+        # A row that is updated needs the least columns.
+        op = self._op or RowOp.UPDATE
+        batch, ids, refused = fit(chunk, self.result.table, self._schema, op, begun=begun)
         self._check_same(self._column_ids, ids)
         row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
         positions = np.arange(self._fed_rows, self._fed_rows + batch.num_rows, dtype=np.int64)
-        block = Block(int(self._schema.version), ids, batch, self._op, None)
+        block = Block(int(self._schema.version), ids, batch, None if ops is not None else op, ops)
+        if ops is not None:
+            if missing := missing_fault(block, self._schema):
+                raise Rejected(f"table {self.result.table}: inserted or upserted rows: {missing}")
+            batch = pa.record_batch([*batch.columns, pa.array(ops)], schema=batch.schema.append(_OP))
         faults = row_faults(block, self._schema, refused)
         errors = self._placed(faults, batch, positions)
+        bad = batch.slice(0, 0)
         if faults:
-            good = np.delete(np.arange(batch.num_rows), [error.row for error in faults])
+            places = [error.row for error in faults]
+            bad, good = batch.take(pa.array(places)), np.delete(np.arange(batch.num_rows), places)
             batch, positions = batch.take(pa.array(good)), positions[good]
-        return _Chunk(ids, row_bytes, _pieces(batch, positions, self._schema, partitioning), errors)
+        return _Chunk(ids, row_bytes, _pieces(batch, positions, self._schema, partitioning), bad, errors)
+
+    def _note(self, rows: pa.RecordBatch, errors: list[RowError]) -> None:
+        """Report refused rows, one for each error."""
+        if errors and self._on_refused is not None:
+            self._on_refused(rows, errors)
+        else:
+            self.result.row_errors.extend(errors)
+
+    def _refuse(
+        self, refused: list[RowError], rows: pa.RecordBatch, positions: npt.NDArray[np.int64]
+    ) -> None:
+        """Report the errors of rows of a block."""
+        if refused:
+            bad = rows.take(pa.array([error.row for error in refused]))
+            self._note(bad, self._placed(refused, rows, positions))
 
     def _placed(
         self, errors: list[RowError], batch: pa.RecordBatch, positions: npt.NDArray[np.int64]
@@ -274,7 +307,7 @@ class BulkWriter:
         waiting = self._pending[OUTSIDE]
         for rows, positions in [waiting.popleft() for _ in range(sought)]:
             refused = [RowError(n, Code.NOT_FOUND, NO_RANGE) for n in range(len(positions))]
-            self.result.row_errors.extend(self._placed(refused, rows, positions))
+            self._refuse(refused, rows, positions)
             self._pending_rows[OUTSIDE] -= len(positions)
             self._rows_waiting -= len(positions)
 
@@ -284,7 +317,7 @@ class BulkWriter:
             if not len(positions):
                 return
             self._under_way[ordinal] = positions
-            block = encode_block(self._op, self._column_ids, rows, self._schema.version)
+            block = self._encoded(rows)
             try:
                 answer = await self._tablet_of(ordinal).write(
                     block, timeout_s=self._timeout_s, attempt=self._attempt
@@ -305,7 +338,7 @@ class BulkWriter:
                 answer = tserver_pb2.WriteResponse()
                 answer.row_errors.add(row=0, code=int(exc.code), message=str(exc.args[0]))
             refused = [row_error_from_pb(e) for e in answer.row_errors]
-            self.result.row_errors.extend(self._placed(refused, rows, positions))
+            self._refuse(refused, rows, positions)
             written = len(positions) - len(answer.row_errors)
             self.result.rows_written += written
             self.result.timestamp = max(self.result.timestamp, answer.timestamp)
@@ -314,6 +347,15 @@ class BulkWriter:
             self._room.set()
             if self._on_rows is not None:
                 self._on_rows(written)
+
+    def _encoded(self, rows: pa.RecordBatch) -> bytes:
+        ops: RowOp | Ops
+        if self._op is not None:
+            ops = self._op
+        else:
+            last = rows.num_columns - 1
+            ops, rows = np.asarray(rows.column(last)), rows.select(list(range(last)))
+        return encode_block(ops, self._column_ids, rows, self._schema.version)
 
     def _put_back(self, ordinal: int, rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> None:
         """Nothing came of this block: its rows wait again, ahead of the others."""

@@ -20,7 +20,7 @@ from stele.client import arguments, html, reprs
 from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_of, range_steps, steps_of
 from stele.client.arrow_input import ArrowData, arrow_of, batches_of
 from stele.client.batcher import Batcher
-from stele.client.bulk import BulkWriter
+from stele.client.bulk import BulkWriter, Refusal
 from stele.client.holds import TableHold, TableHolds
 from stele.client.jobs import JobPart
 from stele.client.locations import Locations, TableInfo, WritePlan
@@ -313,22 +313,25 @@ class AsyncTable:
 
     def arrow_writer(
         self,
-        op: RowOp | str = RowOp.UPSERT,
+        op: RowOp | str | None = RowOp.UPSERT,
         *,
         timeout_s: float | None = None,
         buffer_bytes: int = BULK_BYTES,
         on_rows: Callable[[int], None] | None = None,
         part: JobPart | None = None,
+        on_refused: Refusal | None = None,
     ) -> BulkWriter:
-        """The writer behind `write_arrow`, for batches that do not come from the event loop."""
+        """The writer behind `write_arrow`, for batches that do not come from the event loop. `op`: None if each row has an
+        operation of its own. `on_refused`: see BulkWriter."""
         self._streams.ensure_open()
         return self._bulk_writer(
             self.schema,
-            arguments.row_op(op),
+            None if op is None else arguments.row_op(op),
             arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
             arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
             on_rows,
             None if part is None else self._attempt(part),
+            on_refused,
         )
 
     @property
@@ -552,11 +555,12 @@ class AsyncTable:
     def _bulk_writer(
         self,
         schema: Schema,
-        op: RowOp,
+        op: RowOp | None,
         timeout_s: float,
         bytes_max: int,
         on_rows: Callable[[int], None] | None,
         attempt: Attempt | None = None,
+        on_refused: Refusal | None = None,
     ) -> BulkWriter:
         return BulkWriter(
             self.name,
@@ -569,4 +573,5 @@ class AsyncTable:
             on_rows=on_rows,
             ranges=self._ranges,
             attempt=attempt,
+            on_refused=on_refused,
         )

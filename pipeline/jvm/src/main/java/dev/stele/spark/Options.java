@@ -15,7 +15,7 @@ import java.util.Locale;
 import java.util.Map;
 
 /**
- * The options of one read, checked. They are those of the Python reader (stele_spark/source.py), with the same refusals.
+ * The options of one read, checked. They are those of the Python reader (stele_spark/options.py), with the same refusals.
  * `snapshot`: a hybrid time; 0: the moment of the first action.
  */
 record Options(List<String> masters, String table, long snapshot, String where) implements Serializable {
@@ -27,6 +27,8 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("where", "for reads: comparisons joined by AND");
     KNOWN.put("snapshot", "for reads: a hybrid time, or an ISO 8601 time");
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
+    KNOWN.put("op_column", "for writes: a column of the frame that has the operation of each row");
+    KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
   }
 
   static Options parse(Map<String, String> raw) {
@@ -64,8 +66,10 @@ record Options(List<String> masters, String table, long snapshot, String where) 
 
   /** Refuses an option of a write where rows are read. */
   static void ensureForRead(Map<String, String> raw) {
-    if (raw.keySet().stream().anyMatch("op"::equalsIgnoreCase)) {
-      refuse(List.of("\"op\" is an option of a write, not of a read"));
+    for (var option : List.of("op", "op_column", "rejects")) {
+      if (raw.keySet().stream().anyMatch(option::equalsIgnoreCase)) {
+        refuse(List.of('"' + option + "\" is an option of a write, not of a read"));
+      }
     }
   }
 

@@ -1,0 +1,280 @@
+"""Writes frames to a table: the driver's and the tasks' side of `frame.write.format("stele")`. Called by source.py.
+
+The driver checks what it can, makes a job, and commits. Each task is a part of that job. A refused row fails its task, or
+with the option `rejects` is written aside.
+
+Invariant: each row is written once, however often its task runs, and changes nothing that others wrote since.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql import datasource as ds
+from pyspark.sql.types import StringType, StructType
+
+from stele.backup.folder import Folder
+from stele.client import Client, Job
+from stele.client.arrow_input import fit
+from stele.client.bulk import BulkWriter, Ops
+from stele.model.block import RowError, RowOp
+from stele.model.clock import physical_us
+from stele.model.errors import Code, Rejected
+from stele.model.schema import Schema
+from stele_spark import types
+from stele_spark.options import Options, one_sentence
+from stele_spark.rejects import EXTRA, RejectFile, Rejects
+
+_BLOCK_TIMEOUT_S = 60.0
+_BUFFER_BYTES = 16 << 20
+"""Write buffer of one task. A machine may run as many tasks as it has cores."""
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 16 << 20
+"""Small batches of Spark are joined up to this: dealing rows out to tablets costs much for each batch."""
+_CLOCK_BEHIND_MAX_S = 2.5
+"""Clocks may be up to 2 s apart (stele.model.clock), and timestamps run at most half a second ahead."""
+_OPS = {op.name.lower(): op for op in RowOp}
+
+
+@dataclass
+class Written(ds.WriterCommitMessage):
+    """The result of one task. `timestamp`: the highest hybrid time of its rows, 0 if there were none. `ops`: how many rows
+    were written by which operation. `rejects`: the file of its refused rows, "" if there are none."""
+
+    rows: int
+    timestamp: int
+    ops: dict[str, int] = field(default_factory=dict)
+    refused: int = 0
+    rejects: str = ""
+
+
+class Writer(ds.DataSourceArrowWriter):
+    """Writes record batches. Each task is a part of one job, so its rows are written once, however often it runs.
+
+    Made in the driver, which asks the masters for the tablets' locations. A task asks again only for tablets
+    that have moved.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._job = Job.new()
+        with Client(options.masters) as client:
+            table = client.open_table(options.table)
+            self._plan = table.asynchronous.plan_write()
+        columns = _without_op(schema, options.op_column, table.schema)
+        types.projection(columns, table.schema)
+        none = pa.RecordBatch.from_pylist([], schema=pa.schema(types.arrow_types(columns).items()))
+        # With an operation for each row: one that is updated needs the least columns.
+        self._op = None if options.op_column else RowOp[options.op.upper()]
+        fit(none, options.table, table.schema, self._op or RowOp.UPDATE)
+        self._rejects = _rejects(options, self._job, table.schema)
+
+    @one_sentence()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a task's batches and wait until all of it is durable on a majority.
+
+        Raises:
+            RowErrors: rows were refused; the first few are named. Other rows read by then are written; later ones are not
+                read. Not with the option `rejects`.
+            Rejected: NOT_FOUND, the table was deleted, or deleted and created again. JOB_TOO_OLD, a tablet no longer knows
+                what earlier attempts wrote. INVALID_ARGUMENT, a row has an unknown operation.
+            SteleError: a block was not written within 60 s. Other blocks may be written.
+        """
+        part = _task()
+        aside = None if self._rejects is None else self._rejects.file(part)
+        with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
+            table = client.open_planned(self._plan).asynchronous
+            counts = _Counts(self._op, aside)
+            writer = table.arrow_writer(
+                self._op,
+                buffer_bytes=_BUFFER_BYTES,
+                # Before an upgrade is finalized no node knows jobs.
+                part=self._job.part(part) if table.takes_jobs else None,
+                on_refused=None if aside is None else counts.refuse,
+            )
+            try:
+                self._feed(client, writer, counts, iterator)
+                result = client.run(writer.finish()).raise_for_errors()
+                name = "" if aside is None else aside.close()
+            except BaseException:
+                client.end(writer.abandon())
+                if aside is not None:
+                    aside.discard()
+                raise
+        return Written(result.rows_written, result.timestamp, counts.written(), counts.rows_refused, name)
+
+    def _feed(
+        self, client: Client, writer: BulkWriter, counts: _Counts, iterator: Iterator[pa.RecordBatch]
+    ) -> None:
+        for batch in joined(iterator):
+            ops = None
+            if self._options.op_column:
+                batch, ops = counts.split(batch, self._options.op_column)
+            counts.take(batch.num_rows, ops)
+            client.run(writer.feed(batch, ops))
+            counts.settle()
+            if writer.result.row_errors:
+                return
+
+    @one_sentence()
+    def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:
+        """Give the refused rows' files their names, say what was written, and wait until a read that begins on this
+        machine sees the rows. They are durable already.
+
+        Raises:
+            Rejected: CLOCK_BEHIND, this machine's clock is too far behind the cluster's. The message has the snapshot that
+                contains the rows.
+        """
+        written = [m for m in messages if isinstance(m, Written)]
+        if self._rejects is not None:
+            self._rejects.publish([m.rejects for m in written if m.rejects])
+        print(self._told(written), file=sys.stderr)
+        latest = max((m.timestamp for m in written), default=0)
+        deadline = time.monotonic() + _CLOCK_BEHIND_MAX_S
+        while (now_us := time.time_ns() // 1_000) < (seen_us := physical_us(latest) + 1):
+            behind_s = (seen_us - now_us) / 1e6
+            if time.monotonic() + behind_s > deadline:
+                raise Rejected(
+                    f"table {self._options.table}: all rows are written, but this machine's clock is behind the cluster's, so "
+                    f'load() sees them only after {behind_s:.1f} s, or with option("snapshot", "{latest}"); '
+                    "synchronize the clock",
+                    code=Code.CLOCK_BEHIND,
+                )
+            time.sleep(behind_s)
+
+    def _told(self, written: Sequence[Written]) -> str:
+        rows = {name: sum(m.ops.get(name, 0) for m in written) for name in _OPS}
+        by_op = ", ".join(f"{name} {count}" for name, count in rows.items() if count) or "no rows"
+        refused = sum(m.refused for m in written)
+        aside = f"; refused {refused}, in {self._rejects.folder.shown}" if self._rejects and refused else ""
+        return f"stele: table {self._options.table}: written {by_op}{aside}"
+
+    def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
+        """Written rows stay. The files of refused rows go."""
+        if self._rejects is not None:
+            self._rejects.clear()
+
+
+class _Counts:
+    """The rows of one attempt by operation, and those that were refused."""
+
+    def __init__(self, op: RowOp | None, aside: RejectFile | None) -> None:
+        self._op = op
+        self._aside = aside
+        self._rows = np.zeros(len(RowOp) + 1, np.int64)
+
+    def split(self, batch: pa.RecordBatch, op_column: str) -> tuple[pa.RecordBatch, Ops]:
+        """The rows without the column, and the operation of each. Rows with an unknown one are refused."""
+        names = batch.column(batch.schema.get_field_index(op_column))
+        rows = batch.drop_columns([op_column])
+        known = pa.array(list(_OPS))
+        places = pc.index_in(pc.utf8_lower(names), value_set=known)
+        # RowOp counts from 1, in this order; 0 is none.
+        ops: Ops = (np.asarray(pc.fill_null(places, -1)) + 1).astype(np.uint8)
+        bad = np.flatnonzero(ops == 0)
+        if not len(bad):
+            return rows, ops
+        given = names.take(pa.array(bad)).to_pylist()
+        errors = [RowError(int(at), Code.INVALID_ARGUMENT, _unknown(op)) for at, op in zip(bad, given)]
+        if self._aside is None:
+            raise Rejected(f"column {op_column}: {errors[0].message}")
+        self._aside.take(rows.take(pa.array(bad)), given, errors)
+        good = np.flatnonzero(ops)
+        return rows.take(pa.array(good)), ops[good]
+
+    def take(self, rows: int, ops: Ops | None) -> None:
+        """Count rows that are written or refused later."""
+        if ops is not None:
+            self._rows += np.bincount(ops, minlength=len(self._rows))
+        elif self._op is not None:
+            self._rows[self._op] += rows
+
+    def refuse(self, rows: pa.RecordBatch, errors: list[RowError]) -> None:
+        """Called by the writer, in the client's thread."""
+        assert self._aside is not None
+        if self._op is None:
+            last = rows.num_columns - 1
+            ops, rows = np.asarray(rows.column(last)), rows.select(list(range(last)))
+        else:
+            ops = np.full(rows.num_rows, self._op, np.uint8)
+        self._rows -= np.bincount(ops, minlength=len(self._rows))
+        self._aside.take(rows, [RowOp(op).name.lower() for op in ops.tolist()], errors)
+
+    @property
+    def rows_refused(self) -> int:
+        """The rows that were put aside."""
+        return 0 if self._aside is None else self._aside.rows
+
+    def settle(self) -> None:
+        """Write what was refused so far aside."""
+        if self._aside is not None:
+            self._aside.settle()
+
+    def written(self) -> dict[str, int]:
+        """Rows written by each operation that wrote any. Call when all are answered."""
+        return {name: int(self._rows[op]) for name, op in _OPS.items() if self._rows[op]}
+
+
+def joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in batches of up to 65,536 rows or about 16 MiB."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if waiting and (rows + batch.num_rows > _BATCH_ROWS or size + batch.nbytes > _BATCH_BYTES):
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _unknown(op: str | None) -> str:
+    return f"operation {op!r}: expected one of {', '.join(_OPS)}"
+
+
+def _without_op(schema: StructType, op_column: str, table: Schema) -> StructType:
+    """The frame's columns without that of the operations."""
+    if not op_column:
+        return schema
+    faults = []
+    if op_column not in schema.names:
+        faults.append(f"the frame has no column {op_column!r}; it has {', '.join(schema.names)}")
+    elif not isinstance(schema[op_column].dataType, StringType):
+        faults.append(f"column {op_column!r} is {schema[op_column].dataType.simpleString()}, not string")
+    if op_column in table.by_name:
+        faults.append(f"{op_column!r} is also a column of the table")
+    if faults:
+        raise Rejected(f'data source stele: "op_column": {"; ".join(faults)}')
+    return StructType([each for each in schema if each.name != op_column])
+
+
+def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:
+    if not options.rejects:
+        return None
+    taken = [name for name in EXTRA if name in table.by_name]
+    if taken:
+        raise Rejected(
+            f'data source stele: "rejects": the table has a column {taken[0]}, which the files of refused rows need'
+        )
+    folder = Folder.at(options.rejects)
+    folder.is_there()
+    folder.make()
+    return Rejects(folder, job.id.hex(), tuple(column.name for column in table.columns))
+
+
+def _task() -> int:
+    """The number of this task, the same in each attempt at it. 0 outside of Spark."""
+    context = TaskContext.get()
+    return 0 if context is None else context.partitionId()
