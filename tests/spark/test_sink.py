@@ -18,13 +18,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from stele.backup.folder import Folder
 from stele.client import Client, RowErrors, Table
 from stele.client.locations import TabletPlace
+from stele.model.block import RowError
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele_spark.options import Options
+from stele_spark.rejects import Rejects
 from stele_spark.sink import Writer, Written, joined
 from stele_spark.source import Reader
 from stele_spark.types import spark_schema
@@ -434,7 +437,7 @@ def test_refused_rows_of_an_attempt_that_failed_are_not_kept(cluster: Cluster, t
     with Client(cluster.master_addresses) as client:
         client.open_table("kept").write_arrow(pa.table({"id": np.arange(50), "v": ["old"] * 50}))
     with pytest.raises(Lost):
-        shipped(writer).write(torn(lambda: bool(list(tmp_path.iterdir()))))
+        shipped(writer).write(torn(lambda: True))
     left = shipped(writer).write(batches())  # of an attempt that Spark did not hear of
     counts = shipped(writer).write(batches())
     assert (left.refused, counts.refused, counts.rows) == (50, 50, ROWS - 50)
@@ -480,3 +483,21 @@ def test_small_batches_are_joined() -> None:
     wide = [pa.record_batch({"t": ["x" * 1_000_000] * 10})] * 3
     assert [batch.num_rows for batch in joined(iter(wide))] == [10, 10, 10]
     assert list(joined(iter([]))) == []
+
+
+def test_an_attempt_that_fails_takes_its_file_along(tmp_path: Path) -> None:
+    """A null may be why a row was refused; columns are in the table's order."""
+    rejects = Rejects(Folder.at(tmp_path), "j" * 32, ("id", "v"))
+    files = [rejects.file(0), rejects.file(0), rejects.file(1)]
+    rows = pa.record_batch({"v": ["x"], "id": pa.array([None], pa.int64())})
+    for file in files[:2]:
+        for _ in range(2):
+            file.take(rows, ["insert"], [RowError(0, Code.INVALID_ARGUMENT, "id is null")])
+            file.settle()
+    files[0].discard()
+    names = [file.close() for file in files[1:]]
+    assert names[1] == "" and [path.name for path in tmp_path.iterdir()] == names[:1]
+    rejects.publish(names[:1])
+    (path,) = tmp_path.iterdir()
+    told = {"id": None, "v": "x", "_op": "insert", "_code": "INVALID_ARGUMENT", "_message": "id is null"}
+    assert pq.read_table(path).to_pylist() == [told, told] and path.name == names[0][1:]
