@@ -13,14 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pydantic
 import structlog
-import yaml
-from yaml.composer import ComposerError
 
+from stele_operator import strict
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.masters import MasterLink
-from stele_operator.observe import faults_of
 from stele_operator.plan.foretold import Foretold
 from stele_operator.plan.observation import Catalog, Observation
 from stele_operator.plan.rehearsal import never
@@ -31,16 +28,6 @@ Json = dict[str, Any]
 TEXT_MAX = 8_000
 _LINE_MAX = 2_000
 _QUESTION_MAX = 64 << 10
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses aliases. A few lines of them stand for more values than any memory holds. Whoever may annotate
-    one TabletCluster must not end the operator of all."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise ComposerError(None, None, "it has an alias; write the value itself")
-        return super().compose_node(parent, index)
 
 
 class Answers:
@@ -123,20 +110,18 @@ def respond(o: Observation, question: str, catalog: Catalog, stop: Callable[[], 
     if len(question) > _QUESTION_MAX:
         return Foretold(cluster, refused=(f"the annotation is longer than {_QUESTION_MAX >> 10} KiB",))
     try:
-        patch = yaml.load(question, _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        return Foretold(
-            cluster, refused=(f"the annotation is neither JSON nor YAML: {' '.join(str(exc).split())}",)
-        )
+        found = strict.documents(question, of_strangers=True)
+    except strict.BadText as exc:
+        return Foretold(cluster, refused=(f"the annotation is neither JSON nor YAML: {exc}",))
+    patch = found[0] if len(found) == 1 else None
     if not isinstance(patch, dict):
         return Foretold(
             cluster, refused=('the annotation is not a part of a spec, such as {"nodes": {"replicas": 4}}',)
         )
     present = o.cluster.spec.model_dump(mode="json", exclude_none=True)
-    try:
-        spec = TabletClusterSpec.model_validate(merged(present, patch))
-    except pydantic.ValidationError as exc:
-        return Foretold(cluster, refused=faults_of(exc))
+    spec, faults = strict.spec_of(TabletClusterSpec, merged(present, patch))
+    if spec is None:
+        return Foretold(cluster, refused=faults)
     return answer(o, Wanted(o.cluster.namespace, o.cluster.name, spec, {}, {}), catalog, stop)
 
 

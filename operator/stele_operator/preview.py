@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pydantic
-import yaml
 
 from stele import __version__
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.nearest import did_you_mean
+from stele_operator import strict
 from stele_operator.api import API_VERSION
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.fixed import fixed_faults
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.kube import Kube, KubeError
 from stele_operator.masters import MasterLink
-from stele_operator.observe import faults_of, observe_kubernetes, observe_masters, observe_unlisted
+from stele_operator.observe import observe_kubernetes, observe_masters, observe_unlisted
 from stele_operator.plan import naming
 from stele_operator.plan.foretold import Foretold
 from stele_operator.plan.observation import Catalog, GroupObject, Observation
@@ -32,8 +32,14 @@ from stele_operator.plan.rules import cluster_faults, group_faults
 from stele_operator.report import difference
 
 Json = dict[str, Any]
-Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 _KINDS = ("TabletCluster", "TabletGroup")
+_PARTS = ("apiVersion", "kind", "metadata", "spec", "status")
+_METADATA = (
+    *("annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"),
+    *("generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"),
+    *("resourceVersion", "selfLink", "uid"),
+)
+"""What an object has, as `kubectl get -o yaml` prints it."""
 FILE_MAX = 1 << 20
 DEFAULT_IMAGE = f"stele/node:{__version__}"
 """The image of masters and nodes, if neither the spec nor the operator's settings name one."""
@@ -68,9 +74,9 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
     if len(text) > FILE_MAX:
         raise BadManifest(where, [f"it is longer than {FILE_MAX >> 20} MiB"])
     try:
-        documents = [d for d in yaml.safe_load_all(text) if d is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise BadManifest(where, [f"it is not YAML: {' '.join(str(exc).split())}"]) from exc
+        documents = strict.documents(text)
+    except strict.BadText as exc:
+        raise BadManifest(where, [f"it is not YAML: {exc}"]) from exc
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "List":
         documents = documents[0].get("items") or []
     faults: list[str] = []
@@ -121,28 +127,22 @@ def _named(document: Any, at: str, faults: list[str]) -> tuple[str, str] | None:
         return None
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(metadata, dict) or not isinstance(name, str) or not name:
         faults.append(f"{at} has no metadata.name")
         return None
-    unknown = sorted(set(document) - {"apiVersion", "kind", "metadata", "spec", "status"})
-    faults += [f"{kind} {name}: {field} is unknown" for field in unknown]
+    for known, part, at in ((_PARTS, document, ""), (_METADATA, metadata, "metadata.")):
+        unknown = sorted(str(key) for key in part if key not in known)
+        faults += [f"{kind} {name}: {at}{key} is unknown{did_you_mean(key, known)}" for key in unknown]
     return kind, name
 
 
 def _spec(named: tuple[str, str], raw: Json, faults: list[str]) -> pydantic.BaseModel | None:
     kind, name = named
-    found = _parsed(TabletClusterSpec if kind == "TabletCluster" else TabletGroupSpec, raw.get("spec"))
-    if isinstance(found, pydantic.ValidationError):
-        faults += [f"{kind} {name}: {fault}" for fault in faults_of(found)]
-        return None
-    return found
-
-
-def _parsed(model: type[Spec], raw: Any) -> Spec | pydantic.ValidationError:
-    try:
-        return model.model_validate({} if raw is None else raw)
-    except pydantic.ValidationError as exc:
-        return exc
+    spec, found = strict.spec_of(
+        TabletClusterSpec if kind == "TabletCluster" else TabletGroupSpec, raw.get("spec")
+    )
+    faults += [f"{kind} {name}: {fault}" for fault in found]
+    return spec
 
 
 def changed(o: Observation, wanted: Wanted) -> Observation:

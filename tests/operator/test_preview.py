@@ -47,6 +47,37 @@ spec:
             CLUSTER.replace("replicas: 5", "replicaz: 5, retire: 3"),
             ["spec.nodes.replicaz", "spec.nodes.retire"],
         ),
+        (
+            CLUSTER.replace("replicas: 5", "replicaz: 5"),
+            ["spec.nodes.replicaz: there is no such field; did you mean 'replicas'?"],
+        ),
+        (CLUSTER.replace("nodes:", "nodez:"), ["spec.nodez: there is no such field; did you mean 'nodes'?"]),
+        (CLUSTER.replace("spec:", "sepc:"), ["sepc is unknown; did you mean 'spec'?"]),
+        (
+            CLUSTER.replace("namespace:", "namespce:"),
+            ["metadata.namespce is unknown; did you mean 'namespace'?"],
+        ),
+        (CLUSTER.replace("replicas: 5", "replicas: 5, replicas: 4"), ["line 5: 'replicas' appears twice"]),
+        (
+            CLUSTER.replace("replicas: 5", "replicas: true"),
+            ["spec.nodes.replicas: Input should be a valid integer"],
+        ),
+        (
+            CLUSTER.replace("replicas: 5", "replicas: '5'"),
+            ["spec.nodes.replicas: Input should be a valid integer"],
+        ),
+        (
+            CLUSTER.replace("replicas: 5", "replicas: 5.0"),
+            ["spec.nodes.replicas: Input should be a valid integer"],
+        ),
+        (
+            CLUSTER.replace("replicas: 5", "replicas: [5]"),
+            ["spec.nodes.replicas: Input should be a valid integer"],
+        ),
+        (
+            GROUP.replace("type: int64", "typ: int64"),
+            ["spec.columns.0.typ: there is no such field; did you mean 'type'?"],
+        ),
         (CLUSTER.replace("{nodes: {replicas: 5}}", "[]"), ["TabletCluster flights: spec"]),
         (f"{CLUSTER}---{CLUSTER}", ["TabletCluster flights is there twice"]),
         (

@@ -91,8 +91,7 @@ WORD_CHARS_MAX = 64
 COLUMN_NAME_CHARS_MAX = 128
 """The bound that `stele.model.schema` has always had."""
 HOLDER_CHARS_MAX = 512
-"""The most nodes whose own reports a process remembers beside the masters' data. Past that, the one heard
-first is forgotten."""
+"""The name of whoever holds the driver claim."""
 TEXT_CHARS_MAX = 4_096
 """Reasons and error messages for people. Whoever sends one of ours cuts it to this (`cut`)."""
 DEFAULT_BYTES_MAX = 4_096
