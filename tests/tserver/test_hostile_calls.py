@@ -225,6 +225,14 @@ def templates(
         "Checksum": tserver_pb2.ChecksumRequest(tablet_id=tablet),
         "PrepareSnapshot": tserver_pb2.PrepareSnapshotRequest(snapshot=1, tablet_ids=[tablet, nobody]),
         "SplitKeys": tserver_pb2.SplitKeysRequest(tablet_id=tablet, bytes=1),
+        "HoldHistory": tserver_pb2.HoldHistoryRequest(
+            tablet_id=tablet,
+            action=tserver_pb2.HOLD_TAKE,
+            hold="h",
+            expires_in_ms=60_000,
+            bytes_max=1 << 20,
+            deadline_ms=1_000,
+        ),
     }
     of_admins = {
         "CreateTablet": tserver_pb2.CreateTabletRequest(
