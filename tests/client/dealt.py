@@ -59,7 +59,7 @@ class Sent:
             self.end.append(ended)
             return SimpleNamespace(cancel=lambda: None)
 
-        async def write(block: bytes, *, timeout_s: float) -> Any:
+        async def write(block: bytes, *, timeout_s: float, attempt: object = None) -> Any:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             start_write(block, timeout_s, partial(settle, future))
             end = await future
