@@ -1,6 +1,6 @@
 """Strict reading of YAML that people write without an API server in between. Called by preview and answers.
 
-Invariant: nothing is guessed. A key that stands twice, an unknown field and a value of another type are faults; a text is no
+Invariant: nothing is guessed. A key that stands twice, an unknown field and a value of another type are faults. A text is no
 number, and a fraction no count.
 """
 
