@@ -237,7 +237,7 @@ class SmallNode:
             writeop.digest(body),
             tablet.schema.version if tablet.schema else 0,
             kind,
-            attempt=attempt_of(request),
+            attempt=attempt_of(request) if isinstance(request, tserver_pb2.WriteRequest) else None,
         )
         tablet.index += 1
         now = int(self.cluster.clock.now())
