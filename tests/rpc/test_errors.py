@@ -14,7 +14,7 @@ from stele.rpc.proto import common_pb2, tserver_pb2
 LATER = [
     (12, Retryable, Code.UNAVAILABLE),
     (19, Retryable, Code.UNAVAILABLE),
-    (43, Rejected, Code.INVALID_ARGUMENT),
+    (48, Rejected, Code.INVALID_ARGUMENT),
     (49, Rejected, Code.INVALID_ARGUMENT),
     (55, Corrupt, Code.CORRUPT),
     (61, InvariantViolation, Code.INTERNAL),
