@@ -31,6 +31,8 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 _AT_ONCE = 32
 _ATTEMPT_S = 5.0
 _AGAIN_S = 0.1
+_OF_LEADERS = (Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL)
+"""Refusals of a leader: another replica would only say that it does not lead."""
 _MOVED = frozenset(
     (Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER, Code.STALE_INCARNATION)
 )
@@ -193,7 +195,7 @@ class TableHolds:
             if not isinstance(error, Retryable) and error.code not in _MOVED:
                 raise error
             hint = error.leader_hint if isinstance(error, NotLeader) else ""
-            if not (hint and place.led_by(hint)) and error.code not in (Code.THROTTLED, Code.NOT_READY):
+            if not (hint and place.led_by(hint)) and error.code not in _OF_LEADERS:
                 place.ask_next(target)
             if time.monotonic() + _AGAIN_S > until:
                 raise error
