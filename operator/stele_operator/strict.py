@@ -7,15 +7,15 @@ number, and a fraction no count.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar, get_args
 
 import pydantic
 import yaml
 from yaml.composer import ComposerError
-from yaml.constructor import ConstructorError
 
 from stele.model.nearest import did_you_mean
+from stele.model.yamls import OnceLoader
 
 Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 
@@ -24,19 +24,8 @@ class BadText(Exception):
     """A text that is no YAML or JSON; one line that says why."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses keys that stand twice: YAML would silently drop the first of the two."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise ConstructorError(None, None, f"line {line}: {key.value!r} appears twice")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+class _Loader(OnceLoader):
+    """Reads dates as text, as Kubernetes does."""
 
 
 class _OfStrangers(_Loader):
@@ -53,7 +42,7 @@ def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
     return str(loader.construct_scalar(node))
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _text)  # as Kubernetes reads it
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _text)
 
 
 def documents(text: str, *, of_strangers: bool = False) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,29 +19,14 @@ from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.jsons import too_deep
 from stele.model.nearest import did_you_mean
+from stele.model.yamls import OnceLoader
 
 _FAULTS_TOLD = 20
 Place = tuple[str | int, ...]
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads fractions as Decimal, so that no digit is lost before they meet their column's type.
-
-    A repeated key is an error, because YAML would silently drop the first of the two.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"line {line}: {key.value!r} appears twice"
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+class _Loader(OnceLoader):
+    """Reads fractions as Decimal, so that no digit is lost before they meet their column's type."""
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> decimal.Decimal | float:
