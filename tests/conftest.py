@@ -1,14 +1,17 @@
 """What holds for all tests: examples of hypothesis take as long as they take, on machines of any speed, and a run that
 is told to end (SIGTERM, as `timeout` and CI send it) stops what it started, as one that is interrupted does. What takes
-long begins first, so that no worker is left alone with it at the end. A worker that dies fails its test and no more."""
+long begins first, so that no worker is left alone with it at the end. A worker that dies fails its test and no more. A command
+that runs in the process of its test sets how Stele logs for that test only."""
 
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.harness.whole_files import pytest_xdist_make_scheduler
@@ -44,6 +47,14 @@ LONGEST = (
     "driver",
 )
 """Folders of tests, those first whose files take longest."""
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> Iterator[None]:
+    """Some commands log warnings only: later tests of the same process that wait for a line would wait in vain."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

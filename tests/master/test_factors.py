@@ -76,7 +76,9 @@ async def test_replicas_beyond_the_factor_are_not_added_to_a_larger_one(tmp_path
         more = pb.PlaceTabletRequest(tablet_id=id_to_pb(row.tablet_id), what=pb.ADD_REPLICA, replicas=4)
         await w.leader.PlaceTablet(more, None)
         error = await refused(w.leader.SetReplicationFactor(asked(5), None))
-        assert error.code is Code.INVALID_ARGUMENT and "`stele tablet release` it first" in str(error)
+        assert error.code is Code.INVALID_ARGUMENT and "release it first, with `stele tablet release`" in str(
+            error
+        )
         released = pb.PlaceTabletRequest(tablet_id=id_to_pb(row.tablet_id), what=pb.RELEASE_PLACEMENT)
         await w.leader.PlaceTablet(released, None)
         answer = await w.leader.SetReplicationFactor(asked(5), None)
