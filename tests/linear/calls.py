@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, WriteResult
+from stele.client.jobs import JobPart
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
@@ -67,6 +70,14 @@ async def of_session(
     for key, kind, value in zip(keys, kinds, values):
         await session.apply(_ROW_OPS[kind], _row(key, kind, value))
     return await session.flush()
+
+
+async def of_part(
+    table: AsyncTable, kind: Kind, rows: Sequence[tuple[str, tuple[int, int]]], part: JobPart
+) -> WriteResult:
+    """An attempt at a part of a job: these rows, all by one operation."""
+    columns = pa.Table.from_pylist([_row(key, kind, value) for key, value in rows])
+    return await table.write_arrow(columns, _ROW_OPS[kind], part=part)
 
 
 async def of_catalog(client: AsyncClient, name: str, kind: Kind, timeout_s: float) -> State:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, RowErrors, WriteResult
+from stele.client import AsyncClient, AsyncKeySpace, AsyncTable, Job, RowErrors, WriteResult
 from stele.model.clock import from_physical_us
 from stele.model.errors import Retryable, SteleError, error_for
 from stele.model.partition import HashPartition, PartitionSchema
@@ -39,6 +39,9 @@ _CATALOG_TIMEOUT_S = 5.0
 _INSTANT_S = 1e-6
 _FILL_ROWS, _FILL_BYTES = 24, 64 << 10
 _TABLE_KINDS = (*Kind, Kind.READ, Kind.READ, Kind.READ, Kind.PUT, Kind.INSERT, Kind.DELETE)
+_PART_KINDS = (Kind.PUT, Kind.PUT, Kind.INSERT, Kind.UPDATE, Kind.DELETE)
+"""What a part of a job does. Ignoring ones are not here: a row that was skipped counts as written, and a later attempt may
+write it."""
 _SPACE_KINDS = (Kind.PUT, Kind.INSERT, Kind.DELETE_IGNORE, Kind.READ, Kind.READ)
 
 
@@ -98,7 +101,7 @@ class Workload:
         until = self.record.now() + seconds
         tasks = []
         for user in self._users[:-1]:
-            for work in (self._row, self._row, self._row, self._many, self._key, self._catalog):
+            for work in (self._row, self._row, self._row, self._many, self._part, self._key, self._catalog):
                 tasks.append(self._repeat(work, user, random.Random(self._rng.random()), until))
         tasks.append(self._repeat(self._scan, self.last, random.Random(self._rng.random()), until))
         if filling:
@@ -303,6 +306,50 @@ class Workload:
                 note=f"{n + 1} of {count} in order",
             )
         await self._one(user, key, Kind.READ, None)
+
+    async def _part(self, user: User, rng: random.Random) -> None:
+        """A part of a job, which several clients try, one after the other or at once: each row takes effect once, by the
+        first answer that says so. What is left of other attempts comes to nothing."""
+        part = Job.new().part(rng.randrange(4))
+        keys = [
+            f"{self._hot_prefix('row')}{n}" for n in rng.sample(range(HOT_ROWS), rng.randint(1, HOT_ROWS))
+        ]
+        kind, values, begun = rng.choice(_PART_KINDS), [self._fresh() for _ in keys], self.record.now()
+        rows = list(zip(keys, values))
+        done: dict[str, tuple[float, int]] = {}
+
+        async def attempt(by: User, after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            those, since = rng.sample(rows, len(rows)), self.record.now()
+            names = [key for key, _ in those]
+            write = calls.of_part(by.table, kind, those, part)
+            told, timestamp = await self._outcomes(by, names, [kind] * len(names), write)
+            for (key, value), one in zip(those, told):
+                if one is Told.DONE:
+                    done.setdefault(key, (self.record.now(), timestamp))
+                elif one is not Told.UNKNOWN:  # refused: it says what the row was
+                    self.record.ended(by.name, key, kind, value, since, one, note="of a part")
+
+        others = rng.choices(self._users[:-1], k=rng.randint(1, 2))
+        if rng.random() < 0.5:
+            await asyncio.gather(attempt(user, 0.0), *(attempt(o, rng.uniform(0.0, 0.3)) for o in others))
+        else:
+            for by in (user, *others):
+                await attempt(by, rng.uniform(0.0, 0.3))
+        for key, value in rows:
+            ended, timestamp = done.get(key, (None, 0))
+            self.record.ended(
+                user.name,
+                key,
+                kind,
+                value,
+                begun,
+                Told.UNKNOWN if ended is None else Told.DONE,
+                ended=ended,
+                timestamp=timestamp,
+                one_of_many=True,
+                note=f"a part, {1 + len(others)} attempts",
+            )
 
     async def _outcomes(
         self, user: User, keys: Sequence[str], kinds: Sequence[Kind], write: Awaitable[WriteResult]
