@@ -42,18 +42,23 @@ _DEFINITE = frozenset(
     (
         Code.INVALID_ARGUMENT,
         Code.SCHEMA_MISMATCH,
-        Code.SNAPSHOT_TOO_OLD,
-        Code.CURSOR_LOST,
         Code.CLOCK_AHEAD,
         Code.UNSUPPORTED_VERSION,
         Code.PERMISSION_DENIED,
         Code.CLOSED,
     )
 )
+_TOO_OLD = frozenset((Code.SNAPSHOT_TOO_OLD, Code.CURSOR_LOST))
+"""Codes of a replica that no longer has the rows of that time. Replicas drop history at moments of their own, so another
+one may have them."""
 _NOT_HERE = frozenset((Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE))
 """Codes of a replica that has moved. Only the masters know whether the table itself is gone."""
 _GONE = MOVED | _NOT_HERE | {Code.WRONG_CLUSTER}
-_WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY))
+_WELL = frozenset((Code.THROTTLED, Code.NOT_LEADER, Code.NOT_READY, Code.SNAPSHOT_NOT_READY)) | _TOO_OLD
+
+
+class _OtherHistory(Rejected):
+    """The tablet was recovered since the scan gave its first rows, so no replica can go on with them."""
 
 
 class FlightPool(FlightConnections):
@@ -216,6 +221,8 @@ class TabletScan:
         arrow = spec.arrow_schema(self._plan.schema)
         patience = _Patience(self._timeout_s)
         said: dict[str, str] = {}
+        asked: set[str] = set()
+        too_old: SteleError | None = None
         while True:
             replica: ReplicaPlace | None = None
             try:
@@ -232,12 +239,20 @@ class TabletScan:
                     if self._stop.is_set():
                         return
                 return
+            except _OtherHistory:
+                raise
             except SteleError as exc:
                 code = exc.code
                 if self._stop.is_set():
                     return
                 if code in _DEFINITE:
                     raise
+                if code in _TOO_OLD:
+                    too_old = exc
+                if replica is not None:
+                    asked.add(replica.node_id)
+                if too_old is not None and asked.issuperset(r.node_id for r in self._tablet.replicas):
+                    raise too_old from exc
                 if replica is not None:
                     address = replica.flight_address
                     said[replica.node_id] = f"{address} ({str(exc.args[0]).removeprefix(f'{address}: ')})"
@@ -273,7 +288,7 @@ class TabletScan:
         """Refuse rows of another incarnation than that of the rows given. A recovery after a lost majority may
         have given up some of those."""
         if self._given and incarnation != self._incarnation:
-            raise Rejected(
+            raise _OtherHistory(
                 f"tablet {self._tablet.tablet_id} lost its majority and was recovered as incarnation "
                 f"{shown(incarnation)} while it was scanned at {shown(self._incarnation)}; scan again",
                 code=Code.SNAPSHOT_TOO_OLD,
@@ -283,7 +298,11 @@ class TabletScan:
     def _ask_another(self, asked: ReplicaPlace, code: Code) -> None:
         if asked in self._nearby():
             self._near += 1
-        elif code is Code.THROTTLED or self._beside % len(self._tablet.replicas or (asked,)):
+        elif (
+            code is Code.THROTTLED
+            or code in _TOO_OLD
+            or self._beside % len(self._tablet.replicas or (asked,))
+        ):
             self._beside += 1  # only this scan skips it: writers go on with the leader
         else:
             self._tablet.ask_next(asked)
