@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import stele
+from tests.client.commands import runner
 from tests.harness.standing import standing
 
 
@@ -31,3 +34,23 @@ def there(cluster_of_module: There) -> Iterator[There]:
     yield cluster_of_module
     for info in cluster_of_module.client.list_tables():
         cluster_of_module.client.delete_table(info.name)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@dataclass(frozen=True)
+class At:
+    """Where commands find the cluster."""
+
+    master_address: str = "127.0.0.1:1"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command: exit code, standard output and standard error."""
+
+    def now(*arguments: str | Path, masters: str = "127.0.0.1:1") -> tuple[int, str, str]:
+        return asyncio.run(runner(At(masters), monkeypatch)("backup", *map(str, arguments)))
+
+    return now

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from stele import backup
 from stele.cli.errors import DISK, NO, REFUSED, TRY_AGAIN
-from tests.backup.conftest import There
+from tests.backup.conftest import Run, There
 from tests.backup.tables import data_files, made_by_hand, numbered, rows
-from tests.client.commands import runner
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@dataclass(frozen=True)
-class At:
-    """Where commands find the cluster."""
-
-    master_address: str = "127.0.0.1:1"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command: exit code, standard output and standard error."""
-
-    def now(*arguments: str | Path, masters: str = "127.0.0.1:1") -> tuple[int, str, str]:
-        return asyncio.run(runner(At(masters), monkeypatch)("backup", *map(str, arguments)))
-
-    return now
 
 
 def test_a_table_from_the_first_backup_to_the_pruning(there: There, run: Run, tmp_path: Path) -> None:

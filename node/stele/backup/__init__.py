@@ -1,4 +1,4 @@
-"""Backups of tables: create, list, verify, restore, prune. A folder of any file system of pyarrow holds them.
+"""Backups of tables: create, list, verify, restore, drill, remove, prune. A folder of any file system of pyarrow holds them.
 
     from stele import backup
 
@@ -12,18 +12,22 @@ whole. Then it has every row of its tables at its one snapshot.
 
 from __future__ import annotations
 
-from stele.backup.blocking import compare, create, list_backups, prune, restore
-from stele.backup.creating import Progress, create_async
+from stele.backup.blocking import compare, create, drill, list_backups, prune, remove, restore
+from stele.backup.creating import create_async
+from stele.backup.drilling import Drilled, drill_async
 from stele.backup.finding import Backup, State
 from stele.backup.folder import Folder, Location
 from stele.backup.manifest import FileEntry, Manifest, TableEntry, TabletEntry
 from stele.backup.pruning import Pruned, prune_async
+from stele.backup.removing import remove_async
 from stele.backup.restoring import Restored, restore_async
+from stele.backup.telling import Progress
 from stele.backup.verifying import Report, TableReport, compare_async, verify
 
 __all__ = [
     "Backup",
     "FileEntry",
+    "Drilled",
     "Folder",
     "Location",
     "Manifest",
@@ -39,9 +43,13 @@ __all__ = [
     "compare_async",
     "create",
     "create_async",
+    "drill",
+    "drill_async",
     "list_backups",
     "prune",
     "prune_async",
+    "remove",
+    "remove_async",
     "restore",
     "restore_async",
     "verify",

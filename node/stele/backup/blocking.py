@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from stele.backup.creating import Note, OnProgress, create_async, quiet
+from stele.backup.creating import create_async
+from stele.backup.drilling import Drilled, drill_async
 from stele.backup.finding import Backup, find_backups
 from stele.backup.folder import Folder, Location
 from stele.backup.manifest import Manifest
 from stele.backup.pruning import Pruned, prune_async
+from stele.backup.removing import remove_async
 from stele.backup.restoring import Restored, restore_async
+from stele.backup.telling import Note, OnProgress, quiet
 from stele.backup.verifying import OnRows, Report, compare_async, no_rows
 from stele.client.blocking import Client
 from stele.client.partitioning import Partitionings
@@ -32,6 +35,7 @@ def create(
     full_if_needed: bool = False,
     hold_for_s: float | None = None,
     parallel: int = PARALLEL_TABLETS,
+    key: str = "",
     on_progress: OnProgress = quiet,
     on_note: Note = quiet,
 ) -> Manifest:
@@ -47,6 +51,7 @@ def create(
             full_if_needed=full_if_needed,
             hold_for_s=hold_for_s,
             parallel=parallel,
+            key=key,
             on_progress=on_progress,
             on_note=on_note,
         )
@@ -78,6 +83,7 @@ def restore(
     tables: str | Sequence[str] | Mapping[str, str] = (),
     partitioning: Partitionings = None,
     replication_factor: int | None = None,
+    again: bool = False,
     on_rows: OnRows = no_rows,
     on_note: Note = quiet,
 ) -> list[Restored]:
@@ -90,6 +96,7 @@ def restore(
             tables=tables,
             partitioning=partitioning,
             replication_factor=replication_factor,
+            again=again,
             on_rows=on_rows,
             on_note=on_note,
         )
@@ -101,8 +108,47 @@ def prune(
     *,
     keep: int | None = None,
     keep_days: float | None = None,
+    keep_full: int | None = None,
     dry_run: bool = False,
     on_note: Note = quiet,
 ) -> Pruned:
     """`prune_async` for programs without an event loop."""
-    return asyncio.run(prune_async(folder, keep=keep, keep_days=keep_days, dry_run=dry_run, on_note=on_note))
+    return asyncio.run(
+        prune_async(
+            folder,
+            keep=keep,
+            keep_days=keep_days,
+            keep_full=keep_full,
+            dry_run=dry_run,
+            on_note=on_note,
+        )
+    )
+
+
+def remove(folder: Location, backup: str = "", *, key: str = "", on_note: Note = quiet) -> list[str]:
+    """`remove_async` for programs without an event loop."""
+    return asyncio.run(remove_async(folder, backup, key=key, on_note=on_note))
+
+
+def drill(
+    client: Client,
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | list[str] | tuple[str, ...] = (),
+    replication_factor: int | None = None,
+    on_rows: OnRows = no_rows,
+    on_note: Note = quiet,
+) -> Drilled:
+    """`drill_async` with a blocking client. Waits until the tables of the drill are deleted."""
+    return client.run(
+        drill_async(
+            client.asynchronous,
+            folder,
+            backup,
+            tables=tables,
+            replication_factor=replication_factor,
+            on_rows=on_rows,
+            on_note=on_note,
+        )
+    )

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pyarrow as pa
 
 from stele.backup.claim import Claim
-from stele.backup.finding import find_backups
+from stele.backup.finding import find_backups, with_key
 from stele.backup.folder import Folder, Location
 from stele.backup.holding import HistoryHeld, hold_of, release
 from stele.backup.increments import (
@@ -31,6 +30,7 @@ from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
 from stele.backup.planning import plan_of, unfinished, why_not
 from stele.backup.row_files import FILE_BYTES, RowFile, file_columns
+from stele.backup.telling import Note, OnProgress, Progress, quiet
 from stele.backup.unfinished import Done, Unfinished, remove
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
@@ -51,24 +51,6 @@ BATCH_ROWS = 32_768
 """Rows that a node sends at once. A file ends behind one of these batches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far one table is: rows and tablets so far, and tablets in all."""
-
-    table: str
-    rows: int
-    tablets_done: int
-    tablets: int
-
-
-OnProgress = Callable[[Progress], None]
-Note = Callable[[str], None]
-
-
-def quiet(_: Any) -> None:
-    """For callers who want no progress and no notes."""
-
-
 async def create_async(
     client: AsyncClient,
     folder: Location,
@@ -80,6 +62,7 @@ async def create_async(
     full_if_needed: bool = False,
     hold_for_s: float | None = None,
     parallel: int = PARALLEL_TABLETS,
+    key: str = "",
     on_progress: OnProgress = quiet,
     on_note: Note = quiet,
 ) -> Manifest:
@@ -91,6 +74,9 @@ async def create_async(
     `incremental`: only what changed since the newest complete backup of the same tables in the folder. If that is not all
     there any more, it is CURSOR_LOST; with `full_if_needed` a full backup is made. `hold_for_s`: for how long the history is
     kept from this backup on, so that an incremental one can follow. None: two days for an incremental one, else not at all.
+
+    `key`: makes this backup once. If a complete one has the key, that one is returned. An unfinished one is continued only if it
+    has the same key. "": each call makes a backup.
 
     `on_progress` is called in other threads. `on_note` is told what is unusual.
 
@@ -112,13 +98,18 @@ async def create_async(
         await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     else:
         await in_thread(place.make)
+    called = arguments.text(key, "key") if key else ""
     keep_s = hold_for_s if hold_for_s is not None or not incremental else HOLD_FOR_S
     keep_ms = None if keep_s is None else expires_ms(keep_s, "hold_for_s")
     async with Claim(place, "create", on_note) as claim:
+        if called and (there := await in_thread(with_key, place, called)) is not None:
+            on_note(f"backup {there.backup_id} of {there.time} was made by an earlier run")
+            return there
         newest = await in_thread(newest_of, place, opened, client.identity.cluster_id)
 
         async def make(base: Manifest | None) -> Manifest:
             maker = _Maker(client, place, claim, opened, snapshot, base, count, on_progress, on_note)
+            maker.key = called
             if keep_ms is not None:
                 maker.chain_before, maker.chain_s = newest, keep_ms / 1_000
             return await maker.make(anew=anew, at=at)
@@ -165,6 +156,7 @@ class _Maker:
         self._parallel = parallel
         self._on_progress = on_progress
         self._note = on_note
+        self.key = ""
         self.chain_s: float | None = None
         """How long the history is kept for another backup to follow; None: not at all."""
         self.chain_before: Manifest | None = None
@@ -174,7 +166,7 @@ class _Maker:
         place, opened = self._place, self._opened
         before = await in_thread(unfinished, place, set(opened))
         scans = {table_id: table.scan(snapshot=self._snapshot).plan for table_id, table in opened.items()}
-        plan = plan_of(self._client, opened, scans, self._snapshot, self._base)
+        plan = plan_of(self._client, opened, scans, self._snapshot, self._base, self.key)
         work = Unfinished(place, plan, new_id()[:8])
         resumed = False
         for old in before:
@@ -261,6 +253,7 @@ class _Run:
         self._lock = threading.Lock()
         self._rows = Counter[str]()
         self._tablets_done = Counter[str]()
+        self._bytes = Counter[str]()
         self._found: dict[str, Done] = {}  # by tablet
         self._scans = {  # by table; the plan was made of these, or is equal to what would be
             table_id: replace(
@@ -302,7 +295,7 @@ class _Run:
     async def _tablet(self, job: tuple[TableEntry, TabletEntry]) -> None:
         table, tablet = job
         done = await in_thread(self._work.load, table, tablet)
-        self._told(table, sum(file.rows for file in done.files))
+        self._told(table, sum(file.rows for file in done.files), size=sum(file.bytes for file in done.files))
         if not done.whole:
             scan = self._scans[table.table_id]
             if not tablet.whole:
@@ -344,22 +337,27 @@ class _Run:
                 if file.bytes >= FILE_BYTES:
                     whole_file, file = file.finish(), None
                     done = self._work.record(tablet, done, whole_file, last_key, whole=False)
+                    self._told(table, 0, size=whole_file.bytes)
             last = None if file is None else file.finish()
         except BaseException:
             if file is not None:
                 file.abandon()
             raise
+        if last is not None:
+            self._told(table, 0, size=last.bytes)
         return self._work.record(tablet, done, last, last_key, whole=True)
 
-    def _told(self, table: TableEntry, rows: int, *, tablets: int = 0) -> None:
+    def _told(self, table: TableEntry, rows: int, *, tablets: int = 0, size: int = 0) -> None:
         with self._lock:
             self._rows[table.table_id] += rows
             self._tablets_done[table.table_id] += tablets
+            self._bytes[table.table_id] += size
             now = Progress(
                 table.name,
                 self._rows[table.table_id],
                 self._tablets_done[table.table_id],
                 len(table.tablets),
+                self._bytes[table.table_id],
             )
             self._on_progress(now)
 

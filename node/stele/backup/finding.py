@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 
 from stele.backup.folder import Folder
 from stele.backup.manifest import BACKUP_ID, MANIFEST, PLAN, Manifest
+from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 
 
@@ -74,6 +76,33 @@ def _look(folder: Folder, backup_id: str) -> Backup:
                 raise
             return Backup(backup_id, State.UNKNOWN, fault=str(exc.args[0]))
     return Backup(backup_id, State.REMAINS)
+
+
+def with_key(folder: Folder, key: str) -> Manifest | None:
+    """The complete backup that was made with this key; None if there is none."""
+    for found in find_backups(folder):
+        if found.state is State.COMPLETE and found.manifest is not None and found.manifest.key == key:
+            return found.manifest
+    return None
+
+
+def newest_until(folder: Folder, moment: datetime, tables: Collection[str] = ()) -> str:
+    """The id of the newest complete backup with rows of `moment` or before, and with all of `tables`.
+
+    Raises:
+        Rejected: NOT_FOUND: there is none.
+    """
+    latest_us = int(moment.timestamp() * 1e6)
+    for found in find_backups(folder):
+        manifest = found.manifest
+        if found.state is not State.COMPLETE or manifest is None:
+            continue
+        if physical_us(manifest.snapshot) <= latest_us and set(tables) <= {t.name for t in manifest.tables}:
+            return found.backup_id
+    of = f" of {', '.join(tables)}" if tables else ""
+    raise Rejected(
+        f"{folder.shown} has no complete backup{of} from {utc(latest_us)} or before", code=Code.NOT_FOUND
+    )
 
 
 def choose(folder: Folder, called: str | None, tables: Collection[str] = ()) -> Manifest:

@@ -101,6 +101,7 @@ class Manifest:
 
     `begun`, `finished`: when it was made, in UTC; `finished` is None in a plan. `program`: what wrote it.
     `hold`: the hold that keeps the history from the snapshot on, for the next incremental backup; "" for none.
+    `key`: the caller's own name for it; "" for none.
     """
 
     backup_id: str
@@ -112,6 +113,7 @@ class Manifest:
     tables: tuple[TableEntry, ...]
     base: Base | None = None
     hold: str = ""
+    key: str = ""
 
     @property
     def kind(self) -> str:
@@ -229,6 +231,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
         "kind": manifest.kind,
         "base": None if base is None else {"id": base.backup_id, "sha256": base.sha256},
         **({"hold": manifest.hold} if manifest.hold else {}),
+        **({"key": manifest.key} if manifest.key else {}),
         "cluster": manifest.cluster_id,
         "snapshot": str(manifest.snapshot),
         "time": manifest.time,
@@ -305,6 +308,7 @@ def _from_json(raw: Mapping[str, Any]) -> Manifest:
         tuple(_table_from_json(table) for table in raw["tables"]),
         base,
         str(raw.get("hold", "")),
+        str(raw.get("key", "")),
     )
     if base is None and not all(tablet.whole for table in found.tables for tablet in table.tablets):
         raise ValueError("a full backup with changes of a tablet")

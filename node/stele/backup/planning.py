@@ -24,6 +24,7 @@ def plan_of(
     scans: dict[str, ScanPlan],
     snapshot: int,
     base: Manifest | None,
+    key: str = "",
 ) -> Manifest:
     """The plan of a backup of these tables: of all their rows, or of what changed since `base`."""
     entries, known = [], known_tablets(base)
@@ -59,6 +60,7 @@ def plan_of(
         f"stele {__version__}",
         tuple(entries),
         base_of(base),
+        key=key,
     )
 
 
@@ -87,6 +89,8 @@ def why_not(old: Manifest, new: Manifest, *, anew: bool, at: object) -> str:
         return "anew was asked for"
     if at is not None and old.snapshot != new.snapshot:
         return f"it is as of {old.time}"
+    if old.key != new.key:
+        return "it was begun with another key" if old.key else "it was begun without a key"
     if old.cluster_id != new.cluster_id:
         return "it is of another cluster"
     if old.base != new.base:

@@ -6,13 +6,14 @@ the manifest goes first, so that one that is half removed is none.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from stele.backup.claim import Claim
-from stele.backup.creating import Note, quiet
 from stele.backup.finding import Backup, State, find_backups
 from stele.backup.folder import Folder, Location
+from stele.backup.telling import Note, quiet
 from stele.backup.unfinished import remove
 from stele.client.arguments import refusal, whole_number
 from stele.model.clock import physical_us
@@ -36,10 +37,13 @@ async def prune_async(
     *,
     keep: int | None = None,
     keep_days: float | None = None,
+    keep_full: int | None = None,
     dry_run: bool = False,
     on_note: Note = quiet,
 ) -> Pruned:
-    """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give one or both.
+    """Remove complete backups except the newest `keep` and those of the last `keep_days` days. Give at least one of the three.
+
+    `keep_full`: of each set of tables the newest full ones stay, with all that is newer than the oldest of these.
 
     What an incremental backup that stays builds on stays, too.
 
@@ -49,16 +53,17 @@ async def prune_async(
         Rejected: neither is given; CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     place = await in_thread(Folder.at, folder)
-    if keep is None and keep_days is None:
-        raise Rejected("say what to keep: a number of backups, a number of days, or both")
+    if keep is None and keep_days is None and keep_full is None:
+        raise Rejected("say what to keep: a number of backups, of full ones, or of days")
+    full = 0 if keep_full is None else whole_number(keep_full, "keep_full", least=1, most=_KEEP_MAX)
     count = 1 if keep is None else whole_number(keep, "keep", least=1, most=_KEEP_MAX)
     days = 0.0 if keep_days is None else _days(keep_days)
     since = datetime.now(UTC) - timedelta(days=days)
     await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     if dry_run:
-        return _chosen(await in_thread(find_backups, place), count, since)
+        return _chosen(await in_thread(find_backups, place), count, since, full)
     async with Claim(place, "prune", on_note) as claim:
-        chosen = _chosen(await in_thread(find_backups, place), count, since)
+        chosen = _chosen(await in_thread(find_backups, place), count, since, full)
         for backup in reversed(chosen.removed):
             await claim.check()
             await in_thread(remove, place, backup.backup_id)
@@ -71,9 +76,22 @@ def _days(given: object) -> float:
     raise refusal("keep_days", given, "a number of days above 0")
 
 
-def _chosen(backups: list[Backup], keep: int, since: datetime) -> Pruned:
+def _of_newest_full(complete: list[Backup], full: int) -> set[str]:
+    """Of each set of tables: the newest `full` full backups, and all that is newer than the oldest of these."""
+    staying, seen = set[str](), Counter[frozenset[str]]()
+    for backup in complete:
+        assert backup.manifest is not None
+        tables = frozenset(table.table_id for table in backup.manifest.tables)
+        if seen[tables] < full:
+            staying.add(backup.backup_id)
+            seen[tables] += backup.manifest.base is None
+    return staying
+
+
+def _chosen(backups: list[Backup], keep: int, since: datetime, full: int = 0) -> Pruned:
     complete = [b for b in backups if b.state is State.COMPLETE]
     staying = {b.backup_id for number, b in enumerate(complete) if number < keep or _moment(b) >= since}
+    staying |= _of_newest_full(complete, full)
     order = [b.backup_id for b in backups]
     newer = set(order[: order.index(complete[0].backup_id)] if complete else order)
     by_id = {b.backup_id: b for b in backups}

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from stele.backup.chain import Chain
-from stele.backup.creating import Note, quiet
 from stele.backup.finding import choose
 from stele.backup.folder import Folder, Location
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
 from stele.backup.parallel import in_parallel
-from stele.backup.verifying import OnRows, named_tables, no_rows
+from stele.backup.telling import Note, quiet
+from stele.backup.verifying import OnRows, compare_async, named_tables, no_rows
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
 from stele.client.partitioning import Partitionings, partition_schema
@@ -55,6 +55,7 @@ async def restore_async(
     tables: str | Sequence[str] | Mapping[str, str] = (),
     partitioning: Partitionings = None,
     replication_factor: int | None = None,
+    again: bool = False,
     on_rows: OnRows = no_rows,
     on_note: Note = quiet,
 ) -> list[Restored]:
@@ -63,6 +64,9 @@ async def restore_async(
     `tables`: names of some of its tables, or new names by their names in the backup; default: all, as they were called.
     `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `on_rows` is called
     with a table's name in the backup and the number of rows that were written, as it happens.
+
+    `again`: a table that has one of the names already counts as restored, if it is not the one that was backed up and has the
+    very rows of the backup. So a restore whose end nobody heard of may be repeated.
 
     Raises:
         Rejected: ALREADY_PRESENT: a table has the name. NOT_FOUND: no such folder, backup or table.
@@ -75,7 +79,8 @@ async def restore_async(
     chain = await in_thread(Chain.of, place, manifest)
     chosen = [manifest.table(n) for n in new_names] if new_names else list(manifest.tables)
     targets = [_Target.of(manifest, t, new_names.get(t.name, t.name)) for t in chosen]
-    await _check_names(client, [target.name for target in targets])
+    settled = await _settled(client, place, manifest, targets, again=again, note=on_note)
+    targets = [target for target in targets if target.entry.name not in settled]
     for target in targets:
         if partitioning is not None:
             target.partitioning = partition_schema(partitioning, target.schema)
@@ -91,21 +96,49 @@ async def restore_async(
         for target in made:
             await target.remove(client)
         raise
-    return [await target.publish() for target in targets]
+    published = {target.entry.name: await target.publish() for target in targets}
+    return [(settled | published)[table.name] for table in chosen]
 
 
-async def _check_names(client: AsyncClient, names: Sequence[str]) -> None:
+async def _settled(
+    client: AsyncClient,
+    place: Folder,
+    manifest: Manifest,
+    targets: Sequence[_Target],
+    *,
+    again: bool,
+    note: Note,
+) -> dict[str, Restored]:
+    """What an earlier run of the same restore has made, by names in the backup. Raises Rejected if other tables are there."""
+    names = [target.name for target in targets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise Rejected(f"two tables would be called {twice[0]}; give each another name")
-    there = {info.name: info.kind for info in await client.list_tables()}
-    used = [name for name in names if name in there]
-    if used:
-        kind = "key space" if there[used[0]] == "keyspace" else "table"
+    there = {info.name: info for info in await client.list_tables()}
+    used = [target for target in targets if target.name in there]
+    mine = [t for t in used if again and there[t.name].kind == "table"]
+    mine = [t for t in mine if there[t.name].table_id != t.entry.table_id]
+    if others := [target.name for target in used if target not in mine]:
+        kind = "key space" if there[others[0]].kind == "keyspace" else "table"
         raise Rejected(
-            f"{kind} {', '.join(used)} exists already; restore under another name, or rename the existing one first",
+            f"{kind} {', '.join(others)} exists already; restore under another name, or rename the existing one first",
             code=Code.ALREADY_PRESENT,
         )
+    if not mine:
+        return {}
+    report = await compare_async(
+        client, place, manifest.backup_id, tables={t.entry.name: t.name for t in mine}
+    )
+    if wrong := [*report.faults, *report.differences]:
+        raise Rejected(
+            f"table {', '.join(t.name for t in mine)} exists already, and has not the rows of the backup: {wrong[0]}; restore "
+            "under another name, or rename the existing one first",
+            code=Code.ALREADY_PRESENT,
+        )
+    for target in mine:
+        note(f"table {target.name} was restored by an earlier run")
+    rows = {table.table: table.rows for table in report.tables}
+    return {t.entry.name: Restored(t.entry.name, t.name, rows[t.entry.name]) for t in mine}
 
 
 class _Target:

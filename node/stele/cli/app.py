@@ -134,7 +134,9 @@ _GROUPS = {
             "list": ("stele.cli.backup:list_all", "List the backups of a folder."),
             "verify": ("stele.cli.verify:verify", "Check a backup, by itself or against tables."),
             "restore": ("stele.cli.restore:restore", "Make tables from a backup."),
+            "drill": ("stele.cli.drill:drill", "Practise a restore, and measure it."),
             "prune": ("stele.cli.backup:prune", "Remove old backups."),
+            "remove": ("stele.cli.drill:remove", "Remove one backup."),
         },
     ),
     "local": (

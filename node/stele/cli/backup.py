@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from stele.cli.follow import Following, follow_option, moment_of
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model import texts
 from stele.model.amounts import plural
 from stele.model.amounts import size as in_mib
-from stele.model.errors import Rejected
+from stele.model.errors import Rejected, SteleError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -58,9 +60,28 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tablets that are read at once; each takes about 100 MiB of memory here.",
 )
+@click.option(
+    "--key",
+    default="",
+    metavar="TEXT",
+    help="Make this backup once: run again with the same key, it is found, or continued.",
+)
+@click.option(
+    "--keep-full",
+    type=click.IntRange(1, 1_000_000),
+    default=None,
+    help="Then prune: keep the newest full ones, and what is newer.",
+)
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(0, 36_500, min_open=True),
+    default=None,
+    help="Then prune: keep those of the last days.",
+)
 @masters_option
 @timeout_option
 @json_option
+@follow_option
 def create(
     folder: str,
     tables: tuple[str, ...],
@@ -71,9 +92,13 @@ def create(
     hold_for_s: float | None,
     anew: bool,
     parallel: int,
+    key: str,
+    keep_full: int | None,
+    keep_days: float | None,
     masters: str,
     timeout_s: float,
     as_json: bool,
+    follow: bool,
 ) -> None:
     """Back up tables into a folder, all at one moment. FOLDER is a path, or a URI such as s3://bucket/backups.
 
@@ -95,17 +120,32 @@ def create(
         raise click.UsageError("name the tables to back up, or give --all")
     if full_if_needed and not incremental:
         raise click.UsageError("--full-if-needed needs --incremental")
-    moment, started = _moment(at), time.monotonic()
-    with tablets_progress() as progress:
+    if follow and as_json:
+        raise click.UsageError("--json and --json-progress exclude each other")
+    started = time.monotonic()
+    with Following(follow) as following, tablets_progress() as progress:
+        moment = _moment(at)
         lines: dict[str, TaskID] = {}
+        told: dict[str, Progress] = {}
+        held_bytes = 0
 
         def tell(now: Progress) -> None:
+            told[now.table] = now
+            sums = {word: sum(getattr(p, word) for p in list(told.values())) for word in _SUMS}
+            following.progress(
+                rows=sums["rows"], bytes=sums["bytes"], done=sums["tablets_done"], total=sums["tablets"]
+            )
+            if follow:
+                return
             if now.table not in lines:
                 lines[now.table] = progress.add_task(now.table, rows=0)
             progress.update(lines[now.table], total=now.tablets, completed=now.tablets_done, rows=now.rows)
 
         async def work(client: AsyncClient) -> Manifest:
+            nonlocal held_bytes
             named = await _all_tables(client) if every else list(tables)
+            if follow:
+                held_bytes = await _held(client, named)
             return await create_async(
                 client,
                 folder,
@@ -116,11 +156,16 @@ def create(
                 full_if_needed=full_if_needed,
                 hold_for_s=hold_for_s,
                 parallel=parallel,
+                key=key,
                 on_progress=tell,
                 on_note=note,
             )
 
         made = with_client(masters, work, timeout_s)
+        pruned = _pruned(folder, keep_full, keep_days)
+        following.result(_result(made, held_bytes) | pruned)
+    if follow:
+        return
     if as_json:
         show_json(manifest_as_json(made))
         return
@@ -130,6 +175,51 @@ def create(
         f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} {what}, "
         f"{plural(files, 'file')}, {shown_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
     )
+
+
+_SUMS = ("rows", "bytes", "tablets_done", "tablets")
+
+
+def _result(made: Manifest, held_bytes: int) -> dict[str, Any]:
+    """What a program that follows is told of a complete backup."""
+    return {
+        "backup": made.backup_id,
+        "kind": made.kind,
+        "base": made.base.backup_id if made.base is not None else "",
+        "time": moment_of(made.snapshot),
+        "tables": len(made.tables),
+        "rows": made.rows,
+        "bytes": made.file_bytes,
+        "heldBytes": held_bytes,
+    }
+
+
+async def _held(client: AsyncClient, tables: list[str]) -> int:
+    """About how much history the chains of earlier backups keep, in the replicas where they keep most."""
+    total = 0
+    for name in tables:
+        with suppress(SteleError):  # what is wrong with the table, the backup says
+            holds = await (await client.open_table(name)).holds()
+            total += max((hold.bytes for hold in holds if hold.name.startswith("chain-")), default=0)
+    return total
+
+
+def _pruned(folder: str, keep_full: int | None, keep_days: float | None) -> dict[str, Any]:
+    """Remove old backups, if that was asked for. The new one is complete, whatever comes of it."""
+    from stele.backup import prune_async
+
+    if keep_full is None and keep_days is None:
+        return {}
+    try:
+        gone = asyncio.run(
+            prune_async(folder, keep_days=keep_days, keep_full=keep_full, on_note=note)
+        ).removed
+    except SteleError as exc:
+        note(f"old backups are not pruned: {exc.args[0]}")
+        return {"pruneError": str(exc.args[0])[:500]}
+    if gone:
+        note(f"pruned {plural(len(gone), 'backup')}, the oldest {gone[-1].backup_id}")
+    return {"pruned": len(gone)}
 
 
 @click.command()
@@ -166,11 +256,24 @@ def list_all(folder: str, as_json: bool) -> None:
     "--keep-days",
     type=click.FloatRange(0, 36_500, min_open=True),
     default=None,
-    help="Keep those of the last so many days. With --keep: what either option keeps, stays.",
+    help="Keep those of the last so many days. What any of these options keeps, stays.",
+)
+@click.option(
+    "--keep-full",
+    type=click.IntRange(1, 1_000_000),
+    default=None,
+    help="Keep this many of the newest full ones of each set of tables, and what is newer.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def prune(folder: str, keep: int | None, keep_days: float | None, dry_run: bool, yes: bool) -> None:
+def prune(
+    folder: str,
+    keep: int | None,
+    keep_days: float | None,
+    keep_full: int | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
     """Remove old backups for good. FOLDER is a path, or a URI such as s3://bucket/backups.
 
     The newest complete backup always stays, and so does each that an incremental one builds on which stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a
@@ -183,11 +286,20 @@ def prune(folder: str, keep: int | None, keep_days: float | None, dry_run: bool,
     """
     from stele.backup import prune_async
 
-    if keep is None and keep_days is None:
-        raise click.UsageError("say what to keep: --keep, --keep-days, or both")
+    if keep is None and keep_days is None and keep_full is None:
+        raise click.UsageError("say what to keep: --keep, --keep-days, --keep-full")
 
     def run(*, dry: bool) -> Pruned:
-        return asyncio.run(prune_async(folder, keep=keep, keep_days=keep_days, dry_run=dry, on_note=note))
+        return asyncio.run(
+            prune_async(
+                folder,
+                keep=keep,
+                keep_days=keep_days,
+                keep_full=keep_full,
+                dry_run=dry,
+                on_note=note,
+            )
+        )
 
     found = run(dry=True)
     if not found.removed:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stele.cli.backup import note
+from stele.cli.errors import NO
+from stele.cli.follow import Following, follow_option, moment_from, moment_of
 from stele.cli.options import masters_option, replication_option, timeout_option, with_client
 from stele.cli.output import say
 from stele.cli.verify import table_names
@@ -15,7 +17,7 @@ from stele.model.amounts import plural
 from stele.model.errors import Rejected
 
 if TYPE_CHECKING:
-    from stele.backup import Restored
+    from stele.backup import Manifest, Report, Restored
     from stele.client import AsyncClient
     from stele.model.partitioning import Partitioning
 
@@ -38,8 +40,21 @@ if TYPE_CHECKING:
     help="The partitioning of this file: a TabletGroup, or output of `stele table describe --json`.",
 )
 @replication_option(default=None)
+@click.option(
+    "--at",
+    metavar="TIME",
+    default="",
+    help="The newest backup with rows of this time or before: a hybrid time or ISO 8601 (UTC unless it has a zone).",
+)
+@click.option("--verify", is_flag=True, help="Compare the restored tables with the backup at the end.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="A table that is there already and has the very rows of the backup counts as restored.",
+)
 @masters_option
 @timeout_option
+@follow_option
 def restore(
     folder: str,
     backup: str | None,
@@ -47,50 +62,114 @@ def restore(
     hashes: tuple[str, ...],
     like: str | None,
     replication_factor: int | None,
+    at: str,
+    verify: bool,
+    again: bool,
     masters: str,
     timeout_s: float,
+    follow: bool,
 ) -> None:
     """Make tables from a backup, as new ones: a table that exists is never changed. FOLDER is a path or URI.
 
     BACKUP is an id, or its first digits [default: the newest]. A table gets its name once it has all its rows; until then it
-    is called NAME.restoring-... Partitions and replication factor are those of the backup, unless others are given.
+    is called NAME.restoring-... Partitions and replication factor are those of the backup, unless others are given. With
+    --verify, exit code 1 means that a restored table differs.
 
     \b
     Examples:
       stele backup restore /backups
       stele backup restore s3://bucket/stele 20260501 --table flights=flights_of_may --hash id:16
     """
-    from stele.backup import restore_async
     from stele.cli.progress import rows_progress
 
     names = table_names(tables)
+    if at and backup:
+        raise click.UsageError("BACKUP and --at exclude each other")
     partitioning = _partitioning(hashes, like)
     started = time.monotonic()
-    with rows_progress() as progress:
+    with Following(follow) as following, rows_progress() as progress:
         shown: dict[str, Any] = {}
+        done = [0]
+        manifest = _manifest(folder, backup, at, list(names))
+        total = _rows(manifest, list(names))
 
         def tell(table: str, rows: int) -> None:
+            done[0] += rows
+            following.progress(rows=done[0], done=done[0], total=total)
+            if follow:
+                return
             if table not in shown:
                 shown[table] = progress.add_task(table, total=None)
             progress.advance(shown[table], rows)
 
-        async def work(client: AsyncClient) -> list[Restored]:
-            return await restore_async(
+        async def work(client: AsyncClient) -> tuple[list[Restored], Report | None]:
+            from stele.backup import compare_async, restore_async
+
+            made = await restore_async(
                 client,
                 folder,
-                backup,
+                manifest.backup_id,
                 tables=names,
                 partitioning=partitioning,
                 replication_factor=replication_factor,
+                again=again,
                 on_rows=tell,
                 on_note=note,
             )
+            if not verify:
+                return made, None
+            called = {each.table: each.name for each in made}
+            return made, await compare_async(client, folder, manifest.backup_id, tables=called)
 
-        made = with_client(masters, work, timeout_s)
+        made, report = with_client(masters, work, timeout_s)
+        differences = [] if report is None else [*report.faults, *report.differences]
+        following.result(_result(manifest, made, verify, differences))
+    if not follow:
+        _show(made, time.monotonic() - started, verify and not differences)
+    if differences:
+        for line in differences:
+            say(line, err=True)
+        click.get_current_context().exit(NO)
+
+
+def _show(made: list[Restored], seconds: float, equal: bool) -> None:
     for each in made:
         of = "" if each.table == each.name else f" from {each.table}"
-        say(f"restored table {each.name}{of}: {each.rows:,} rows")
-    say(f"{plural(len(made), 'table')} in {time.monotonic() - started:.1f} s")
+        same = "; it has the rows of the backup" if equal else ""
+        say(f"restored table {each.name}{of}: {each.rows:,} rows{same}")
+    say(f"{plural(len(made), 'table')} in {seconds:.1f} s")
+
+
+def _manifest(folder: str, backup: str | None, at: str, tables: list[str]) -> Manifest:
+    """The backup to restore."""
+    from stele.backup.finding import choose, newest_until
+    from stele.backup.folder import Folder
+
+    place = Folder.at(folder)
+    if at:
+        backup = newest_until(place, moment_from(at), tables)
+    return choose(place, backup, tables)
+
+
+def _rows(manifest: Manifest, tables: list[str]) -> int | None:
+    """How many rows will be written; None if an incremental backup does not say."""
+    chosen = [t for t in manifest.tables if not tables or t.name in tables]
+    return sum(table.rows for table in chosen) if manifest.base is None else None
+
+
+def _result(
+    manifest: Manifest, made: list[Restored], verified: bool, differences: list[str]
+) -> dict[str, Any]:
+    """What a program that follows is told of a restore."""
+    return {
+        "backup": manifest.backup_id,
+        "time": moment_of(manifest.snapshot),
+        "tables": [{"name": each.name, "rows": each.rows} for each in made[:40]],
+        "tableCount": len(made),
+        "rows": sum(each.rows for each in made),
+        "verified": verified,
+        "differences": [line[:300] for line in differences[:3]],
+    }
 
 
 def _partitioning(hashes: tuple[str, ...], like: str | None) -> list[Partitioning] | None:

@@ -23,6 +23,8 @@ def on_create(plural: str, obj: Json) -> None:
     match plural:
         case "pods":
             _pod(obj)
+        case "jobs":
+            _job(obj)
         case "persistentvolumeclaims":
             spec = obj.setdefault("spec", {})
             spec.setdefault("volumeMode", "Filesystem")
@@ -54,6 +56,60 @@ def on_create(plural: str, obj: Json) -> None:
             obj["status"] = {
                 "currentHealthy": 0, "desiredHealthy": 0, "disruptionsAllowed": 0, "expectedPods": 0,
             }  # fmt: skip
+
+
+_ONE = ("parallelism", "completions")
+_NOT_IN_JOBS = (
+    "ttlSecondsAfterFinished",
+    "backoffLimitPerIndex",
+    "successPolicy",
+    "managedBy",
+    "manualSelector",
+)
+
+
+def _job(obj: Json) -> None:
+    spec, metadata = obj.setdefault("spec", {}), obj["metadata"]
+    name = metadata.get("name", "")
+    for word in _ONE:
+        if spec.setdefault(word, 1) != 1:
+            raise not_offered(f"spec.{word} of a Job other than 1")
+    for word in _NOT_IN_JOBS:
+        if spec.get(word) is not None:
+            raise not_offered(f"spec.{word} of a Job")
+    if spec.setdefault("suspend", False):
+        raise not_offered("suspended Jobs")
+    spec.setdefault("backoffLimit", 6)
+    if spec.setdefault("completionMode", "NonIndexed") != "NonIndexed":
+        raise not_offered("indexed Jobs")
+    rules = find(spec, "podFailurePolicy", "rules", default=[])
+    spec.setdefault("podReplacementPolicy", "Failed" if rules else "TerminatingOrFailed")
+    template = spec.get("template") or {}
+    inner = template.setdefault("spec", {})
+    if not inner.get("containers"):
+        cause = Cause("FieldValueRequired", "Required value", "spec.template.spec.containers")
+        raise invalid("Job", "batch", name, [cause])
+    policy = inner.get("restartPolicy") or "Always"
+    if policy not in ("Never", "OnFailure"):
+        why = f'Unsupported value: "{policy}": supported values: "OnFailure", "Never"'
+        if not inner.get("restartPolicy"):
+            why = 'Required value: valid values: "OnFailure", "Never"'
+        word = "FieldValueNotSupported" if inner.get("restartPolicy") else "FieldValueRequired"
+        raise invalid("Job", "batch", name, [Cause(word, why, "spec.template.spec.restartPolicy")])
+    uid = metadata["uid"]
+    labels = template.setdefault("metadata", {}).setdefault("labels", {})
+    for prefix in ("batch.kubernetes.io/", ""):
+        labels |= {f"{prefix}controller-uid": uid, f"{prefix}job-name": name}
+    spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    spec["template"] = template
+    obj["status"] = {}
+
+
+def _job_update(name: str, old: Json, new: Json) -> None:
+    for word in ("completions", "selector", "template", "podFailurePolicy", "completionMode"):
+        if old["spec"].get(word) != new["spec"].get(word):
+            cause = Cause("FieldValueInvalid", "Invalid value: field is immutable", f"spec.{word}")
+            raise invalid("Job", "batch", name, [cause])
 
 
 def _pod(obj: Json) -> None:
@@ -169,6 +225,8 @@ def on_update(plural: str, old: Json, new: Json) -> None:
     name = new["metadata"]["name"]
     if plural == "pods":
         _pod_update(name, old, new)
+    elif plural == "jobs":
+        _job_update(name, old, new)
     elif plural == "persistentvolumeclaims":
         _claim_update(name, old, new)
     elif plural in ("configmaps", "secrets") and old.get("immutable"):

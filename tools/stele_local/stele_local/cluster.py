@@ -30,6 +30,7 @@ from stele_local.container import Backoff
 from stele_local.controllers import Loop, collect_garbage, count_budgets
 from stele_local.folder import as_called, own, write_private
 from stele_local.http import ApiServer
+from stele_local.jobs import Jobs
 from stele_local.kinds import BUILT_IN, NODE, POD
 from stele_local.kubelet import Kubelet, mark_stopped
 from stele_local.machines import Machines, condition
@@ -111,6 +112,7 @@ class LocalCluster:
         self._loops = {
             "machines": Loop("machines", self.machines.step, 0.5),
             "scheduler": Loop("scheduler", scheduler.step, 1.0),
+            "jobs": Loop("jobs", Jobs(self.registry, settings.backoff).step, 1.0),
             "volumes": Loop("volumes", self._volumes.step, 1.0),
             "kubelet": Loop("kubelet", self._kubelet.step, 1.0),
             "garbage": Loop("garbage", lambda: collect_garbage(self.registry), 1.0),

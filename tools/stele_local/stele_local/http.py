@@ -16,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from stele_local import discovery, status
-from stele_local.kinds import POD, Kind
+from stele_local.kinds import JOB, POD, Kind
 from stele_local.objects import find
 from stele_local.registry import (
     DeleteOptions,
@@ -300,7 +300,7 @@ class ApiServer:
 
     async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
         kind = target.kind
-        options = _delete_options(request, await _text(request, kind))
+        options = _delete_options(request, await _text(request, kind), kind)
         obj, gone = self._registry.delete(
             kind, target.namespace or "", target.name, options, _options(request).dry_run
         )
@@ -411,11 +411,13 @@ async def _read_object(request: web.Request, kind: Kind) -> Json:
     return body
 
 
-def _delete_options(request: web.Request, text: str) -> DeleteOptions:
+def _delete_options(request: web.Request, text: str, kind: Kind) -> DeleteOptions:
     body = _decode(text) if text.strip() else {}
     query = request.query
     grace = body.get("gracePeriodSeconds", query.get("gracePeriodSeconds"))
-    propagation = body.get("propagationPolicy") or query.get("propagationPolicy") or "Background"
+    propagation = body.get("propagationPolicy") or query.get("propagationPolicy")
+    if not propagation:  # a real API server orphans the pods of a Job unless it is told otherwise
+        propagation = "Orphan" if kind is JOB else "Background"
     if body.get("orphanDependents"):
         propagation = "Orphan"
     return DeleteOptions(

@@ -95,6 +95,7 @@ BUILT_IN: tuple[Kind, ...] = (
     _kind("", "secrets", "Secret", selectable=("type",)),
     _kind("", "events", "Event", "ev", selectable=_EVENT_FIELDS),
     _kind("coordination.k8s.io", "leases", "Lease"),
+    _kind("batch", "jobs", "Job", status=True, generation=True, categories=("all",), selectable=("status.successful",)),
     _kind("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", status=True, generation=True),
     _kind(
         "apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", "crd crds", namespaced=False,
@@ -111,6 +112,7 @@ POD = next(kind for kind in BUILT_IN if kind.plural == "pods")
 SERVICE = next(kind for kind in BUILT_IN if kind.plural == "services")
 CONFIG_MAP = next(kind for kind in BUILT_IN if kind.plural == "configmaps")
 SECRET = next(kind for kind in BUILT_IN if kind.plural == "secrets")
+JOB = next(kind for kind in BUILT_IN if kind.plural == "jobs")
 EVENT = next(kind for kind in BUILT_IN if kind.plural == "events")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stele_local.kinds import Column, Kind
-from stele_local.objects import age, find, json_path
+from stele_local.objects import age, find, json_path, parse_time
 
 Json = dict[str, Any]
 
@@ -83,6 +83,24 @@ def _seen(event: Json) -> str:
     return age(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"]["creationTimestamp"])
 
 
+def _job_state(job: Json) -> str:
+    for condition in find(job, "status", "conditions", default=[]):
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            return str(condition["type"])
+    return "Terminating" if job["metadata"].get("deletionTimestamp") else "Running"
+
+
+def _job_time(job: Json) -> str:
+    started, ended = find(job, "status", "startTime"), find(job, "status", "completionTime")
+    if not started:
+        return ""
+    return age(started) if not ended else f"{int((parse_time(ended) - parse_time(started)).total_seconds())}s"
+
+
+def _of_template(word: str) -> Callable[[Json], Any]:
+    return lambda job: ",".join(c.get(word, "") for c in job["spec"]["template"]["spec"]["containers"])
+
+
 Cells = tuple[tuple[str, str, int, Callable[[Json], Any]], ...]
 _AGE_CELL = ("Age", "string", 0, lambda obj: age(obj["metadata"].get("creationTimestamp")))
 _NAME_CELL = ("Name", "string", 0, _text("metadata", "name"))
@@ -156,6 +174,16 @@ _BUILT_IN: dict[str, Cells] = {
     "configmaps": (_NAME_CELL, ("Data", "string", 0, _count("data")), _AGE_CELL),
     "secrets": (_NAME_CELL, ("Type", "string", 0, _text("type")), ("Data", "string", 0, _count("data")), _AGE_CELL),
     "namespaces": (_NAME_CELL, ("Status", "string", 0, _text("status", "phase")), _AGE_CELL),
+    "jobs": (
+        _NAME_CELL,
+        ("Status", "string", 0, _job_state),
+        ("Completions", "string", 0, lambda o: f"{find(o, 'status', 'succeeded', default=0)}/1"),
+        ("Duration", "string", 0, _job_time),
+        _AGE_CELL,
+        ("Containers", "string", 1, _of_template("name")),
+        ("Images", "string", 1, _of_template("image")),
+        ("Selector", "string", 1, lambda o: ",".join(f"{k}={v}" for k, v in sorted((find(o, "spec", "selector", "matchLabels") or {}).items())) or "<none>"),
+    ),
     "leases": (_NAME_CELL, ("Holder", "string", 0, _text("spec", "holderIdentity", default="")), _AGE_CELL),
     "poddisruptionbudgets": (
         _NAME_CELL,

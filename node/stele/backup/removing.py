@@ -1,0 +1,57 @@
+"""Removes one backup that is no longer wanted.
+
+Invariants: a backup on which another one builds stays. What a process writes now stays: removing claims the folder. The
+manifest goes first, so that a backup that is half removed is none.
+"""
+
+from __future__ import annotations
+
+from stele.backup.claim import Claim
+from stele.backup.finding import Backup, State, find_backups
+from stele.backup.folder import Folder, Location
+from stele.backup.telling import Note, quiet
+from stele.backup.unfinished import remove
+from stele.model.errors import Code, Rejected
+from stele.rpc.threads import in_thread
+
+
+async def remove_async(
+    folder: Location, backup: str = "", *, key: str = "", on_note: Note = quiet
+) -> list[str]:
+    """Remove the backup with this id, or all that were begun with this `key`, complete or not. Returns the ids of those that
+    are gone: none, if there were none.
+
+    Raises:
+        Rejected: a complete backup builds on it; neither an id nor a key was given, or both.
+            CHANGE_IN_PROGRESS: another process writes to the folder.
+    """
+    if bool(backup) == bool(key):
+        raise Rejected("say what to remove: the id of a backup, or a key")
+    place = await in_thread(Folder.at, folder)
+    if not await in_thread(place.is_there):
+        return []
+    await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
+    async with Claim(place, "remove", on_note) as claim:
+        backups = await in_thread(find_backups, place)
+        going = [b for b in backups if b.backup_id == backup or (key and _key(b) == key)]
+        ids = {b.backup_id for b in going}
+        for other in backups:
+            base = other.manifest.base if other.manifest is not None else None
+            if (
+                other.state is State.COMPLETE
+                and other.backup_id not in ids
+                and base
+                and base.backup_id in ids
+            ):
+                raise Rejected(
+                    f"backup {other.backup_id} builds on {base.backup_id}; remove that one first, or keep this one",
+                    code=Code.INVALID_ARGUMENT,
+                )
+        for found in going:
+            await claim.check()
+            await in_thread(remove, place, found.backup_id)
+        return [b.backup_id for b in going]
+
+
+def _key(backup: Backup) -> str:
+    return backup.manifest.key if backup.manifest is not None else ""

@@ -1,0 +1,26 @@
+"""What a backup tells while it runs: how far it is, and what is unusual. Knows no files and no tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one table is: rows and tablets so far, and tablets in all. `bytes`: of its whole files."""
+
+    table: str
+    rows: int
+    tablets_done: int
+    tablets: int
+    bytes: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+Note = Callable[[str], None]
+
+
+def quiet(_: Any) -> None:
+    """For callers who want no progress and no notes."""
