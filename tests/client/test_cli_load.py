@@ -67,8 +67,41 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
         code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
         assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
+        assert out.endswith("the load is not complete, and more rows may be written than were acknowledged\n")
         assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is not an int32" in err
         assert "no more" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("header.csv", b"id,colour\n1,2\n", "the table has no column 'colour'"),
+        ("quote.csv", b'id,n\n1,1\n2,"2\n', "line 3: a quote opens here and is not closed"),
+        ("plain.csv.gz", b"id,n\n1,1\n", "Not a gzipped file"),
+        ("rows.parquet", b"id,n\n1,1\n", "Parquet magic bytes not found"),
+        ("rows.arrow", b"id,n\n1,1\n", "neither an Arrow file nor an Arrow stream"),
+    ],
+)
+async def test_of_a_file_that_is_refused_no_row_is_written_and_that_is_told(
+    name: str, content: bytes, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that more rows may be written than were acknowledged, after an empty line on standard error."""
+    good, bad = tmp_path / "good.csv", tmp_path / name
+    good.write_text("id,n\n7,7\n8,8\n")
+    bad.write_bytes(content)
+    async with small_cluster(tmp_path) as (cluster, client):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        code, out, err = await run("table", "load", "t", str(bad))
+        assert (code, out) == (2, "no row was written\n")
+        assert err.startswith(f"stele: INVALID_ARGUMENT: {bad}: ") and why in err and err.count("\n") == 1
+        assert await (await client.open_table("t")).scan().count() == 0
+        # Of the file before it all rows are known to be written.
+        code, out, err = await run("table", "load", "t", str(good), str(bad))
+        assert code == 2 and err.startswith("stele: ")
+        assert re.fullmatch(
+            r"2 rows written in \d+\.\d s \([\d,]+ rows/s\); the load is not complete\n", out
+        ), out
 
 
 async def test_of_a_table_that_is_not_there_no_rows_are_counted(

@@ -173,11 +173,14 @@ def test_a_resource_of_another_kind_is_named_with_what_takes_it(tmp_path: Path) 
     with pytest.raises(Rejected) as caught:
         table_from_file(str(cluster))
     assert caught.value.args[0] == (
-        f"{cluster}: kind TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; "
+        f"{cluster}: line 2, kind: TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; "
         f"create a TabletCluster with `kubectl apply -f {cluster}`"
     )
     other = tmp_path / "other.yaml"
-    for kind, wanted in (("ConfigMap", "kind ConfigMap; expected"), ("[1]", r"kind \[1\]; expected")):
+    for kind, wanted in (
+        ("ConfigMap", "line 1, kind: ConfigMap; expected a TabletGroup"),
+        ("[1]", "line 1, kind: a list; expected TabletGroup$"),
+    ):
         other.write_text(f"kind: {kind}\nspec: {{columns: [{{name: id, type: int64}}], primaryKey: [id]}}\n")
         with pytest.raises(Rejected, match=wanted) as caught:
             table_from_file(str(other))
@@ -204,7 +207,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     bad.write_text(
         "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
     )
-    with pytest.raises(Rejected, match=r"bad\.yaml: schema: column n: the default 1.5 is not an int64"):
+    with pytest.raises(Rejected, match=r"bad\.yaml: line 1, columns\[1\]: column n: the default 1.5 is not"):
         table_from_file(str(bad))
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])
@@ -215,6 +218,9 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     ):
         with pytest.raises(Rejected, match=words):
             table_from_options("t", ["id:int64"], "id", hashes)
+    for key, words in (("", "--key is missing"), ("idd", "--key idd: no column 'idd'; did you mean 'id'")):
+        with pytest.raises(Rejected, match=words):
+            table_from_options("t", ["id:int64"], key, [])
     with pytest.raises(Rejected, match="HEX32=HOST:PORT"):
         parse_first_masters("a=b")
     assert parse_first_masters("a" * 32 + "=h:1")[0].address == "h:1"
@@ -223,22 +229,28 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
 def test_a_default_in_a_file_is_the_number_that_stands_there(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(
-        "columns: [{name: id, type: int64}, {name: a, type: 'decimal(38,20)', default: 0.1234567890123456789},"
+        "columns: [{name: id, type: int64}, {name: a, type: double, default: 0.25},"
         " {name: b, type: 'decimal(38,20)', default: '0.1234567890123456789'}, {name: c, type: double, default: +0.5},"
-        " {name: d, type: double, default: -.inf}, {name: e, type: double, default: 1.0e+400},"
+        " {name: d, type: double, default: -.inf},"
         " {name: f, type: int64, default: 7}, {name: g, type: double, default: 1_000.25}]\nprimaryKey: [id]\n"
     )
     schema = table_from_file(str(file)).schema
     assert [(column.name, column.default) for column in schema.columns[1:]] == [
-        ("a", "0.1234567890123456789"),
+        ("a", "0.25"),
         ("b", '"0.1234567890123456789"'),
         ("c", "0.5"),
         ("d", "-Infinity"),
-        ("e", "1.0E+400"),
         ("f", "7"),
         ("g", "1000.25"),
     ]
-    assert [column.name for column in schema.columns if column.default_fault()] == ["a", "e"]
+    rounded = file.read_text().replace(
+        "double, default: 0.25", "'decimal(38,20)', default: 0.1234567890123456789"
+    )
+    file.write_text(rounded.replace("default: +0.5", "default: 1.0e+400"))
+    with pytest.raises(
+        Rejected, match=r"(?s)column a: .*would be read as.*column c: .*1\.0E\+400 is not a double"
+    ):
+        table_from_file(str(file))
 
 
 def test_a_first_master_tells_all_first_masters_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
             "line 6, spec.replicas: unknown key 'replicas'; did you mean 'replicationFactor'?",
         ),
         ("primaryKey", "primary_key", "unknown key 'primary_key'; did you mean 'primaryKey'?"),
-        ("labels", "label", "line 3, metadata: unknown key 'label'; did you mean 'labels'?"),
+        ("labels", "label", "line 3, metadata.label: unknown key 'label'; did you mean 'labels'?"),
         ("status", "satus", "unknown key 'satus'; did you mean 'status'?"),
         (
             "buckets: 4",
@@ -100,9 +100,19 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         (
             "replicationFactor: 3",
             "replicationFactor: 3.0",
-            "spec.replicationFactor: 3.0; expected a whole number, 1 or more",
+            "line 6, spec.replicationFactor: 3.0; expected 1, 3, 5 or 7",
         ),
-        ("replicationFactor: 3", "replicationFactor: true", "true; expected a whole number, 1 or more"),
+        ("replicationFactor: 3", "replicationFactor: true", "true; expected 1, 3, 5 or 7"),
+        (
+            "replicationFactor: 3",
+            "replicationFactor: 0",
+            "line 6, spec.replicationFactor: 0; expected 1, 3, 5 or 7",
+        ),
+        (
+            "replicationFactor: 3",
+            "replicationFactor: 2",
+            "line 6, spec.replicationFactor: 2; expected 1, 3, 5 or 7",
+        ),
         ("type: string", "type: [string]", "spec.columns[2].type: a list; expected a type, like int64"),
         ("name: people", "name: [people]", "metadata.name: a list; expected a name"),
         ("name: people", "name: 7", "metadata.name: 7; expected a name; put it in quotes"),
@@ -113,7 +123,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         (
             "primaryKey: [id]",
             "primaryKey: [idd]",
-            "key names ['idd'], which are not columns; did you mean 'id'?",
+            "line 11, spec.primaryKey[0]: no column 'idd'; did you mean 'id'?",
         ),
         ("primaryKey: [id]", "primaryKey: {id: 1}", "a mapping; expected a list of column names"),
         ("Retain", "Keep", "line 13, spec.deletionPolicy: the text 'Keep'; expected one of Retain, Delete"),
@@ -124,8 +134,33 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
             "columns: [id, buckets",
             "not valid YAML or JSON: line 12, column 50: expected ',' or ']', but got '}' while parsing a flow sequence",
         ),
-        ("v1alpha1", "v1", "apiVersion stele.dev/v1; expected stele.dev/v1alpha1"),
-        ("  primaryKey: [id]\n", "  primaryKey: [id]\n  primaryKey: [id]\n", "'primaryKey' appears twice"),
+        ("v1alpha1", "v1", "line 2, apiVersion: the text 'stele.dev/v1'; expected stele.dev/v1alpha1"),
+        ("kind: TabletGroup", "kind: [TabletGroup]", "line 1, kind: a list; expected TabletGroup"),
+        (
+            "  primaryKey: [id]\n",
+            "  primaryKey: [id]\n  primaryKey: [id]\n",
+            "line 12, spec.primaryKey: 'primaryKey' appears twice; the first is on line 11",
+        ),
+        (
+            "primaryKey: [id]",
+            "primaryKey: [id, id]",
+            "line 11, spec.primaryKey[1]: column 'id' is named twice",
+        ),
+        (
+            "primaryKey: [id]",
+            "primaryKey: []",
+            "line 11, spec.primaryKey: an empty list; expected column names",
+        ),
+        (
+            "name: born",
+            "name: ID",
+            "line 9, spec.columns[1]: column ID: the name is used twice (case is ignored)",
+        ),
+        (
+            "primaryKey",
+            "historyRetention: 5s\n  primaryKey",
+            "line 11, spec.historyRetention: 5s; expected 1 minute to 10 years",
+        ),
         ("{name: id, type: int64}", "{name: id}", "line 8, spec.columns[0]: type is missing"),
         (
             "{name: id, type: int64}",
@@ -155,12 +190,58 @@ def test_faults_of_the_partitioning_are_told_beside_a_wrong_type_or_key(tmp_path
     text = GOOD.replace("buckets: 4", "buckets: x").replace("columns: [id], b", "columns: [idd], b")
     for was, is_now, told in (
         ("type: int64", "type: int65", "int65"),
-        ("primaryKey: [id]", "primaryKey: [key]", "key names ['key']"),
+        ("primaryKey: [id]", "primaryKey: [key]", "no column 'key'"),
         ("nullable: true", "nulable: true", "nulable"),
         ("Retain", "Keep", "Keep"),
     ):
         faults = refusal(tmp_path, text.replace(was, is_now))
         assert all(word in faults for word in (told, "buckets: the text 'x'", "no column 'idd'")), faults
+
+
+def test_faults_of_every_kind_are_told_at_once_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    """They came in stages: a key that stands twice hid all others, and a wrong type those of key and partitions."""
+    file = """kind: [TabletGroup]
+apiVersion: stele.dev/v2
+metadata: {name: people}
+spec:
+  replicationFactor: 4
+  columns:
+  - {name: id, type: int65}
+  - {name: born, type: date, type: date, default: noon}
+  - {name: name, type: string, nullable: true}
+  primaryKey: [id, nam]
+  partitioning:
+    hash:
+    - {columns: [name], buckets: 1}
+    - {columns: [name], buckets: 4}
+    - {columns: [id], buckets: 4}
+    - {columns: [id], buckets: 8}
+  comment: 7
+  historyRetention: 5 weeks
+  historyRetention: 5s
+"""
+    (tmp_path / "t.yaml").write_text(file)
+    with pytest.raises(Rejected) as told:
+        table_from_file(str(tmp_path / "t.yaml"))
+    head, *faults = error_lines(told.value)
+    assert head == f"INVALID_ARGUMENT: {tmp_path / 't.yaml'}:"
+    assert [fault.strip() for fault in faults] == [
+        "line 1, kind: a list; expected TabletGroup",
+        "line 2, apiVersion: the text 'stele.dev/v2'; expected stele.dev/v1alpha1",
+        "line 5, spec.replicationFactor: 4; expected 1, 3, 5 or 7",
+        "line 7, spec.columns[0]: column id: type 'int65' is unknown; expected one of bool, int8, int16, int32, int64, "
+        "float, double, string, binary, date, timestamp, decimal(p,s)",
+        "line 8, spec.columns[1].type: 'type' appears twice; the first is on line 8",
+        "line 8, spec.columns[1]: column born: the default \"noon\" is not a date (Invalid isoformat string: 'noon')",
+        "line 10, spec.primaryKey[1]: no column 'nam'; did you mean 'name'?",
+        "line 11, spec.partitioning: columns ['id'] are in two hashes; expected each column in one",
+        "line 13, spec.partitioning.hash[0].buckets: 1; expected a whole number, 2 or more",
+        "line 14, spec.partitioning.hash[1]: ['name'] are not key columns; only key columns are allowed, because a row "
+        "never changes its tablet",
+        "line 17, spec.comment: 7; expected text; put it in quotes",
+        "line 19, spec.historyRetention: 'historyRetention' appears twice; the first is on line 18",
+        "line 19, spec.historyRetention: 5s; expected 1 minute to 10 years, such as 90m or 7d",
+    ]
 
 
 def test_each_fault_is_printed_on_a_line_of_its_own(tmp_path: Path) -> None:
@@ -178,7 +259,9 @@ def test_deletion_policies_are_those_of_the_resource() -> None:
 
 
 def test_keys_that_stand_twice_in_json_are_told(tmp_path: Path) -> None:
-    assert refusal(tmp_path, '{"columns": [], "columns": []}') == "'columns' appears twice"
+    assert refusal(tmp_path, '{"columns": [],\n "columns": [], "primaryKey": []}').startswith(
+        "line 2, columns: 'columns' appears twice; the first is on line 1; line 2, columns: an empty list"
+    )
 
 
 COLUMNS = [

@@ -1,14 +1,14 @@
 """Strict reading of YAML and JSON that people write. The caller asks for each value by type.
 
 Opens no files. Invariant: nothing is guessed. Unknown keys and values of a wrong type are faults. Each fault
-names file, line and place, and all faults of a document are reported together.
+names file, line and place, and all faults of a document are reported together, in the order of their lines.
 """
 
 from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +19,13 @@ from stele.model.column import shown
 from stele.model.errors import Rejected
 from stele.model.jsons import too_deep
 from stele.model.nearest import did_you_mean
-from stele.model.yamls import OnceLoader
+from stele.model.yamls import keys_twice
 
 _FAULTS_TOLD = 20
 Place = tuple[str | int, ...]
 
 
-class _Loader(OnceLoader):
+class _Loader(yaml.SafeLoader):
     """Reads fractions as Decimal, so that no digit is lost before they meet their column's type."""
 
 
@@ -46,19 +46,20 @@ class Document:
     where: str
     value: Any
     _tree: yaml.Node | None = None
-    _faults: list[str] = field(default_factory=list)
+    _faults: list[tuple[int, str]] = field(default_factory=list)
+    """(line, or 0 if it is unknown; what is wrong)"""
 
     @property
     def root(self) -> Entry:
         """The whole document as an entry."""
         return Entry(self, (), self.value)
 
-    def fault(self, place: Place, said: str) -> None:
-        """Record a fault."""
-        line = _line(self._tree, place)
-        at = [f"line {line}"] if line and place else []
+    def fault(self, place: Place, said: str, line: int = 0) -> None:
+        """Record a fault. `line`: where it is; by default the line of the place."""
+        line = line or (_line(self._tree, place) if place else 0)
+        at = [f"line {line}"] if line else []
         at += [_named(place)] if place else []
-        self._faults.append(": ".join(filter(None, (", ".join(at), said))))
+        self._faults.append((line, ": ".join(filter(None, (", ".join(at), said)))))
 
     @property
     def faults(self) -> int:
@@ -68,28 +69,51 @@ class Document:
     def refuse_faults(self) -> None:
         """Raises Rejected with all recorded faults."""
         if self._faults:
-            told = self._faults[:_FAULTS_TOLD]
+            in_order = sorted(self._faults, key=lambda fault: fault[0])
+            told = [said for _, said in in_order[:_FAULTS_TOLD]]
             if more := len(self._faults) - len(told):
                 told.append(f"and {more} more")
             raise ManyFaults(self.where, told)
 
 
 def parse(where: str, text: str) -> Document:
-    """Parse a YAML or JSON text.
+    """Parse a YAML or JSON text. A key that appears twice is a fault of the document.
 
     Raises:
-        Rejected: it is neither, or a key appears twice.
+        Rejected: it is neither.
     """
+    twice: list[str] = []
     try:
-        value = json.loads(text, parse_float=decimal.Decimal, object_pairs_hook=_no_key_twice)
-    except _Twice as exc:
-        raise Rejected(f"{where}: {exc}") from None
+        value = json.loads(
+            text, parse_float=decimal.Decimal, object_pairs_hook=lambda pairs: _mapping(pairs, twice)
+        )
     except (ValueError, RecursionError):
         return _parse_yaml(where, text)
     try:
-        return Document(where, value, yaml.compose(text, _Loader))
+        return _found(where, value, yaml.compose(text, _Loader))
     except (yaml.YAMLError, RecursionError):  # JSON that YAML refuses; its faults have no line numbers
-        return Document(where, value, None)
+        document = Document(where, value, None)
+        for key in twice:
+            document.fault((), f"{shown(key)} appears twice")
+        return document
+
+
+def _found(where: str, value: Any, tree: yaml.Node | None) -> Document:
+    document = Document(where, value, tree)
+    for each in keys_twice(tree):
+        said = f"{shown(each.key)} appears twice; the first is on line {each.first_line}"
+        document.fault(each.place, said, each.line)
+    return document
+
+
+def _mapping(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+    """A JSON object; keys that appear twice are added to `twice`."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            twice.append(key)
+        found[key] = value
+    return found
 
 
 def _parse_yaml(where: str, text: str) -> Document:
@@ -107,7 +131,7 @@ def _parse_yaml(where: str, text: str) -> Document:
         raise Rejected(f"{where}: not valid YAML or JSON: {_why(exc)}") from exc
     except RecursionError:
         raise Rejected(f"{where}: not valid YAML or JSON: {too_deep()}") from None
-    return Document(where, value, tree)
+    return _found(where, value, tree)
 
 
 def _why(error: Exception) -> str:
@@ -119,19 +143,6 @@ def _why(error: Exception) -> str:
     if error.context_mark is not None and error.context_mark.line != mark.line:
         at += f", which begins on line {error.context_mark.line + 1}"
     return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{at}"
-
-
-class _Twice(ValueError):
-    """A key appears twice in a JSON object."""
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Twice(f"{shown(key)} appears twice")
-        found[key] = value
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +182,11 @@ class Entry:
                 self.fault(f"{key} is missing")
         return found
 
+    def get(self, key: str) -> Entry | None:
+        """One value of a mapping; None if it is not there, or null."""
+        value = self.value.get(key) if isinstance(self.value, Mapping) else None
+        return None if value is None else Entry(self.document, (*self.place, key), value)
+
     def entries(self, expected: str) -> list[Entry]:
         """The values of a list."""
         if not isinstance(self.value, list):
@@ -182,7 +198,7 @@ class Entry:
         """The value, which must be one of these words."""
         if isinstance(self.value, str) and self.value in words:
             return self.value
-        self._unexpected(f"one of {_listed(words)}")
+        self._unexpected(f"one of {_listed(words)}" if len(words) > 1 else _listed(words))
         return ""
 
     def text(self, expected: str = "text") -> str:
@@ -205,6 +221,14 @@ class Entry:
             return self.value
         self._unexpected(f"a whole number, {least} or more")
         return least
+
+    def one_of_numbers(self, numbers: Sequence[int]) -> int:
+        """The value, which must be one of these whole numbers."""
+        if isinstance(self.value, int) and not isinstance(self.value, bool) and self.value in numbers:
+            return self.value
+        *others, last = map(str, numbers)
+        self._unexpected(f"{', '.join(others)} or {last}")
+        return numbers[0]
 
     def flag(self) -> bool:
         """True or false."""
@@ -262,7 +286,8 @@ def _line(node: yaml.Node | None, place: Place) -> int:
     for step in place:
         found = None
         if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == step), None)
+            pairs = reversed(node.value)  # of a key that appears twice, the last one counts
+            found = next(((key, value) for key, value in pairs if key.value == step), None)
         elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
             found = (node.value[step], node.value[step])
         if found is None:

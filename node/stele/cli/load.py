@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -14,6 +14,7 @@ from stele.cli.options import masters_option, replication_option, timeout_option
 from stele.cli.output import say
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.progress import Progress, TaskID
 
     from stele.cli.csv_rows import CsvFormat
@@ -166,6 +167,10 @@ class _Load:
         self._timeout_s = timeout_s
         self._started = time.monotonic()
         self._opened = False
+        self._taken = 0
+        """Rows that were read from the files and given to the client, which may send them."""
+        self._settled = 0
+        """Of these, how many are known to be written or refused."""
 
     async def run(self, client: AsyncClient, name: str, definition: TableDefinition | None) -> None:
         """Create the table if a definition is given, then write the inputs one after another."""
@@ -189,18 +194,25 @@ class _Load:
     async def _write(self, table: AsyncTable, source: Source, task: TaskID) -> None:
         def acknowledged(rows: int) -> None:
             self.written += rows
+            self._settled += rows
             self.progress.advance(task, rows)
+
+        def taken() -> Iterator[pa.RecordBatch]:
+            for batch in source.batches():
+                self._taken += batch.num_rows
+                yield batch
 
         refused: Sequence[RowError] = ()
         try:
             result = await table.write_arrow(
-                source.batches(),
+                taken(),
                 self._op,
                 timeout_s=self._timeout_s,
                 on_rows=acknowledged,
                 raise_row_errors=False,
             )
             refused = result.row_errors
+            self._settled = self._taken
         finally:  # a file that breaks off may have had bad lines before the break
             self.faults.add(source, refused)
 
@@ -208,8 +220,15 @@ class _Load:
         """Print how many rows were written, and the first refused ones. If the load is not complete, some
         written rows may not be acknowledged yet."""
         if self._opened:  # otherwise no row was tried
-            seconds = time.monotonic() - self._started
-            rate = f"in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"
-            early = "; the load is not complete, and more rows may be written than were acknowledged"
-            say(f"{self.written} rows written {rate}{'' if complete else early}")
+            say(self._told(complete))
         self.faults.report()
+
+    def _told(self, complete: bool) -> str:
+        if not complete and not self._taken:
+            return "no row was written"
+        seconds = time.monotonic() - self._started
+        told = f"{self.written} rows written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"
+        if complete:
+            return told
+        more = ", and more rows may be written than were acknowledged" if self._settled < self._taken else ""
+        return f"{told}; the load is not complete{more}"

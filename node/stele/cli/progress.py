@@ -17,21 +17,21 @@ class _Rows(ProgressColumn):
 
 def tablets_progress() -> Progress:
     """A progress display with a line for each table: tablets of their total, and a field `rows`."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} tablets, {task.fields[rows]:,} rows"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
+    return _progress(TextColumn("{task.completed:.0f}/{task.total:.0f} tablets, {task.fields[rows]:,} rows"))
 
 
 def rows_progress() -> Progress:
     """A progress display with a line for each file."""
+    return _progress(_Rows())
+
+
+def _progress(count: ProgressColumn) -> Progress:
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        _Rows(),
+        count,
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,  # otherwise rich writes an empty line before an error
     )

@@ -1,15 +1,15 @@
 """Table definitions from files or options. A file is a TabletGroup, its spec, or output of `stele table
 describe --json`.
 
-Does no I/O except to read the file. Invariants: all faults of a definition are reported together. Only fields
-that a server wrote are ignored.
+Does no I/O except to read the file. Invariants: all faults of a definition are reported together, each with its
+line. Only fields that a server wrote are ignored.
 """
 
 from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,19 @@ from stele.cli.document import Document, Entry, parse
 from stele.model.column import Column
 from stele.model.durations import seconds
 from stele.model.errors import Rejected
+from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.nearest import did_you_mean
+from stele.model.notes import note_faults
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.ranges import of_ranges
-from stele.model.schema import HISTORY_DEFAULT_MS, Schema
+from stele.model.schema import (
+    HISTORY_DEFAULT_MS,
+    HISTORY_MAX_MS,
+    HISTORY_MIN_MS,
+    REPLICATION_FACTORS,
+    Schema,
+    column_faults,
+)
 from stele.model.split_json import split_key
 
 
@@ -39,9 +48,16 @@ class TableDefinition:
     unused: tuple[str, ...] = ()
 
 
-Known = Mapping[str, Column | None]
-"""The columns by name; None if a definition has faults. So parts that name columns are checked all the
-same."""
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A column of a definition. `column` is None if it has faults. So parts that name it are checked all the same."""
+
+    id: int
+    column: Column | None
+
+
+Known = Mapping[str, _Given]
+"""The columns by name."""
 _EXPECTED = "expected a TabletGroup, or a mapping with columns and primaryKey"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """How `describe --json` prints them."""
@@ -76,7 +92,7 @@ def table_from_file(path: str) -> TableDefinition:
     document = parse(path, text)
     if not isinstance(document.value, dict):
         raise Rejected(f"{path}: {_EXPECTED}")
-    _check_kind(path, document.value)
+    _check_kind(path, document.root)
     if "spec" not in document.value:
         keys = (*_SPEC_KEYS, *_NOT_OURS, *_DESCRIBED_KEYS, "apiVersion")
         return _from_spec("", document.root, keys, path)
@@ -87,16 +103,19 @@ def table_from_file(path: str) -> TableDefinition:
     return _from_spec(name, resource["spec"], (*_SPEC_KEYS, *_NOT_OURS), path)
 
 
-def _check_kind(path: str, document: dict[str, Any]) -> None:
-    kind = document.get("kind", "TabletGroup")
-    if kind == "keyspace":
-        raise Rejected(f"{path}: a key space, not a table; create it with `stele kv create`")
-    if kind not in ("TabletGroup", "table"):
-        remedy = f"; create a {kind} with `kubectl apply -f {path}`" if kind == "TabletCluster" else ""
-        raise Rejected(f"{path}: kind {kind}; {_EXPECTED}{remedy}")
-    version = document.get("apiVersion", _API_VERSION)
-    if version != _API_VERSION:
-        raise Rejected(f"{path}: apiVersion {version}; expected {_API_VERSION}")
+def _check_kind(path: str, root: Entry) -> None:
+    """Record a wrong kind or version. Raises Rejected for another kind, because its fields are others."""
+    kind = root.get("kind")
+    if kind is not None and kind.value not in ("TabletGroup", "table") and (word := kind.text("TabletGroup")):
+        if word == "keyspace":
+            kind.fault("a key space, not a table; create it with `stele kv create`")
+        else:
+            remedy = f"; create a {word} with `kubectl apply -f {path}`" if word == "TabletCluster" else ""
+            kind.fault(f"{word}; {_EXPECTED}{remedy}")
+        root.document.refuse_faults()
+    version = root.get("apiVersion")
+    if version is not None:
+        version.one_of((_API_VERSION,))
 
 
 def _name_of(metadata: Entry) -> str:
@@ -106,12 +125,10 @@ def _name_of(metadata: Entry) -> str:
         return ""
     known = ("name", "namespace", "labels", "annotations", "finalizers", "ownerReferences")
     for key in metadata.value:
-        if key != "name" and key not in known and did_you_mean(str(key), known):
-            metadata.fault(f"unknown key {key!r}{did_you_mean(str(key), known)}")
-    name = metadata.value.get("name")
-    return (
-        Entry(metadata.document, (*metadata.place, "name"), name).text("a name") if name is not None else ""
-    )
+        if key not in known and (hint := did_you_mean(str(key), known)):
+            metadata.document.fault((*metadata.place, str(key)), f"unknown key {key!r}{hint}")
+    name = metadata.get("name")
+    return name.text("a name") if name is not None else ""
 
 
 def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequence[str]) -> TableDefinition:
@@ -126,6 +143,11 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
             {"name": column, "type": kind.removesuffix("?"), "nullable": kind.endswith("?")}
         )
     known = {column["name"] for column in spec["columns"]}
+    if not spec["primaryKey"]:
+        faults.append("--key is missing; expected columns of the primary key, like id")
+    for part in spec["primaryKey"]:
+        if part not in known:
+            faults.append(f"--key {key}: {_no_column(part, known)}")
     parts = hash_options(hashes, known, faults)
     if faults:
         raise Rejected("; ".join(faults))
@@ -155,51 +177,99 @@ def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> Table
     for key in ("name", "tableName"):
         if key in given:
             name = given[key].text("a name")
-    factor = given["replicationFactor"].whole_number(1) if "replicationFactor" in given else 3
-    before = spec.document.faults
-    columns = [_column(entry) for entry in given["columns"].entries("columns")] if "columns" in given else []
-    primary = given["primaryKey"].texts("column names") if "primaryKey" in given else []
-    is_whole = {"columns", "primaryKey"} <= given.keys() and spec.document.faults == before
-    schema = _schema(spec, columns, primary) if is_whole else None
-    known = schema.by_name if schema is not None else {str(column[0]): None for column in columns}
-    partitioning = (
-        _partitioning(given["partitioning"], known) if "partitioning" in given else PartitionSchema()
+    factor = (
+        given["replicationFactor"].one_of_numbers(REPLICATION_FACTORS) if "replicationFactor" in given else 3
     )
-    owner, comment = (_note(given[key]) if key in given else "" for key in ("owner", "comment"))
+    entries = _filled(given["columns"], "columns") if "columns" in given else []
+    primary = _filled(given["primaryKey"], "column names") if "primaryKey" in given else []
+    known = _columns(entries, {entry.value for entry in primary if isinstance(entry.value, str)})
+    key = _names(primary, known)
+    partitioning = (
+        _partitioning(given["partitioning"], known, key) if "partitioning" in given else PartitionSchema()
+    )
+    owner, comment = (_note(given[note], note) if note in given else "" for note in ("owner", "comment"))
     history_s = _history_s(given["historyRetention"]) if "historyRetention" in given else None
     unused = _checked_for_the_operator(given)
     spec.document.refuse_faults()
-    assert schema is not None
-    faults = partitioning.faults(schema)
-    if faults:
-        raise Rejected(f"{where}: {'; '.join(faults)}")
-    name = name or Path(where).stem
-    return TableDefinition(name, schema, partitioning, factor, owner, comment, history_s, unused)
+    columns = [each.column for each in known.values() if each.column is not None]
+    try:
+        schema = Schema.make([(c.name, c.type, c.nullable, c.default) for c in columns], key)
+    except Rejected as exc:  # too many columns
+        given["columns"].fault(str(exc.args[0]))
+        spec.document.refuse_faults()
+        raise
+    return TableDefinition(
+        name or Path(where).stem, schema, partitioning, factor, owner, comment, history_s, unused
+    )
 
 
-def _note(entry: Entry) -> str:
+def _filled(entry: Entry, expected: str) -> list[Entry]:
+    """The values of a list. An empty list is a fault."""
+    if entry.value == []:
+        entry.fault(f"an empty list; expected {expected}")
+    return entry.entries(expected)
+
+
+def _columns(entries: Sequence[Entry], primary: Collection[str]) -> dict[str, _Given]:
+    """The columns of a definition by name; one without a name is left out. `primary`: the names in the key."""
+    found: dict[str, _Given] = {}
+    lower: set[str] = set()
+    for n, entry in enumerate(entries):
+        name, column = _column(n, entry)
+        if column is not None:
+            faults = column_faults(column, is_key=name in primary)
+            faults = faults or list(filter(None, [column.default_fault()]))
+            for fault in faults:
+                entry.fault(fault)
+            column = None if faults else column
+        if name.lower() in lower:
+            entry.fault(f"column {name}: the name is used twice (case is ignored)")
+        elif name:
+            found[name] = _Given(n, column)
+        lower.add(name.lower())
+    return found
+
+
+def _names(entries: Sequence[Entry], known: Known) -> list[str]:
+    """Names of columns; one that is unknown or stands twice is a fault."""
+    found: list[str] = []
+    for entry in entries:
+        name = entry.text("a column name")
+        if name and known and name not in known:
+            entry.fault(_no_column(name, known))
+        elif name in found:
+            entry.fault(f"column {name!r} is named twice")
+        elif name:
+            found.append(name)
+    return found
+
+
+def _no_column(name: str, known: Collection[str]) -> str:
+    hint = did_you_mean(name, known) or f"; columns are {', '.join(known)}"
+    return f"no column {name!r}{hint}"
+
+
+def _note(entry: Entry, what: str) -> str:
     """A text that may be empty."""
-    return "" if entry.value == "" else entry.text()
+    note = "" if entry.value == "" else entry.text()
+    for fault in note_faults(note if what == "owner" else "", note if what == "comment" else ""):
+        entry.fault(fault)
+    return note
 
 
 def _history_s(entry: Entry) -> float | None:
     """The history retention in seconds. The default is none, so that a cluster of any version takes it."""
     text = entry.text("a time, such as 90m or 7d")
+    if not text:
+        return None
     try:
-        found = seconds(text) if text else 0.0
+        found = seconds(text)
     except ValueError as exc:
         entry.fault(str(exc))
         return None
+    if not HISTORY_MIN_MS <= found * 1000 <= HISTORY_MAX_MS:
+        entry.fault(f"{text}; expected 1 minute to 10 years, such as 90m or 7d")
     return None if found * 1000 == HISTORY_DEFAULT_MS else found
-
-
-def _schema(spec: Entry, columns: list[tuple[Any, ...]], primary: list[str]) -> Schema | None:
-    """The schema; what is wrong with it is a fault of the document."""
-    try:
-        return Schema.make(columns, primary)
-    except Rejected as exc:
-        spec.document.fault((), str(exc.args[0]))
-        return None
 
 
 def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
@@ -215,19 +285,21 @@ def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
     return tuple(key for key in _NOT_OURS if key in given)
 
 
-def _column(entry: Entry) -> tuple[Any, ...]:
+def _column(n: int, entry: Entry) -> tuple[str, Column | None]:
+    """(name, column) of an entry; the column is None if the entry has faults."""
+    before = entry.document.faults
     known = ("name", "type", "nullable", "default", "id", "renamedFrom")
     given = entry.mapping(known, required=("name", "type"))
     if "renamedFrom" in given:  # of an existing table
         given["renamedFrom"].text("the column's earlier name")
     default = given["default"].scalar() if "default" in given else None
+    name = given["name"].text("a name") if "name" in given else ""
     type_ = given["type"].text("a type, like int64") if "type" in given else ""
-    return (
-        given["name"].text("a name") if "name" in given else "",
-        type_,
-        given["nullable"].flag() if "nullable" in given else False,
-        None if default is None else _as_json(default, type_),
-    )
+    nullable = given["nullable"].flag() if "nullable" in given else False
+    if entry.document.faults != before:
+        return name, None
+    text = None if default is None else _as_json(default, type_)
+    return name, Column(ColumnId(n), name, type_, nullable, text)
 
 
 def _as_json(default: Any, type_: str) -> str:
@@ -236,36 +308,74 @@ def _as_json(default: Any, type_: str) -> str:
     return str(default) if isinstance(default, decimal.Decimal) else json.dumps(default)
 
 
-def _partitioning(entry: Entry, known: Known) -> PartitionSchema:
+def _partitioning(entry: Entry, known: Known, key: Sequence[str]) -> PartitionSchema:
     given = entry.mapping(("hash", "range"))
-    hashes = [_hash(part, known) for part in given["hash"].entries("hashes")] if "hash" in given else []
+    schema = _stand_in(known, key)
+    entries = given["hash"].entries("hashes") if "hash" in given else []
+    hashes = [(part, each) for each in entries if (part := _hash(each, known)) is not None]
     range_ = _range(given["range"], known) if "range" in given else None
-    return PartitionSchema(tuple(hashes), range_)
+    found = PartitionSchema(tuple(part for part, _ in hashes), range_)
+    if schema is None:
+        return found
+    told: set[str] = set()
+    parts = [(PartitionSchema((part,)), each) for part, each in hashes]
+    parts += [(PartitionSchema((), range_), given["range"])] if range_ is not None else []
+    for part, each in [*parts, (found, entry)]:  # the last one has the faults of several parts together
+        for fault in part.faults(schema):
+            if fault not in told:
+                each.fault(fault.removeprefix("hash: ").removeprefix("range: "))
+            told.add(fault)
+    return found
 
 
-def _hash(entry: Entry, known: Known) -> HashPartition:
+def _stand_in(known: Known, key: Sequence[str]) -> Schema | None:
+    """A schema with the names, ids and key of a definition whose types may be wrong. None: names or key are wrong."""
+    if not key or not set(key) <= known.keys():
+        return None
+    columns = tuple(Column(ColumnId(each.id), name, "int64") for name, each in known.items())
+    ids = [column.id for column in columns]
+    try:
+        return Schema(
+            SchemaVersion(1), columns, tuple(ColumnId(known[name].id) for name in key), max(ids) + 1
+        )
+    except Rejected:
+        return None
+
+
+def _hash(entry: Entry, known: Known) -> HashPartition | None:
+    """The hash partition; None if it has faults."""
+    before = entry.document.faults
     given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
-    columns = _named_columns(given["columns"], known) if "columns" in given else []
+    names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
     buckets = given["buckets"].whole_number(2) if "buckets" in given else 2
     seed = given["seed"].whole_number(0) if "seed" in given else 0
-    return HashPartition(tuple(int(column.id) for column in columns), buckets, seed)
+    found = HashPartition(tuple(known[name].id for name in names if name in known), buckets, seed)
+    return found if entry.document.faults == before else None
 
 
-def _range(entry: Entry, known: Known) -> RangePartition:
+def _range(entry: Entry, known: Known) -> RangePartition | None:
+    """The range partition; None if it has faults, or if its columns have some."""
+    before = entry.document.faults
     given = entry.mapping(("columns", "splitAt", "ranges"), required=("columns",))
-    columns = _named_columns(given["columns"], known) if "columns" in given else []
-    ids = tuple(int(column.id) for column in columns)
+    names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
     if "ranges" in given and "splitAt" in given:
         entry.fault("it has splitAt and ranges; give one of them")
-    elif "ranges" in given and columns:
-        return _ranges(given["ranges"], columns, ids)
-    keys = []
-    for split in given["splitAt"].entries("values") if "splitAt" in given and columns else ():
-        keys.append(_key(split, columns))
-    return RangePartition(ids, tuple(keys))
+    columns = [column for name in names if name in known and (column := known[name].column) is not None]
+    if entry.document.faults != before or len(columns) != len(names):
+        return None
+    ids = tuple(int(column.id) for column in columns)
+    found: RangePartition | None = None
+    if not names:
+        found = RangePartition(ids)
+    elif "ranges" in given:
+        found = _ranges(given["ranges"], columns, ids)
+    else:
+        splits = given["splitAt"].entries("values") if "splitAt" in given else []
+        found = RangePartition(ids, tuple(_key(split, columns) for split in splits))
+    return found if entry.document.faults == before else None
 
 
-def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangePartition:
+def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangePartition | None:
     before = entry.document.faults
     bounds = []
     for each in entry.entries("ranges"):
@@ -277,7 +387,7 @@ def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangeP
             return of_ranges(ids, bounds)
         except Rejected as exc:
             entry.fault(str(exc.args[0]).removeprefix("range: "))
-    return RangePartition(ids)
+    return None
 
 
 def _key(entry: Entry, columns: list[Column]) -> bytes:
@@ -287,16 +397,3 @@ def _key(entry: Entry, columns: list[Column]) -> bytes:
     except Rejected as exc:
         entry.fault(str(exc.args[0]))
         return b""
-
-
-def _named_columns(entry: Entry, known: Known) -> list[Column]:
-    found = []
-    for each in entry.entries("column names"):
-        name = each.text("a column name")
-        column = known.get(name)
-        if column is not None:
-            found.append(column)
-        elif name and known and name not in known:
-            hint = did_you_mean(name, known) or f"; columns are {', '.join(known)}"
-            each.fault(f"no column {name!r}{hint}")
-    return found

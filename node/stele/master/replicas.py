@@ -17,10 +17,9 @@ from stele.master.records import TableRecord
 from stele.master.tables import check_there, check_view_bytes
 from stele.master.versions import require_version
 from stele.model.errors import Rejected
+from stele.model.schema import REPLICATION_FACTORS
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2
-
-REPLICATION_FACTORS = (1, 3, 5, 7)
 
 
 async def set_replication_factor(

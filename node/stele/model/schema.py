@@ -24,6 +24,8 @@ from stele.model.nearest import did_you_mean
 COLUMNS_MAX = 1000
 """A bound that keeps block headers and footers small."""
 
+REPLICATION_FACTORS = (1, 3, 5, 7)
+
 HISTORY_DEFAULT_MS = 15 * 60_000
 """How long old versions of rows are kept for snapshots, unless a table says otherwise."""
 HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
@@ -259,7 +261,11 @@ def _faults(schema: Schema) -> list[str]:
     names: set[str] = set()
     ids: set[int] = set()
     for column in schema.columns:
-        faults.extend(_column_faults(column, schema))
+        faults.extend(column_faults(column, is_key=column.id in schema.key_column_ids))
+        if not 0 <= column.id < schema.next_column_id:
+            faults.append(
+                f"column {column.name}: its id {column.id} is not below next_column_id {schema.next_column_id}"
+            )
         if column.name.lower() in names:
             faults.append(f"column {column.name}: the name is used twice (case is ignored)")
         if column.id in ids:
@@ -279,7 +285,8 @@ def _faults(schema: Schema) -> list[str]:
     return faults
 
 
-def _column_faults(column: Column, schema: Schema) -> list[str]:
+def column_faults(column: Column, *, is_key: bool) -> list[str]:
+    """All faults of a column by itself, as messages; empty if there are none."""
     faults = []
     where = f"column {column.name}"
     if not _NAME.match(column.name):
@@ -288,15 +295,13 @@ def _column_faults(column: Column, schema: Schema) -> list[str]:
         )
     elif column.name.lower().startswith(_RESERVED_PREFIX):
         faults.append(f"{where}: names that begin with {_RESERVED_PREFIX} are reserved for Stele")
-    if not 0 <= column.id < schema.next_column_id:
-        faults.append(f"{where}: its id {column.id} is not below next_column_id {schema.next_column_id}")
     try:
         arrow_type(column.type)
     except Rejected as exc:
         faults.append(f"{where}: {exc.args[0]}")
     else:
         faults.extend(_default_faults(column))
-    if column.id in schema.key_column_ids:
+    if is_key:
         if column.nullable:
             faults.append(f"{where}: a key column cannot be nullable")
         if column.type in _NO_KEY_TYPES:
