@@ -130,6 +130,33 @@ async def test_a_snapshot_in_the_future_is_refused_in_plain_words(
         ), err
 
 
+async def test_changes_after_a_time_in_the_future_are_refused_in_plain_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It spoke of snapshots, or of two numbers."""
+    async with small_cluster(tmp_path) as (cluster, _):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--key", "id")
+        year = datetime.now(UTC).year
+        for asked in (f"{year + 2}-01-01 00:00:00", "9999-12-31 00:00:00"):
+            code, out, err = await run("table", "scan", "t", "--since", asked)
+            assert (code, out) == (2, "")
+            assert re.fullmatch(
+                f"stele: CLOCK_AHEAD: the time after which to read changes, {asked} UTC lies in the future: "
+                f"this machine's clock says {year}-.* UTC; give an earlier time\n",
+                err,
+            ), err
+        code, _, err = await run("table", "scan", "t", "--since", "2024-05-02", "--snapshot", "2024-05-01")
+        assert (
+            code == 2
+            and (
+                "the time after which to read changes, 2024-05-02 00:00:00 UTC is later than the time up to which to "
+                "read them, 2024-05-01 00:00:00 UTC; expected the earlier time first"
+            )
+            in err
+        )
+
+
 async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with small_cluster(tmp_path) as (cluster, _):
         run = runner(cluster, monkeypatch)

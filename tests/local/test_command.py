@@ -84,6 +84,10 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
         .strip()
         .endswith("kubeconfig")
     )
+    told = _run(folder, "exec", sys.executable, "-m", "stele.cli", "table", "list", "--help")
+    assert "List tables and key spaces" in told and "COMMAND" not in told
+    assert "Everything after COMMAND" in _run(folder, "exec", "--help")
+    assert "No such option: --what" in _run(folder, "exec", "--what", "stele", code=2)
     owner = _owner(folder)
     assert _run(folder, "down").startswith("down")
     assert processes.left_over(folder) == [] and not _lives(owner)
@@ -110,7 +114,9 @@ def test_no_process_outlives_the_cluster(
     done = CliRunner().invoke(stele_local.main, ["--folder", str(folder), "down"])
     assert done.exit_code == 0 and done.output.startswith("down; its data stay (")
     assert not _lives(hangs) and f"no cluster runs in {folder}; its data" in _run(folder, "down", "--wipe")
+    assert list(folder.iterdir()) == [], "a lock was left"
     assert _run(folder, "down") == f"no cluster runs in {folder}\n"
+    assert list(folder.iterdir()) == []
 
 
 def test_down_ends_grandchildren_of_a_killed_cluster(folder: Path) -> None:

@@ -26,7 +26,7 @@ from stele.client.async_client import AsyncClient
 from stele.client.partitioning import Partitionings, partition_schema
 from stele.client.table import AsyncTable
 from stele.model.block import RowOp
-from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.errors import Advice, Code, Corrupt, Rejected, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.partitioning import by_ids, by_names
 from stele.model.schema import Schema
@@ -119,10 +119,13 @@ async def _settled(
     mine = [t for t in used if again and there[t.name].kind == "table"]
     mine = [t for t in mine if there[t.name].table_id != t.entry.table_id]
     if others := [target.name for target in used if target not in mine]:
-        kind = "key space" if there[others[0]].kind == "keyspace" else "table"
+        kinds = {name: "key space" if there[name].kind == "keyspace" else "table" for name in others}
+        called = ", ".join(f"{kind} {name}" for name, kind in kinds.items())
         raise Rejected(
-            f"{kind} {', '.join(others)} exists already; restore under another name, or rename the existing one first",
+            f"{called} exist{'s' if len(others) == 1 else ''} already",
             code=Code.ALREADY_PRESENT,
+            advice=Advice.RESTORE_AS,
+            name=others[0],
         )
     if not mine:
         return {}

@@ -61,13 +61,18 @@ class TableReport:
 
 @dataclass(slots=True)
 class Report:
-    """What was found of a backup, and of the `bases` others that it builds on. `strays`: files in its folder that are no part
-    of it; they harm nothing."""
+    """What was found of a backup, and of the others that it builds on. `strays`: files in its folder that are no part
+    of it; they harm nothing. `backups`: all that were read, the oldest first; the last one is `manifest`."""
 
     manifest: Manifest
     tables: list[TableReport]
     strays: list[str]
-    bases: int = 0
+    backups: tuple[Manifest, ...] = ()
+
+    @property
+    def bases(self) -> int:
+        """How many backups it builds on."""
+        return max(0, len(self.backups) - 1)
 
     @property
     def faults(self) -> list[str]:
@@ -110,7 +115,7 @@ def verify(
             check = _checker(place, chain, table, on_rows, sums=False)
             found = list(threads.map(check, table.tablets))
             reports.append(_report(table, found, None))
-    return Report(manifest, reports, strays(place, manifest), len(chain.backups) - 1)
+    return Report(manifest, reports, strays(place, manifest), chain.backups)
 
 
 async def compare_async(
@@ -148,7 +153,7 @@ async def compare_async(
         await _compare(report, manifest, table, live, sums)
         reports.append(report)
     beside = await in_thread(strays, place, manifest)
-    return Report(manifest, reports, beside, len(chain.backups) - 1)
+    return Report(manifest, reports, beside, chain.backups)
 
 
 _Check = Callable[[TabletEntry], _Sum]

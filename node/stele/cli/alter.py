@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.output import confirm, show_done
 from stele.cli.wanted import seconds_of
 from stele.model.errors import Rejected
 
@@ -72,6 +71,7 @@ def history_option(command: F) -> F:
 @click.option("--yes", is_flag=True, help="Do not ask before columns or ranges are dropped.")
 @masters_option
 @timeout_option
+@json_option
 def alter(
     name: str,
     added: tuple[str, ...],
@@ -89,6 +89,7 @@ def alter(
     yes: bool,
     masters: str,
     timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Change columns, ranges and notes of a table while it is in use. All changes of one call are made together.
 
@@ -123,11 +124,7 @@ def alter(
         kinds = [("column", dropped), ("range", dropped_ranges)]
         told = [f"{kind}{'s' * (len(which) > 1)} {', '.join(which)}" for kind, which in kinds if which]
         what = f"{' and '.join(told)} of {name}"
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"standard input is not a terminal, so nobody can confirm; add --yes to drop {what}"
-            )
-        click.confirm(f"Drop {what} with all values permanently?", abort=True)
+        confirm(f"Drop {what} with all values permanently?", f"drop {what}")
 
     async def work(client: AsyncClient) -> AsyncTable:
         table = await client.open_table(name)
@@ -154,9 +151,16 @@ def alter(
 
     table = with_client(masters, work, timeout_s)
     ranges = f", {table.partition_schema.ranges} ranges" if new_ranges or old_ranges else ""
-    say(
+    show_done(
         f"altered table {name}: schema version {table.schema.version}, {len(table.schema.columns)} "
-        f"columns{ranges}"
+        f"columns{ranges}",
+        as_json,
+        {
+            "name": name,
+            "schemaVersion": int(table.schema.version),
+            "columns": len(table.schema.columns),
+            "ranges": table.partition_schema.ranges,
+        },
     )
 
 
@@ -165,7 +169,8 @@ def alter(
 @click.argument("new_name")
 @masters_option
 @timeout_option
-def rename(name: str, new_name: str, masters: str, timeout_s: float) -> None:
+@json_option
+def rename(name: str, new_name: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Rename a table. Programs that have it open continue; the old name is free at once.
 
     Example: stele table rename flights flights_2024
@@ -176,7 +181,7 @@ def rename(name: str, new_name: str, masters: str, timeout_s: float) -> None:
         await table.alter(rename_to=new_name, timeout_s=timeout_s)
 
     with_client(masters, work, timeout_s)
-    say(f"renamed table {name} to {new_name}")
+    show_done(f"renamed table {name} to {new_name}", as_json, {"name": new_name, "before": name})
 
 
 def _note(name: str, given: str | None, removed: bool) -> str | None:

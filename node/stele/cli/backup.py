@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.follow import Following, follow_option, moment_of
+from stele.cli.follow import Following, follow_option, moment_of, refuse_both
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import say, show_json, show_table
+from stele.cli.output import confirm, say, show_done, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model import texts
-from stele.model.amounts import plural
-from stele.model.amounts import size as in_mib
+from stele.model.amounts import plural, size_or_bytes
 from stele.model.errors import Rejected, SteleError
 
 if TYPE_CHECKING:
@@ -120,8 +118,7 @@ def create(
         raise click.UsageError("name the tables to back up, or give --all")
     if full_if_needed and not incremental:
         raise click.UsageError("--full-if-needed needs --incremental")
-    if follow and as_json:
-        raise click.UsageError("--json and --json-progress exclude each other")
+    refuse_both(follow, as_json)
     started = time.monotonic()
     with Following(follow) as following, tablets_progress() as progress:
         moment = _moment(at)
@@ -173,7 +170,7 @@ def create(
     what = "rows" if made.base is None else f"changes since {made.base.backup_id}"
     say(
         f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} {what}, "
-        f"{plural(files, 'file')}, {shown_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
+        f"{plural(files, 'file')}, {size_or_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
     )
 
 
@@ -266,6 +263,7 @@ def list_all(folder: str, as_json: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 def prune(
     folder: str,
     keep: int | None,
@@ -273,6 +271,7 @@ def prune(
     keep_full: int | None,
     dry_run: bool,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Remove old backups for good. FOLDER is a path, or a URI such as s3://bucket/backups.
 
@@ -303,28 +302,33 @@ def prune(
 
     found = run(dry=True)
     if not found.removed:
-        say(f"nothing to remove; {plural(len(found.kept), 'backup')} in {folder}")
+        show_done(
+            f"nothing to remove; {plural(len(found.kept), 'backup')} in {folder}", as_json, _prune_as_json(found)
+        )
         return
     for backup in found.removed:
-        say(f"{'would remove' if dry_run else 'removing'} {backup.backup_id} ({_what(backup)})")
+        say(f"{'would remove' if dry_run else 'removing'} {backup.backup_id} ({_what(backup)})", err=as_json)
     if dry_run:
+        if as_json:
+            show_json(_prune_as_json(found))
         return
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("standard input is no terminal, so nobody can confirm; add --yes")
-        click.confirm(f"Remove {plural(len(found.removed), 'backup')} permanently?", abort=True)
+        what = plural(len(found.removed), "backup")
+        confirm(f"Remove {what} permanently?", f"remove {what}")
     done = run(dry=False)
-    say(f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left")
+    show_done(f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left", as_json, _prune_as_json(done))
+
+
+def _prune_as_json(found: Pruned) -> dict[str, Any]:
+    return {
+        "removed": [backup.backup_id for backup in found.removed],
+        "kept": [backup.backup_id for backup in found.kept],
+    }
 
 
 def note(text: str) -> None:
     """Print what is unusual, on standard error."""
     say(f"note: {text}", err=True)
-
-
-def shown_bytes(count: int) -> str:
-    """A number of bytes for people."""
-    return in_mib(count) if count >= 1 << 20 else f"{count:,} bytes"
 
 
 def manifest_as_json(manifest: Manifest) -> dict[str, Any]:
@@ -387,7 +391,7 @@ def _line(backup: Backup) -> tuple[Any, ...]:
     names = ", ".join(table.name for table in manifest.tables)
     if manifest.finished is None:  # a plan knows no files
         return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, "-", "-", names)
-    size = shown_bytes(manifest.file_bytes)
+    size = size_or_bytes(manifest.file_bytes)
     rows = f"{manifest.rows:,}"
     return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, rows, size, names)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.output import say, short
+from stele.cli.options import json_option
+from stele.cli.output import say, short, show_done, show_json
 from stele.cli.placing import owner
 from stele.model.incarnation import shown
 
@@ -32,7 +33,8 @@ def cmeta() -> None:
 )
 @click.option("--tablet", default="", metavar="ID", help="The whole id of a tablet.  [default: the catalog]")
 @click.option(FLAG, "accepted", is_flag=True, help="Do it. Without this option nothing is changed.")
-def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
+@json_option
+def rewrite(data_dir: Path, tablet: str, accepted: bool, as_json: bool) -> None:
     """Make the replica on a volume the only voter of its tablet, after a majority was lost for good.
 
     This recovers the catalog: run it on the volume of one master, and start that master. Without
@@ -50,18 +52,31 @@ def rewrite(data_dir: Path, tablet: str, accepted: bool) -> None:
     if tablet and not is_id(tablet):
         raise click.UsageError(f"--tablet {tablet}: expected all 32 digits of its id")
     try:
-        _show(offline.look(data_dir, tablet))
+        found = offline.look(data_dir, tablet)
+        if as_json and not accepted:
+            show_json({"found": _as_json(found), "rewritten": None})
+        elif not as_json:
+            _show(found)
         if not accepted:
-            say(f"nothing was changed; to do it, add {FLAG}")
+            say(f"nothing was changed; to do it, add {FLAG}", err=as_json)
             return
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         config = offline.rewrite(data_dir, tablet, now, owner())
     except volume.Fate as exc:
         raise click.UsageError(str(exc)) from None
     (peer,) = config.peers
-    say(
+    show_done(
         f"replica {peer.replica_id} is the only voter from entry {config.opid_index} on, incarnation "
-        f"{shown(config.incarnation)}; start its process, and rewrite no other volume"
+        f"{shown(config.incarnation)}; start its process, and rewrite no other volume",
+        as_json,
+        {
+            "found": _as_json(found),
+            "rewritten": {
+                "replica": int(peer.replica_id),
+                "opidIndex": config.opid_index,
+                "incarnation": shown(config.incarnation),
+            },
+        },
     )
 
 
@@ -83,3 +98,25 @@ def _show(found: Found) -> None:
     )
     say(f"  configuration {found.config.opid_index}: {peers}")
     say("  may be lost: writes that only the other voters have, acknowledged after that write")
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    block = found.superblock
+    return {
+        "node": found.node_id,
+        "role": found.role,
+        "tablet": block.tablet_id,
+        "table": block.table_name,
+        "replica": int(block.replica_id),
+        "incarnation": shown(found.incarnation),
+        "term": found.term,
+        "votedFor": found.voted_for,
+        "lastLogged": str(found.last_logged),
+        "flushed": str(found.flushed),
+        "newestWrite": str(found.newest) if found.newest else None,
+        "opidIndex": found.config.opid_index,
+        "peers": [
+            {"replica": int(p.replica_id), "node": p.node_id, "memberType": p.member_type.name}
+            for p in found.config.peers
+        ],
+    }

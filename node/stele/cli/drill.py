@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +10,9 @@ import click
 
 from stele.cli.backup import note
 from stele.cli.errors import NO
-from stele.cli.follow import Following, follow_option, moment_of
-from stele.cli.options import masters_option, replication_option, timeout_option, with_client
-from stele.cli.output import say
+from stele.cli.follow import Following, follow_option, moment_of, refuse_both
+from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.output import confirm, say, show_done, show_json
 from stele.model.amounts import plural
 from stele.model.errors import Corrupt
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 @masters_option
 @timeout_option
 @follow_option
+@json_option
 def drill(
     folder: str,
     backup: str | None,
@@ -40,6 +40,7 @@ def drill(
     masters: str,
     timeout_s: float,
     follow: bool,
+    as_json: bool,
 ) -> None:
     """Practise a restore: make the tables under other names, compare them with the backup, measure, delete them.
 
@@ -50,6 +51,7 @@ def drill(
     """
     from stele.backup import drill_async
 
+    refuse_both(follow, as_json)
     with Following(follow) as following:
         lock, done = threading.Lock(), [0]
 
@@ -76,9 +78,11 @@ def drill(
         if report.faults:
             raise Corrupt(f"backup {found.manifest.backup_id} is damaged: {report.faults[0]}")
         following.result(_result(found))
+        if as_json:
+            show_json(_result(found) | {"differences": report.differences})
         if report.differences:
             click.get_current_context().exit(NO)
-    if not follow:
+    if not (follow or as_json):
         say(
             f"backup {found.manifest.backup_id}: {plural(len(report.tables), 'table')} with {found.rows:,} rows restored in "
             f"{found.restore_s:.1f} s, compared in {found.compare_s:.1f} s, and deleted"
@@ -103,7 +107,8 @@ def _result(found: Drilled) -> dict[str, Any]:
 @click.option("--key", default="", metavar="TEXT", help="Remove what was begun with this --key instead.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @follow_option
-def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool) -> None:
+@json_option
+def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool, as_json: bool) -> None:
     """Remove one backup for good, complete or not. BACKUP is its whole id.
 
     A backup on which another one builds is refused. If there is none of this name, nothing happens.
@@ -114,12 +119,13 @@ def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool) -
 
     if bool(backup) == bool(key):
         raise click.UsageError("name a backup, or give --key")
+    refuse_both(follow, as_json)
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("standard input is no terminal, so nobody can confirm; add --yes")
-        click.confirm(f"Remove {backup or f'the backup with key {key}'} permanently?", abort=True)
+        what = backup or f"the backup with key {key}"
+        confirm(f"Remove {what} permanently?", f"remove {what}")
     with Following(follow) as following:
         gone = asyncio.run(remove_async(folder, backup or "", key=key, on_note=note))
         following.result({"removed": gone[:50]})
     if not follow:
-        say(f"removed {', '.join(gone)}" if gone else "there was no such backup")
+        said = f"removed {', '.join(gone)}" if gone else "there was no such backup"
+        show_done(said, as_json, {"removed": gone})

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.errors import INTERRUPTED
-from stele.cli.options import masters_option
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option
+from stele.cli.output import say, show_json
 
 if TYPE_CHECKING:
     from stele.driver.progress import Progress
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     help="Work also while a TabletCluster hibernates or wakes, which holds drivers back.",
 )
 @click.option("--lost", multiple=True, metavar="HEX32", help="A node whose volume is known to be gone.")
+@json_option
 def run(
     masters: str,
     until_healthy: bool,
@@ -70,6 +71,7 @@ def run(
     rebalance: bool,
     override: bool,
     lost: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Replace the replicas of lost nodes until stopped, or (--until-healthy) until all tablets are healthy.
 
@@ -104,7 +106,7 @@ def run(
     def show(progress: Progress) -> None:
         nonlocal steps
         steps += 1
-        show_step(progress)
+        show_step(progress, as_json)
 
     async def until_told() -> None:
         driving = asyncio.ensure_future(
@@ -123,15 +125,35 @@ def run(
         if not driving.cancelled():
             driving.result()
             done = f"ended after {steps} steps: nothing is left to do" if steps else "there was nothing to do"
-            say(f"{done}; `stele ksck` shows the cluster's health")
+            if as_json:
+                show_json({"done": True, "steps": steps}, one_line=True)
+            else:
+                say(f"{done}; `stele ksck` shows the cluster's health")
         elif until_healthy:
             sys.exit(INTERRUPTED)
 
     asyncio.run(until_told())
 
 
-def show_step(progress: Progress) -> None:
-    """Print one step of a driver."""
+def show_step(progress: Progress, as_json: bool = False) -> None:
+    """Print one step of a driver: a line for people, or an object in one line for programs."""
+    if as_json:
+        show_json(
+            {
+                "tablet": progress.tablet_id or None,
+                "table": progress.table_name or None,
+                "node": progress.node_id or None,
+                "step": progress.step,
+                "reason": progress.reason,
+                "bytesDone": progress.bytes_done,
+                "bytesTotal": progress.bytes_total,
+                "secondsLeft": progress.eta_s,
+                "error": progress.error or None,
+                "cause": progress.cause or None,
+            },
+            one_line=True,
+        )
+        return
     copied = f" {progress.bytes_done:,}/{progress.bytes_total:,} bytes" if progress.bytes_total else ""
     left = f", {progress.eta_s:.0f} s left" if progress.eta_s is not None else ""
     error = f" ({progress.error})" if progress.error else ""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.options import masters_option, with_client
-from stele.cli.output import say, short, show_json, show_table
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import confirm, short, show_done, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model.amounts import duration
 
 if TYPE_CHECKING:
-    from stele.client import AsyncClient, DroppedTable
+    from stele.client import AsyncClient, DroppedTable, TableInfo
 
 
 @click.command()
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 @click.option("--now", is_flag=True, help="Delete it for good at once, as `stele table delete` does.")
 @click.option("--yes", is_flag=True, help="Do not ask before it is deleted for good.")
 @masters_option
-def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str) -> None:
+@json_option
+def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as_json: bool) -> None:
     """Drop a table or key space. It serves nobody from now on, and can be taken back for a time.
 
     Its name is free at once. Its replicas stay until the time is over: they use disk, and are healed. `stele table recall`
@@ -42,36 +42,35 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str) ->
     if now:
         if keep_s is not None:
             raise click.UsageError("--now and --keep exclude each other")
-        delete_for_good(name, yes, masters)
+        delete_for_good(name, yes, masters, as_json)
         return
 
     async def work(client: AsyncClient) -> DroppedTable:
         return await client.drop_table(name, keep_s=keep_s)
 
     gone = with_client(masters, work)
-    say(
+    show_done(
         f"dropped {name}; for {duration(gone.left_s)} `stele table recall {short(gone.table_id)}` brings it back, "
-        "and until then it uses disk"
+        "and until then it uses disk",
+        as_json,
+        _as_json(gone),
     )
 
 
-def delete_for_good(name: str, yes: bool, masters: str) -> None:
+def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
     """Delete a table, once somebody has confirmed it."""
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"standard input is not a terminal, so nobody can confirm; add --yes to delete {name}"
-            )
-        click.confirm(f"Delete {name} and all its rows permanently?", abort=True)
+        confirm(f"Delete {name} and all its rows permanently?", f"delete {name}")
     with_client(masters, lambda client: client.delete_table(name))
-    say(f"deleted {name}")
+    show_done(f"deleted {name}", as_json, {"deleted": name})
 
 
 @click.command()
 @click.argument("name", metavar="NAME|ID")
 @click.option("--as", "new_name", metavar="NAME", help="Its new name, if the one that it had is used.")
 @masters_option
-def recall(name: str, new_name: str | None, masters: str) -> None:
+@json_option
+def recall(name: str, new_name: str | None, masters: str, as_json: bool) -> None:
     """Bring a dropped table or key space back, with all its rows.
 
     `stele table list --dropped` shows those that can be taken back, with their ids. Programs open it again.
@@ -82,16 +81,20 @@ def recall(name: str, new_name: str | None, masters: str) -> None:
       stele table recall 9f3c21aa --as users_of_before
     """
 
-    async def work(client: AsyncClient) -> str:
-        return (await client.recall_table(name, new_name=new_name)).name
+    async def work(client: AsyncClient) -> TableInfo:
+        return await client.recall_table(name, new_name=new_name)
 
-    say(f"recalled {with_client(masters, work)}")
+    found = with_client(masters, work)
+    show_done(
+        f"recalled {found.name}", as_json, {"name": found.name, "id": found.table_id, "kind": found.kind}
+    )
 
 
 @click.command()
 @click.argument("time_s", metavar="[TIME]", required=False, callback=seconds_of)
 @masters_option
-def keep_dropped(time_s: float | None, masters: str) -> None:
+@json_option
+def keep_dropped(time_s: float | None, masters: str, as_json: bool) -> None:
     """Show or set for how long dropped tables can be taken back: 90s, 30m, 2h, 1d.
 
     It holds for tables that are dropped from then on without --keep, and for those of TabletGroups.
@@ -104,7 +107,8 @@ def keep_dropped(time_s: float | None, masters: str) -> None:
         return await keep_dropped_s(client.masters)
 
     if time_s is None:
-        say(f"dropped tables can be taken back for {duration(with_client(masters, ask))}")
+        now_s = with_client(masters, ask)
+        show_done(f"dropped tables can be taken back for {duration(now_s)}", as_json, {"keepSeconds": now_s})
         return
     wanted_s = time_s
 
@@ -112,7 +116,11 @@ def keep_dropped(time_s: float | None, masters: str) -> None:
         return await set_keep_dropped(client.masters, wanted_s)
 
     before_s = with_client(masters, work)
-    say(f"dropped tables can be taken back for {duration(wanted_s)}; it was {duration(before_s)}")
+    show_done(
+        f"dropped tables can be taken back for {duration(wanted_s)}; it was {duration(before_s)}",
+        as_json,
+        {"keepSeconds": wanted_s, "before": before_s},
+    )
 
 
 def show_dropped(masters: str, as_json: bool) -> None:

@@ -40,6 +40,9 @@ _ADVICE = {
     Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",
     Advice.CHECK_MASTERS: "check --masters",
+    Advice.RESTORE_AS: (
+        "restore it under another name with `--table {name}=NEW`, or rename the existing one with `stele table rename`"
+    ),
     Advice.NAME_MASTERS: "name them with --masters HOST:PORT,... or in STELE_MASTERS",
 }
 

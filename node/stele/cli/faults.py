@@ -29,7 +29,8 @@ class Faults:
 
     def __init__(self, rejects: BinaryIO | None = None) -> None:
         self._told: list[str] = []
-        self._count = 0
+        self.count = 0
+        """How many there are so far."""
         self._rejects = rejects
 
     def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
@@ -40,7 +41,7 @@ class Faults:
         self._show(source, refused[: _SHOWN - len(self._told)])
         if self._rejects is not None and refused:
             self._keep(self._rejects, source, refused)
-        self._count += len(refused)
+        self.count += len(refused)
 
     def _show(self, source: Source, shown: Sequence[_Refused]) -> None:
         unread = {line for line, _ in source.lines.errors}
@@ -66,13 +67,13 @@ class Faults:
         """Print one line for each of the first refused rows."""
         for line in self._told:
             say(line, err=True)
-        if self._count > len(self._told):
-            say(f"... and {self._count - len(self._told)} more", err=True)
+        if self.count > len(self._told):
+            say(f"... and {self.count - len(self._told)} more", err=True)
 
     def refuse(self, written: int, kept_in: str | None = None) -> None:
         """Raises Rejected, with the number of refused rows, if there are any."""
-        if not self._count:
+        if not self.count:
             return
         where = f"; they are in {kept_in}" if kept_in else ""
         others = "the others were written" if written else "none was written"
-        raise Rejected(f"{self._count} of {written + self._count} rows were refused; {others}{where}")
+        raise Rejected(f"{self.count} of {written + self.count} rows were refused; {others}{where}")

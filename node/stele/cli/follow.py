@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import click
 
 from stele.cli.errors import BUG, TRY_AGAIN, exit_code
-from stele.cli.output import say
+from stele.cli.output import say, show_json
 from stele.model import texts
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected, SteleError
@@ -41,6 +41,12 @@ def follow_option(command: F) -> F:
         is_flag=True,
         help="Print lines of JSON for programs: progress, then the result or the error.",
     )(command)
+
+
+def refuse_both(follow: bool, as_json: bool) -> None:
+    """Raises UsageError if both forms of JSON are asked for."""
+    if follow and as_json:
+        raise click.UsageError("--json and --json-progress exclude each other")
 
 
 class Following:
@@ -115,7 +121,6 @@ def moment_of(snapshot: int) -> str:
 
 
 def _line(what: dict[str, Any]) -> str:
-    text = json.dumps(what, separators=(",", ":"), default=str)
-    click.echo(text)
+    show_json(what, one_line=True)
     sys.stdout.flush()
-    return text
+    return json.dumps(what, separators=(",", ":"), default=str)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import say, show_json, show_table
+from stele.cli.output import say, show_done, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model import texts
 from stele.model.amounts import size as in_mib
@@ -88,8 +88,16 @@ def holds(name: str, masters: str, timeout_s: float, as_json: bool) -> None:
 )
 @masters_option
 @timeout_option
+@json_option
 def hold(
-    name: str, hold_name: str, for_s: float, since: str, max_bytes: int, masters: str, timeout_s: float
+    name: str,
+    hold_name: str,
+    for_s: float,
+    since: str,
+    max_bytes: int,
+    masters: str,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Keep a table's replaced and deleted rows readable from a time on, until the hold expires.
 
@@ -110,9 +118,11 @@ def hold(
         return await table.hold(hold_name, moment, expires_in_s=for_s, max_bytes=max_bytes)
 
     found = with_client(masters, work, timeout_s)
-    say(
+    show_done(
         f"hold {found.name} keeps the history of {name} from {utc(physical_us(found.since))} on, hybrid time {found.since}, "
-        f"until {found.expires:%Y-%m-%d %H:%M:%S} UTC"
+        f"until {found.expires:%Y-%m-%d %H:%M:%S} UTC",
+        as_json,
+        _as_json(found),
     )
 
 
@@ -121,7 +131,8 @@ def hold(
 @click.argument("hold_name", metavar="HOLD")
 @masters_option
 @timeout_option
-def release(name: str, hold_name: str, masters: str, timeout_s: float) -> None:
+@json_option
+def release(name: str, hold_name: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """End a hold on a table's history. Whoever relied on it must begin again with a scan, or with a full backup.
 
     Example: stele table release flights nightly
@@ -138,7 +149,7 @@ def release(name: str, hold_name: str, masters: str, timeout_s: float) -> None:
             f"there is no hold {hold_name} on the history of {name}; `stele table holds {name}` lists them",
             code=Code.NOT_FOUND,
         )
-    say(f"released hold {hold_name} of {name}")
+    show_done(f"released hold {hold_name} of {name}", as_json, {"table": name, "released": hold_name})
 
 
 def _as_json(hold: TableHold) -> dict[str, Any]:

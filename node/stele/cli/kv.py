@@ -8,15 +8,16 @@ import uuid
 import click
 
 from stele.cli.errors import NO
-from stele.cli.options import masters_option, replication_option, timeout_option, with_client
-from stele.cli.output import raw_output, say
+from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.output import raw_output, say, show_done, show_json
 
 
 @click.command()
 @click.argument("keyspace")
 @replication_option()
 @masters_option
-def create(keyspace: str, replication_factor: int, masters: str) -> None:
+@json_option
+def create(keyspace: str, replication_factor: int, masters: str, as_json: bool) -> None:
     """Create a key space.
 
     Example: stele kv create settings
@@ -24,7 +25,11 @@ def create(keyspace: str, replication_factor: int, masters: str) -> None:
     with_client(
         masters, lambda client: client.create_keyspace(keyspace, replication_factor=replication_factor)
     )
-    say(f"created key space {keyspace}")
+    show_done(
+        f"created key space {keyspace}",
+        as_json,
+        {"name": keyspace, "replicationFactor": replication_factor},
+    )
 
 
 @click.command()
@@ -32,7 +37,8 @@ def create(keyspace: str, replication_factor: int, masters: str) -> None:
 @click.argument("key")
 @masters_option
 @timeout_option
-def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
+@json_option
+def get(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Print the value of KEY as of now; exit 1 if it is not there.
 
     Example: stele kv get settings colour
@@ -46,7 +52,10 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
     if value is None:
         say(f"stele: no key {key} in {keyspace}", err=True)
         sys.exit(NO)
-    raw_output().write(value + b"\n")
+    if as_json:
+        show_json({**_as_json("key", key.encode()), **_as_json("value", value)})
+    else:
+        raw_output().write(value + b"\n")
 
 
 @click.command()
@@ -55,7 +64,8 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 @click.argument("value")
 @masters_option
 @timeout_option
-def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
+@json_option
+def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Set KEY to VALUE, whether KEY exists or not.
 
     Example: stele kv put settings colour blue
@@ -66,6 +76,7 @@ def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> 
         await (await client.keyspace(keyspace)).replace(key, value)
 
     with_client(masters, work, timeout_s)
+    _show_key(keyspace, key, as_json)
 
 
 @click.command()
@@ -74,7 +85,8 @@ def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> 
 @click.argument("value")
 @masters_option
 @timeout_option
-def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) -> None:
+@json_option
+def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Set KEY, which must not exist yet.
 
     Example: stele kv insert settings colour blue
@@ -85,6 +97,7 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) 
         await (await client.keyspace(keyspace)).insert(key, value)
 
     with_client(masters, work, timeout_s)
+    _show_key(keyspace, key, as_json)
 
 
 @click.command()
@@ -92,7 +105,8 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float) 
 @click.argument("key")
 @masters_option
 @timeout_option
-def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
+@json_option
+def delete(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Remove KEY. A key that does not exist is not an error.
 
     Example: stele kv delete settings colour
@@ -103,6 +117,7 @@ def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
         await (await client.keyspace(keyspace)).delete(key)
 
     with_client(masters, work, timeout_s)
+    _show_key(keyspace, key, as_json)
 
 
 @click.command(name="list")
@@ -110,7 +125,8 @@ def delete(keyspace: str, key: str, masters: str, timeout_s: float) -> None:
 @click.option("--prefix", default="", help="Only keys with this prefix.")
 @masters_option
 @timeout_option
-def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> None:
+@json_option
+def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Print keys and values in key order, separated by a tab.
 
     Example: stele kv list settings --prefix col
@@ -120,7 +136,11 @@ def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> Non
     async def work(client: AsyncClient) -> list[tuple[bytes, bytes]]:
         return await (await client.keyspace(keyspace)).list(prefix)
 
-    for key, value in with_client(masters, work, timeout_s):
+    found = with_client(masters, work, timeout_s)
+    if as_json:
+        show_json([{**_as_json("key", key), **_as_json("value", value)} for key, value in found])
+        return
+    for key, value in found:
         raw_output().write(key + b"\t" + value + b"\n")
 
 
@@ -130,7 +150,8 @@ def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float) -> Non
 @click.option("--id", "candidate", default="", help="The name of this candidate [default: a new UUID].")
 @click.option("--once", is_flag=True, help="Print who holds the name, and end.")
 @masters_option
-def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) -> None:
+@json_option
+def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str, as_json: bool) -> None:
     """Compete for NAME: take it if nobody holds it, then print each new holder.
 
     The holder keeps the name until somebody deletes the key (`stele kv delete KEYSPACE NAME`).
@@ -141,11 +162,17 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
 
     me = candidate or uuid.uuid4().hex
 
+    def tell(holder: str) -> None:
+        if as_json:
+            show_json({"name": name, "holder": holder, "me": holder == me}, one_line=True)
+        else:
+            say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+
     async def work(client: AsyncClient) -> None:
         space = await client.keyspace(keyspace)
         while True:
             holder = await space.elect(name, me)
-            say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+            tell(holder)
             if once:
                 return
             known = (
@@ -153,6 +180,20 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str) ->
             )  # differs from the stored bytes if those are not UTF-8; then it is printed twice
             while value := await space.changed(name, known):
                 known, holder = value, value.decode("utf-8", "replace")
-                say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
+                tell(holder)
 
     with_client(masters, work)
+
+
+def _show_key(keyspace: str, key: str, as_json: bool) -> None:
+    """What a change of a key prints: nothing, unless a program asks."""
+    if as_json:
+        show_json({"keyspace": keyspace, "key": key})
+
+
+def _as_json(name: str, value: bytes) -> dict[str, str]:
+    """Bytes for programs: as text; as hex, under another name, if they are not UTF-8."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}Hex": value.hex()}

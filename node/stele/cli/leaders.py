@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.output import show_done
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 )
 @masters_option
 @timeout_option
-def step_down(tablet: str, to: str, kept_s: int, masters: str, timeout_s: float) -> None:
+@json_option
+def step_down(tablet: str, to: str, kept_s: int, masters: str, timeout_s: float, as_json: bool) -> None:
     """Move the leader of a tablet to another of its voters. The first digits of its id are enough.
 
     Writes wait for some milliseconds. A node that lacks much of the log is refused. If the node leads already,
@@ -44,4 +45,14 @@ def step_down(tablet: str, to: str, kept_s: int, masters: str, timeout_s: float)
     moved = with_client(masters, work, timeout_s)
     what = "leads already" if moved.before == moved.after else f"leads now; {moved.before} led before"
     kept = f"; no driver moves it for {moved.kept_s} s" if moved.kept_s else ""
-    say(f"tablet {moved.tablet_id} of {moved.table_name}: {moved.after} {what}{kept}")
+    show_done(
+        f"tablet {moved.tablet_id} of {moved.table_name}: {moved.after} {what}{kept}",
+        as_json,
+        {
+            "tablet": moved.tablet_id,
+            "table": moved.table_name,
+            "before": moved.before,
+            "leader": moved.after,
+            "keptSeconds": moved.kept_s,
+        },
+    )

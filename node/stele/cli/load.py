@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from stele.cli.options import masters_option, replication_option, timeout_option, with_client
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.output import show_done
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +64,7 @@ _TAB = ("tab", "\\t")
 @replication_option(default=None)
 @masters_option
 @timeout_option
+@json_option
 def load(
     name: str,
     files: tuple[str, ...],
@@ -78,6 +79,7 @@ def load(
     replication_factor: int | None,
     masters: str,
     timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Write CSV (also .csv.gz), Parquet or Arrow files into a table. Columns are matched by name; - is standard input.
 
@@ -106,7 +108,7 @@ def load(
         inputs = stack.enter_context(opened(files, form or "", again=create or rejects is not None))
         table = _definition(name, inputs[0], csv, key, hashes, replication_factor) if create else None
         sink = stack.enter_context(new_file(rejects)) if rejects is not None else None
-        job = _Load(inputs, csv, op, timeout_s, sink)
+        job = _Load(inputs, csv, op, timeout_s, sink, as_json)
         try:
             with rows_progress() as job.progress:
                 with_client(masters, lambda client: job.run(client, name, table), timeout_s)
@@ -154,7 +156,13 @@ class _Load:
     """One load and its result so far."""
 
     def __init__(
-        self, inputs: Sequence[Input], csv: CsvFormat, op: str, timeout_s: float, rejects: BinaryIO | None
+        self,
+        inputs: Sequence[Input],
+        csv: CsvFormat,
+        op: str,
+        timeout_s: float,
+        rejects: BinaryIO | None,
+        as_json: bool,
     ) -> None:
         from stele.cli.faults import Faults
 
@@ -165,6 +173,7 @@ class _Load:
         self._csv = csv
         self._op = op
         self._timeout_s = timeout_s
+        self._as_json = as_json
         self._started = time.monotonic()
         self._opened = False
         self._taken = 0
@@ -179,17 +188,28 @@ class _Load:
         if definition is None:
             table = await client.open_table(name)
         else:
-            table = await client.create_table(
+            table = await self._made(client, name, definition)
+        self._opened = True
+        for each in self._inputs:
+            task = self.progress.add_task(Path(each.name).name, total=rows_of(each))
+            await self._write(table, Source(each, table.schema, self._csv), task)
+
+    async def _made(self, client: AsyncClient, name: str, definition: TableDefinition) -> AsyncTable:
+        from stele.model.errors import Code, Rejected
+
+        try:
+            return await client.create_table(
                 name,
                 definition.schema,
                 definition.partitioning,
                 replication_factor=definition.replication_factor,
                 timeout_s=self._timeout_s,
             )
-        self._opened = True
-        for each in self._inputs:
-            task = self.progress.add_task(Path(each.name).name, total=rows_of(each))
-            await self._write(table, Source(each, table.schema, self._csv), task)
+        except Rejected as exc:
+            if exc.code is not Code.ALREADY_PRESENT:
+                raise
+            what = "leave out --create and --key to write into it, or give another name"
+            raise Rejected(f"{exc.args[0]}; {what}", code=exc.code) from None
 
     async def _write(self, table: AsyncTable, source: Source, task: TaskID) -> None:
         def acknowledged(rows: int) -> None:
@@ -220,7 +240,9 @@ class _Load:
         """Print how many rows were written, and the first refused ones. If the load is not complete, some
         written rows may not be acknowledged yet."""
         if self._opened:  # otherwise no row was tried
-            say(self._told(complete))
+            done = {"written": self.written, "refused": self.faults.count, "complete": complete}
+            unsure = self._settled < self._taken  # some of these rows may be written
+            show_done(self._told(complete), self._as_json, {**done, "moreMayBeWritten": unsure})
         self.faults.report()
 
     def _told(self, complete: bool) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from stele.cli.output import say
+from stele.cli.options import json_option
+from stele.cli.output import show_done
 
 FLAG = "--may-lose-acknowledged-writes"
 
@@ -22,7 +23,8 @@ FLAG = "--may-lose-acknowledged-writes"
 @click.option(
     FLAG, "accepted", is_flag=True, help="Do it. Without this option the command only prints the risks."
 )
-def take_back(data_dir: Path, accepted: bool) -> None:
+@json_option
+def take_back(data_dir: Path, accepted: bool, as_json: bool) -> None:
     """Use a volume again that the masters refused as an older copy (exit code 6, VolumeOld).
 
     Such a volume may lack votes and rows that its node acknowledged. Using it may elect a second leader in a
@@ -45,4 +47,8 @@ def take_back(data_dir: Path, accepted: bool) -> None:
         volume.take_back(data_dir, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     except volume.Fate as exc:
         raise click.UsageError(str(exc)) from None
-    say(f"the next start of the node uses {data_dir} again; it had been refused: {refused}")
+    show_done(
+        f"the next start of the node uses {data_dir} again; it had been refused: {refused}",
+        as_json,
+        {"dataDir": str(data_dir), "refused": refused},
+    )

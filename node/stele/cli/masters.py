@@ -8,8 +8,9 @@ import time
 import click
 
 from stele.cli.options import Shared, json_option, masters_option, with_client
-from stele.cli.output import say, show_json, show_table
+from stele.cli.output import say, show_done, show_json, show_table
 from stele.cli.replicas import follow, wait_option
+from stele.model.amounts import plural
 
 
 @click.command()
@@ -27,7 +28,8 @@ from stele.cli.replicas import follow, wait_option
 @click.option(
     "--wait", "wait_s", default=30.0, show_default=True, help="Seconds to wait for all of them to answer."
 )
-def form(masters: str, cluster_id: str, wait_s: float) -> None:
+@json_option
+def form(masters: str, cluster_id: str, wait_s: float, as_json: bool) -> None:
     """Form a new cluster: introduce its first masters to each other, once all have formatted their volumes.
 
     Until then none of them votes or serves. A cluster is formed once. Repeating the command does nothing
@@ -50,7 +52,11 @@ def form(masters: str, cluster_id: str, wait_s: float) -> None:
             await asyncio.sleep(0.2)
 
     formed, fork_id = asyncio.run(run())
-    say(f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""))
+    show_done(
+        f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""),
+        as_json,
+        {"cluster": formed, "fork": fork_id or None},
+    )
 
 
 @click.command()
@@ -83,7 +89,8 @@ def list_masters(masters: str, as_json: bool) -> None:
 @click.argument("count", type=click.Choice(["1", "3", "5"]))
 @wait_option
 @masters_option
-def set_count(count: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def set_count(count: str, wait: bool, wait_s: float, masters: str, as_json: bool) -> None:
     """Set how many masters the cluster has: 1, 3 or 5.
 
     To have more, first start them with `stele master run --join`, each on its own machine. A driver then gives each a copy
@@ -112,13 +119,11 @@ def set_count(count: str, wait: bool, wait_s: float, masters: str) -> None:
     async def work(client: AsyncClient) -> None:
         answer = await client.masters.call("SetMasterCount", master_pb2.SetMasterCountRequest(masters=wanted))
         if answer.before == wanted:
-            say(
-                f"the cluster has {wanted} masters already"
-                if wanted > 1
-                else "the cluster has 1 master already"
-            )
+            say(f"the cluster has {plural(wanted, 'master')} already", err=as_json)
         else:
-            say(f"number of masters: {answer.before} becomes {wanted}")
-        await follow(client, far, wait_s if wait else 0.0)
+            say(f"number of masters: {answer.before} becomes {wanted}", err=as_json)
+        so_far = await follow(client, far, wait_s if wait else 0.0, err=as_json)
+        if as_json:
+            show_json({"before": answer.before, "masters": wanted, **so_far.as_json()})
 
     with_client(masters, work)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import say, short, show_json, show_table
+from stele.cli.output import confirm, short, show_done, show_json, show_table
 from stele.model.amounts import duration, size
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ def list_nodes(masters: str, as_json: bool) -> None:
 
     nodes = with_client(masters, work)
     if as_json:
-        show_json([_as_json(n) for n in nodes])
+        show_json([node_as_json(n) for n in nodes])
         return
     show_table(
         (
@@ -56,7 +55,8 @@ def _row(n: NodeStatus) -> tuple[object, ...]:
     return (*place, seen, *wanted, n.replicas, n.leaders, *disk, n.wanted_reason)
 
 
-def _as_json(n: NodeStatus) -> dict[str, Any]:
+def node_as_json(n: NodeStatus) -> dict[str, Any]:
+    """A node for programs."""
     return {**dataclasses.asdict(n), "wanted": n.wanted.name}
 
 
@@ -81,7 +81,8 @@ def in_words(n: NodeStatus) -> str:
 @click.argument("node", metavar="NAME|UUID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
-def forget(node: str, yes: bool, masters: str) -> None:
+@json_option
+def forget(node: str, yes: bool, masters: str, as_json: bool) -> None:
     """Forget a node or master that is gone for good. It is no longer shown, and nothing waits for it.
 
     Refused while the node sends heartbeats, or while a tablet's configuration or a change under way names it.
@@ -93,13 +94,10 @@ def forget(node: str, yes: bool, masters: str) -> None:
     from stele.client.admin import forget_node
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"standard input is not a terminal, so nobody can confirm; add --yes to forget {node}"
-            )
-        click.confirm(f"Forget {node} for good?", abort=True)
+        confirm(f"Forget {node} for good?", f"forget {node}")
 
     async def work(client: AsyncClient) -> str:
         return await forget_node(client.masters, node)
 
-    say(f"forgot {with_client(masters, work)}")
+    forgotten = with_client(masters, work)
+    show_done(f"forgot {forgotten}", as_json, {"forgot": forgotten})

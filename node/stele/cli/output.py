@@ -10,7 +10,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, cast
 
 import click
@@ -19,9 +19,31 @@ from stele.cli.width import fitted
 from stele.model.texts import printable
 
 
-def show_json(value: Any) -> None:
-    """Print a value as JSON."""
-    click.echo(json.dumps(value, indent=2, default=str))
+def show_json(value: Any, *, one_line: bool = False) -> None:
+    """Print a value as JSON. `one_line`: of a command that prints several, one after another."""
+    click.echo(json.dumps(value, indent=None if one_line else 2, default=str))
+
+
+def show_done(said: str, as_json: bool, done: Mapping[str, Any]) -> None:
+    """Print what a command did: a line for people, or `done` as JSON for programs."""
+    if as_json:
+        show_json(done)
+    else:
+        say(said)
+
+
+def confirm(question: str, what: str) -> None:
+    """Ask on standard error before something that cannot be undone. `what`: what --yes would do.
+
+    Raises:
+        UsageError: nobody can answer.
+        Abort: the answer is no.
+    """
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"standard input is not a terminal, so nobody can confirm; add --yes to {what}"
+        )
+    click.confirm(question, abort=True, err=True)
 
 
 def say(text: object, *, err: bool = False) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from stele.cli.health import names_of_nodes
-from stele.cli.options import masters_option, with_client
-from stele.cli.output import say, short
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import say, short, show_json
 from stele.cli.replicas import follow, wait_option
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def _reason_option(command: F) -> F:
 @_reason_option
 @wait_option
 @masters_option
-def move(tablet: str, source: str, target: str, reason: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def move(
+    tablet: str, source: str, target: str, reason: str, wait: bool, wait_s: float, masters: str, as_json: bool
+) -> None:
     """Move a tablet's replica from one node to another. The first digits of ids are enough.
 
     The new replica gets its rows and votes before the old one is removed. It is recorded, so any driver carries it
@@ -49,7 +52,7 @@ def move(tablet: str, source: str, target: str, reason: str, wait: bool, wait_s:
     async def ask(client: AsyncClient) -> Placed:
         return await move_replica(client.masters, tablet, source, target, owner=owner(), reason=reason)
 
-    _run(masters, ask, f"moves from {source} to {target}", wait, wait_s)
+    _run(masters, ask, f"moves from {source} to {target}", wait, wait_s, as_json)
 
 
 @click.command("add-replica")
@@ -58,7 +61,10 @@ def move(tablet: str, source: str, target: str, reason: str, wait: bool, wait_s:
 @_reason_option
 @wait_option
 @masters_option
-def add_replica(tablet: str, target: str, reason: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def add_replica(
+    tablet: str, target: str, reason: str, wait: bool, wait_s: float, masters: str, as_json: bool
+) -> None:
     """Add a replica to one tablet, beyond the replication factor of its table.
 
     It stays until `stele tablet remove-replica` or `stele tablet release` takes it back.
@@ -70,7 +76,7 @@ def add_replica(tablet: str, target: str, reason: str, wait: bool, wait_s: float
     async def ask(client: AsyncClient) -> Placed:
         return await add(client.masters, tablet, target, owner=owner(), reason=reason)
 
-    _run(masters, ask, f"gets one more replica{f' on {target}' if target else ''}", wait, wait_s)
+    _run(masters, ask, f"gets one more replica{f' on {target}' if target else ''}", wait, wait_s, as_json)
 
 
 @click.command("remove-replica")
@@ -79,7 +85,10 @@ def add_replica(tablet: str, target: str, reason: str, wait: bool, wait_s: float
 @_reason_option
 @wait_option
 @masters_option
-def remove_replica(tablet: str, source: str, reason: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def remove_replica(
+    tablet: str, source: str, reason: str, wait: bool, wait_s: float, masters: str, as_json: bool
+) -> None:
     """Remove a replica of a tablet that has more than the replication factor of its table.
 
     Refused at the factor, since a missing replica would be replaced. To have fewer, use `stele table set-rf`.
@@ -91,14 +100,15 @@ def remove_replica(tablet: str, source: str, reason: str, wait: bool, wait_s: fl
     async def ask(client: AsyncClient) -> Placed:
         return await remove(client.masters, tablet, source, owner=owner(), reason=reason)
 
-    _run(masters, ask, f"loses its replica on {source}", wait, wait_s)
+    _run(masters, ask, f"loses its replica on {source}", wait, wait_s, as_json)
 
 
 @click.command()
 @click.argument("tablet")
 @wait_option
 @masters_option
-def release(tablet: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def release(tablet: str, wait: bool, wait_s: float, masters: str, as_json: bool) -> None:
     """Cancel everything that was asked for a tablet by hand. It is then placed like all others.
 
     A move under way is given up, and a replica beyond the table's factor is removed.
@@ -110,16 +120,24 @@ def release(tablet: str, wait: bool, wait_s: float, masters: str) -> None:
     async def ask(client: AsyncClient) -> Placed:
         return await release_tablet(client.masters, tablet)
 
-    _run(masters, ask, "is no longer placed by hand", wait, wait_s)
+    _run(masters, ask, "is no longer placed by hand", wait, wait_s, as_json)
 
 
 def _run(
-    masters: str, ask: Callable[[AsyncClient], Awaitable[Placed]], what: str, wait: bool, wait_s: float
+    masters: str,
+    ask: Callable[[AsyncClient], Awaitable[Placed]],
+    what: str,
+    wait: bool,
+    wait_s: float,
+    as_json: bool,
 ) -> None:
     async def work(client: AsyncClient) -> None:
         placed = await ask(client)
-        say(f"tablet {short(placed.tablet_id)} of {placed.table_name} {what}")
-        await follow(client, lambda view: _far(view, placed), wait_s if wait else 0.0)
+        say(f"tablet {short(placed.tablet_id)} of {placed.table_name} {what}", err=as_json)
+        so_far = await follow(client, lambda view: _far(view, placed), wait_s if wait else 0.0, err=as_json)
+        if as_json:
+            told = {"tablet": placed.tablet_id, "table": placed.table_name, "replicas": placed.replicas}
+            show_json({**told, **so_far.as_json()})
 
     with_client(masters, work)
 

@@ -11,7 +11,7 @@ from stele.cli.health import names_of_nodes
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 from stele.cli.replicas import WAIT_S, driver_of, follow
-from stele.model.amounts import size
+from stele.model.amounts import plural, size
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -40,8 +40,6 @@ def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None
 
     Example: stele rebalance --dry-run
     """
-    if as_json and not dry_run:
-        raise click.UsageError("--json needs --dry-run")
 
     async def look(client: AsyncClient) -> tuple[list[Move], str, master_pb2.GetClusterViewResponse]:
         from stele.client.admin import cluster_view
@@ -55,14 +53,17 @@ def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None
         _show(moves, why, view, as_json)
         return
     holder = driver_of(view)
+    steps = 0
     if holder:
-        say(f"{holder} drives; waiting for it")
-        with_client(masters, lambda client: follow(client, _far, wait_s))
+        say(f"{holder} drives; waiting for it", err=as_json)
+        with_client(masters, lambda client: follow(client, _far, wait_s, err=as_json))
     elif not moves and not why:
-        say("nothing needs to move")
+        say("nothing needs to move", err=as_json)
     else:
-        say("no driver is at work, so this command drives until nothing is left to do")
-        asyncio.run(_drive(masters))
+        say("no driver is at work, so this command drives until nothing is left to do", err=as_json)
+        steps = asyncio.run(_drive(masters, as_json))
+    if as_json:
+        show_json({"done": True, "steps": steps, "driver": holder or None}, one_line=True)
 
 
 def _moves(view: master_pb2.GetClusterViewResponse) -> tuple[list[Move], str]:
@@ -129,7 +130,8 @@ def _far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
     return False, f"{under_way} moves under way, {len(moves)} more to come{waits}"
 
 
-async def _drive(masters: str) -> None:
+async def _drive(masters: str, as_json: bool) -> int:
+    """Drive until nothing is left to do. Returns the number of steps."""
     from stele.cli.driver import show_step
     from stele.driver.main import run
     from stele.driver.policy import Policy
@@ -142,7 +144,8 @@ async def _drive(masters: str) -> None:
     def show(progress: Progress) -> None:
         nonlocal steps
         steps += 1
-        show_step(progress)
+        show_step(progress, as_json)
 
     await run(parse_masters(masters), Policy(rebalance=True), until_healthy=True, on_progress=show)
-    say(f"balanced after {steps} steps")
+    say(f"balanced after {plural(steps, 'step')}", err=as_json)
+    return steps

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import say, short, show_json, show_table
+from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.cli.placing import owner
 from stele.model.incarnation import shown
 
@@ -75,7 +75,7 @@ def recover(
         else:
             _show(found)
         if not accepted:
-            _say_next(found, able, tablet, table)
+            _say_next(found, able, tablet, table, err=as_json)
             return
         for one in able:
             done = await ask(client.masters, one, owner=owner(), reason=reason)
@@ -100,7 +100,8 @@ def recover(
 @click.option("--reason", default="", metavar="TEXT", help="Why; the node logs it.")
 @masters_option
 @timeout_option
-def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float) -> None:
+@json_option
+def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float, as_json: bool) -> None:
     """Make a voter stand for election if a majority answers but nobody leads.
 
     This is a repair by hand for a case that should not happen: replicas elect a leader by themselves. The
@@ -118,9 +119,17 @@ def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float) -
         )
 
     done = with_client(masters, work, timeout_s)
-    say(
+    show_done(
         f"tablet {done.tablet_id} of {done.table_name}: replica {done.replica_id} on {done.node} leads in "
-        f"term {done.term}"
+        f"term {done.term}",
+        as_json,
+        {
+            "tablet": done.tablet_id,
+            "table": done.table_name,
+            "replica": done.replica_id,
+            "leader": done.node,
+            "term": done.term,
+        },
     )
 
 
@@ -177,12 +186,14 @@ def _show(found: Sequence[Recovery]) -> None:
         )
 
 
-def _say_next(found: Sequence[Recovery], able: Sequence[Recovery], tablet: str, table: str) -> None:
+def _say_next(
+    found: Sequence[Recovery], able: Sequence[Recovery], tablet: str, table: str, *, err: bool
+) -> None:
     if not found:
-        say("no tablet has lost its majority")
+        say("no tablet has lost its majority", err=err)
     elif able:
         which = tablet or (f"--table {table}" if table else "--all-lost")
-        say(f"nothing was changed; to do it, run: stele tablet recover {which} {FLAG}")
+        say(f"nothing was changed; to do it, run: stele tablet recover {which} {FLAG}", err=err)
 
 
 async def _serving(client: AsyncClient, tablet_ids: Sequence[str], wait_s: float, *, err: bool) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from stele.cli.options import masters_option, with_client
-from stele.cli.output import say
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import say, show_json
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -40,7 +40,8 @@ def wait_option(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("factor", type=click.Choice(["1", "3", "5", "7"]))
 @wait_option
 @masters_option
-def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str) -> None:
+@json_option
+def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str, as_json: bool) -> None:
     """Set how many replicas each tablet of a table or key space has: 1, 3, 5 or 7.
 
     A driver adds or removes the replicas one at a time; the table is read and written meanwhile. Refused if there
@@ -55,26 +56,45 @@ def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str) -> 
         before = await client.describe(table)
         info = await client.set_replication_factor(table, int(factor))
         if before.replication_factor == info.replication_factor:
-            say(f"{table} has replication factor {factor} already")
+            say(f"{table} has replication factor {factor} already", err=as_json)
         else:
-            say(f"{table}: replication factor {before.replication_factor} becomes {factor}")
+            was = before.replication_factor
+            say(f"{table}: replication factor {was} becomes {factor}", err=as_json)
 
         def far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
             health: ClusterHealth = examine(view)
             counts = health.replicas_of(info.table_id)
             return counts.done, str(counts)
 
-        await follow(client, far, wait_s if wait else 0.0)
+        so_far = await follow(client, far, wait_s if wait else 0.0, err=as_json)
+        if as_json:
+            change = {"before": before.replication_factor, "replicationFactor": info.replication_factor}
+            show_json({"table": table, **change, **so_far.as_json()})
 
     with_client(masters, work)
+
+
+class Far(NamedTuple):
+    """How far a change is: whether it is done, and the progress in words."""
+
+    done: bool
+    text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {"done": self.done, "progress": self.text}
 
 
 async def follow(
     client: AsyncClient,
     far: Callable[[master_pb2.GetClusterViewResponse], tuple[bool, str]],
     wait_s: float,
-) -> None:
+    *,
+    err: bool = False,
+) -> Far:
     """Show the progress of a change, once, or until it is done. `far`: (whether it is done, how far it is).
+
+    `err`: on standard error. Returns what it showed last.
 
     Raises:
         Retryable: TIMED_OUT, it is not done after `wait_s` seconds.
@@ -89,9 +109,9 @@ async def follow(
         done, text = far(view)
         if text != told:
             told = text
-            say(text)
+            say(text, err=err)
         if done:
-            return
+            return Far(done, text)
         if not warned and not driver_of(view):
             warned = True
             say(
@@ -101,7 +121,7 @@ async def follow(
             )
         if time.monotonic() >= deadline:
             if not wait_s:
-                return
+                return Far(done, text)
             raise Retryable(
                 f"not done after {wait_s:.0f} s: {text}; the change continues", code=Code.TIMED_OUT
             )

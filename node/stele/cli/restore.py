@@ -9,9 +9,9 @@ import click
 
 from stele.cli.backup import note
 from stele.cli.errors import NO
-from stele.cli.follow import Following, follow_option, moment_from, moment_of
-from stele.cli.options import masters_option, replication_option, timeout_option, with_client
-from stele.cli.output import say
+from stele.cli.follow import Following, follow_option, moment_from, moment_of, refuse_both
+from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.output import say, show_json
 from stele.cli.verify import table_names
 from stele.model.amounts import plural
 from stele.model.errors import Rejected
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 @masters_option
 @timeout_option
 @follow_option
+@json_option
 def restore(
     folder: str,
     backup: str | None,
@@ -68,6 +69,7 @@ def restore(
     masters: str,
     timeout_s: float,
     follow: bool,
+    as_json: bool,
 ) -> None:
     """Make tables from a backup, as new ones: a table that exists is never changed. FOLDER is a path or URI.
 
@@ -82,6 +84,7 @@ def restore(
     """
     from stele.cli.progress import rows_progress
 
+    refuse_both(follow, as_json)
     names = table_names(tables)
     if at and backup:
         raise click.UsageError("BACKUP and --at exclude each other")
@@ -123,13 +126,20 @@ def restore(
 
         made, report = with_client(masters, work, timeout_s)
         differences = [] if report is None else [*report.faults, *report.differences]
-        following.result(_result(manifest, made, verify, differences))
-    if not follow:
+        result = _result(manifest, made, verify, differences)
+        following.result(result)
+    if as_json:
+        show_json(result | {"tables": [_restored(each) for each in made], "differences": differences})
+    elif not follow:
         _show(made, time.monotonic() - started, verify and not differences)
     if differences:
         for line in differences:
             say(line, err=True)
         click.get_current_context().exit(NO)
+
+
+def _restored(each: Restored) -> dict[str, Any]:
+    return {"name": each.name, "of": each.table, "rows": each.rows}
 
 
 def _show(made: list[Restored], seconds: float, equal: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+import time
 from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from stele.cli.new_file import check_new, new_file
-from stele.cli.options import masters_option, timeout_option, with_client
-from stele.cli.output import raw_output, say, show_table
+from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.output import raw_output, say, show_done, show_json, show_table
+from stele.model.amounts import size_or_bytes
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ _TABLE_ROWS_MAX = 1_000
 @click.option("--count", "only_count", is_flag=True, help="Print only how many rows there are.")
 @masters_option
 @timeout_option
+@json_option
 def scan(
     name: str,
     columns: str,
@@ -79,6 +82,7 @@ def scan(
     only_count: bool,
     masters: str,
     timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Print rows of a table at one snapshot, or with --since what changed up to it.
 
@@ -91,7 +95,9 @@ def scan(
     """
     from stele.model.where import parse_where
 
-    form = form or _form_of(output)
+    if as_json and form not in (None, "json") and not output:
+        raise click.UsageError(f"--json and --format {form} exclude each other")
+    form = form or ("json" if as_json and not output else _form_of(output))
     if output and only_count:
         raise click.UsageError("--count prints a number and cannot be used with --output")
     if output and form == "table":
@@ -134,19 +140,35 @@ def scan(
 
     async def show(scanner: AsyncScanner) -> None:
         if only_count:
-            say(await scanner.count())
+            rows = await scanner.count()
+            show_done(str(rows), as_json, {"rows": rows})
             return
         if form == "table":
             _print_table(await _head(scanner))
             return
+        rows, begun = 0, time.monotonic()
         with new_file(output) if output else nullcontext(raw_output()) as sink:
             write = _writer(form, sink, scanner.plan.arrow_schema)
             async with aclosing(scanner.batches()) as batches:
                 async for batch in batches:
                     write(batch)
+                    rows += batch.num_rows
             write(None)
+        if output:
+            _tell_written(output, rows, time.monotonic() - begun, scanner.snapshot, as_json)
 
     with_client(masters, work, timeout_s)
+
+
+def _tell_written(output: str, rows: int, seconds: float, snapshot: int, as_json: bool) -> None:
+    """Say what a file got: on standard error for people, as the file may be standard output."""
+    written = Path(output).stat().st_size if Path(output).is_file() else None  # a pipe has no size
+    if as_json:
+        done = {"file": output, "rows": rows, "bytes": written, "seconds": round(seconds, 3)}
+        show_json({**done, "snapshot": str(snapshot)})
+        return
+    size = "" if written is None else f", {size_or_bytes(written)}"
+    say(f"{rows:,} rows{size}, in {seconds:.1f} s, written to {output}", err=True)
 
 
 def _form_of(output: str | None) -> str:

@@ -222,7 +222,7 @@ def _columns(entries: Sequence[Entry], primary: Collection[str]) -> dict[str, _G
             for fault in faults:
                 entry.fault(fault)
             column = None if faults else column
-        if name.lower() in lower:
+        if name and name.lower() in lower:
             entry.fault(f"column {name}: the name is used twice (case is ignored)")
         elif name:
             found[name] = _Given(n, column)

@@ -16,9 +16,9 @@ from stele.cli.options import (
     timeout_option,
     with_client,
 )
-from stele.cli.output import say, short, show_json, show_table
+from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.model import durations
-from stele.model.amounts import duration
+from stele.model.amounts import duration, plural
 from stele.model.amounts import size as shown_bytes
 from stele.model.json_values import json_value
 
@@ -159,6 +159,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 @history_option
 @masters_option
 @timeout_option
+@json_option
 def create(
     source: str,
     columns: tuple[str, ...],
@@ -171,6 +172,7 @@ def create(
     history_s: float | None,
     masters: str,
     timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Create a table from a YAML or JSON file (such as a TabletGroup) or from options.
 
@@ -211,14 +213,23 @@ def create(
     with_client(masters, work, timeout_s)
     if table.unused:
         say(f"note: {source}: only the operator reads {' and '.join(table.unused)}; not used here", err=True)
-    say(f"created table {table.name}: {table.partitioning.tablets} tablets")
+    show_done(
+        f"created table {table.name}: {plural(table.partitioning.tablets, 'tablet')}",
+        as_json,
+        {
+            "name": table.name,
+            "tablets": table.partitioning.tablets,
+            "replicationFactor": table.replication_factor,
+        },
+    )
 
 
 @click.command()
 @click.argument("name", metavar="NAME|ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
-def delete(name: str, yes: bool, masters: str) -> None:
+@json_option
+def delete(name: str, yes: bool, masters: str, as_json: bool) -> None:
     """Delete a table or key space permanently. One that was dropped is named by its id.
 
     `stele table drop` deletes it later, so that it can be taken back until then.
@@ -227,7 +238,7 @@ def delete(name: str, yes: bool, masters: str) -> None:
     """
     from stele.cli.dropping import delete_for_good
 
-    delete_for_good(name, yes, masters)
+    delete_for_good(name, yes, masters, as_json)
 
 
 def _split(schema: Schema, part: RangePartition) -> tuple[list[str], list[list[Any] | dict[str, str]]]:

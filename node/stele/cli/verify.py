@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.backup import manifest_as_json, note, shown_bytes
+from stele.cli.backup import manifest_as_json, note
 from stele.cli.errors import NO
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, show_json
-from stele.model.amounts import plural
+from stele.model.amounts import plural, size_or_bytes
 from stele.model.errors import Corrupt
 
 if TYPE_CHECKING:
-    from stele.backup import Report
+    from stele.backup import Manifest, Report
     from stele.client import AsyncClient
 
 
@@ -105,7 +105,13 @@ def _show(report: Report, as_json: bool) -> None:
     if as_json:
         show_json(
             manifest_as_json(manifest)
-            | {"faults": report.faults, "differences": report.differences, "strays": report.strays}
+            | {
+                "faults": report.faults,
+                "differences": report.differences,
+                "strays": report.strays,
+                "rowsRestored": {table.table: table.rows for table in report.tables},
+                "chain": [_in_chain(each) for each in report.backups],
+            }
         )
     for line in (*report.faults, *report.differences):
         say(line, err=True)
@@ -124,8 +130,22 @@ def _show(report: Report, as_json: bool) -> None:
         return
     for table in report.tables:
         equal = f"; {table.compared} has the same rows" if table.compared else ""
-        say(
-            f"{table.table}: {table.rows:,} rows in {plural(table.files, 'file')}, {shown_bytes(table.bytes)}{equal}"
-        )
+        files = f" in {_files(table.files, table.bytes)}"
+        say(f"{table.table}: {table.rows:,} rows{'' if report.bases else files}{equal}")
+        for each in report.backups if report.bases else ():
+            for entry in each.tables:
+                if entry.name == table.table:
+                    what = "rows" if each.base is None else "changes"
+                    kept = _files(len(entry.files), entry.file_bytes)
+                    say(f"  {each.backup_id}, {each.kind}: {entry.rows:,} {what} in {kept}")
     with_bases = f", with the {plural(report.bases, 'backup')} that it builds on" if report.bases else ""
     say(f"backup {manifest.backup_id} is whole{with_bases}")
+
+
+def _files(count: int, size: int) -> str:
+    return f"{plural(count, 'file')}, {size_or_bytes(size)}"
+
+
+def _in_chain(manifest: Manifest) -> dict[str, Any]:
+    whole = manifest_as_json(manifest)
+    return {name: whole[name] for name in ("id", "kind", "rows", "bytes", "tables")}

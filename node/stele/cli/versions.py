@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
-from stele.cli.output import say, short, show_json, show_table
+from stele.cli.output import confirm, say, short, show_done, show_json, show_table
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -58,7 +57,8 @@ def _next(found: ClusterVersions) -> str:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @masters_option
 @timeout_option
-def finalize(yes: bool, masters: str, timeout_s: float) -> None:
+@json_option
+def finalize(yes: bool, masters: str, timeout_s: float, as_json: bool) -> None:
     """End an upgrade: allow formats and features that the release before cannot read.
 
     This cannot be undone: members of the release before are refused from then on. It is refused while a
@@ -76,10 +76,13 @@ def finalize(yes: bool, masters: str, timeout_s: float) -> None:
 
     before = with_client(masters, look, timeout_s)
     if before.finalized < before.newest and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError("standard input is not a terminal, so nobody can confirm; add --yes")
-        click.confirm(
-            f"Finalize cluster version {before.newest}? The release before cannot come back.", abort=True
+        confirm(
+            f"Finalize cluster version {before.newest}? The release before cannot come back.",
+            f"finalize cluster version {before.newest}",
         )
     now = with_client(masters, work, timeout_s)
-    say(f"cluster version {now} is finalized" + (" already" if now == before.finalized else ""))
+    show_done(
+        f"cluster version {now} is finalized" + (" already" if now == before.finalized else ""),
+        as_json,
+        {"finalized": now, "before": before.finalized},
+    )

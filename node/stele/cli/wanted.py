@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stele.cli.nodes import in_words
-from stele.cli.options import masters_option, with_client
-from stele.cli.output import say
+from stele.cli.nodes import in_words, node_as_json
+from stele.cli.options import json_option, masters_option, with_client
+from stele.cli.output import confirm, say, show_json
 from stele.model.amounts import duration
 
 if TYPE_CHECKING:
@@ -66,19 +66,31 @@ def _kept(command: F) -> F:
     long = click.option(
         "--for", "for_s", metavar="TIME", callback=seconds_of, required=True, help="90s, 30m, 2h, 1d."
     )
-    return _node_argument(long(_reason_option(_override_option(masters_option(command)))))
+    return _node_argument(long(_reason_option(_override_option(masters_option(json_option(command))))))
 
 
 def _taken_back(command: F) -> F:
     """The arguments of what takes a wish back."""
-    return _node_argument(_override_option(masters_option(command)))
+    return _node_argument(_override_option(masters_option(json_option(command))))
 
 
-def _ask(masters: str, wish: Callable[..., Awaitable[Answer]], node: str, **how: object) -> None:
-    """Send a request about a node by `stele.client.admin`, and print the answer."""
+def _ask(
+    masters: str,
+    as_json: bool,
+    wish: Callable[..., Awaitable[Answer]],
+    node: str,
+    *,
+    until: Callable[[AsyncClient, NodeStatus], Awaitable[NodeStatus]] | None = None,
+    **how: object,
+) -> None:
+    """Send a request about a node by `stele.client.admin`, and print the answer. `until`: waits until it is done."""
 
     async def work(client: AsyncClient) -> None:
-        _tell(await wish(client.masters, node, **how))
+        answer = await wish(client.masters, node, **how)
+        _tell(answer, err=as_json)
+        now = answer.node if until is None else await until(client, answer.node)
+        if as_json:
+            show_json({"changed": answer.changed, "notes": list(answer.notes), "node": node_as_json(now)})
 
     with_client(masters, work)
 
@@ -100,7 +112,10 @@ def _wait_option(command: F) -> F:
 @_wait_option
 @_override_option
 @masters_option
-def drain(node: str, reason: str, for_s: float | None, wait: bool, override: bool, masters: str) -> None:
+@json_option
+def drain(
+    node: str, reason: str, for_s: float | None, wait: bool, override: bool, masters: str, as_json: bool
+) -> None:
     """Move all leaders and replicas off a node. The node stays, and gets nothing new until `undrain`.
 
     Refused if other machines cannot take its replicas; the message says which, and what would help. The
@@ -110,13 +125,8 @@ def drain(node: str, reason: str, for_s: float | None, wait: bool, override: boo
     """
     from stele.client.admin import drain_node
 
-    async def work(client: AsyncClient) -> None:
-        answer = await drain_node(client.masters, node, reason=reason, for_s=for_s, override=override)
-        _tell(answer)
-        if wait:
-            await _until_empty(client, answer.node, retired=False)
-
-    with_client(masters, work)
+    until = partial(_until_empty, retired=False, err=as_json) if wait else None
+    _ask(masters, as_json, drain_node, node, until=until, reason=reason, for_s=for_s, override=override)
 
 
 @click.command()
@@ -126,7 +136,10 @@ def drain(node: str, reason: str, for_s: float | None, wait: bool, override: boo
 @_wait_option
 @_override_option
 @masters_option
-def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, masters: str) -> None:
+@json_option
+def retire(
+    node: str, yes: bool, reason: str, wait: bool, override: bool, masters: str, as_json: bool
+) -> None:
     """Drain a node, then retire it for good. Until it is empty, `undrain` takes this back.
 
     A retired node never serves again under its id. An operator then deletes its pod, and makes a new node if
@@ -137,36 +150,27 @@ def retire(node: str, yes: bool, reason: str, wait: bool, override: bool, master
     from stele.client.admin import retire_node
 
     if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"standard input is not a terminal, so nobody can confirm; add --yes to retire {node}"
-            )
-        click.confirm(f"Retire {node} for good, once it is empty?", abort=True)
+        confirm(f"Retire {node} for good, once it is empty?", f"retire {node}")
 
-    async def work(client: AsyncClient) -> None:
-        answer = await retire_node(client.masters, node, reason=reason, override=override)
-        _tell(answer)
-        if wait:
-            await _until_empty(client, answer.node, retired=True)
-
-    with_client(masters, work)
+    until = partial(_until_empty, retired=True, err=as_json) if wait else None
+    _ask(masters, as_json, retire_node, node, until=until, reason=reason, override=override)
 
 
 @click.command()
 @_taken_back
-def undrain(node: str, override: bool, masters: str) -> None:
+def undrain(node: str, override: bool, masters: str, as_json: bool) -> None:
     """Cancel a drain, or a retirement that is not complete. Copies that were begun for it end.
 
     Example: stele node undrain flights-node-2
     """
     from stele.client.admin import undrain_node
 
-    _ask(masters, undrain_node, node, override=override)
+    _ask(masters, as_json, undrain_node, node, override=override)
 
 
 @click.command()
 @_kept
-def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
+def park(node: str, for_s: float, reason: str, override: bool, masters: str, as_json: bool) -> None:
     """Let a node be away for a while. Its replicas are not replaced or copied elsewhere.
 
     Leaders leave it, and it gets nothing new. Meanwhile its tablets can lose no other voter, if they have
@@ -176,12 +180,12 @@ def park(node: str, for_s: float, reason: str, override: bool, masters: str) -> 
     """
     from stele.client.admin import park_node
 
-    _ask(masters, park_node, node, for_s=for_s, reason=reason, override=override)
+    _ask(masters, as_json, park_node, node, for_s=for_s, reason=reason, override=override)
 
 
 @click.command()
 @_taken_back
-def unpark(node: str, override: bool, masters: str) -> None:
+def unpark(node: str, override: bool, masters: str, as_json: bool) -> None:
     """Return a parked node to service. If it is still away, its replicas are replaced like those of any
     silent node.
 
@@ -189,12 +193,12 @@ def unpark(node: str, override: bool, masters: str) -> None:
     """
     from stele.client.admin import unpark_node
 
-    _ask(masters, unpark_node, node, override=override)
+    _ask(masters, as_json, unpark_node, node, override=override)
 
 
 @click.command()
 @_kept
-def fence(node: str, for_s: float, reason: str, override: bool, masters: str) -> None:
+def fence(node: str, for_s: float, reason: str, override: bool, masters: str, as_json: bool) -> None:
     """Let a node run without serving anybody: no clients and no other nodes, even after a restart.
 
     Use it for a node that you do not trust, or want to inspect. Its leaders move away first. Its replicas are
@@ -205,29 +209,29 @@ def fence(node: str, for_s: float, reason: str, override: bool, masters: str) ->
     """
     from stele.client.admin import fence_node
 
-    _ask(masters, fence_node, node, for_s=for_s, reason=reason, override=override)
+    _ask(masters, as_json, fence_node, node, for_s=for_s, reason=reason, override=override)
 
 
 @click.command()
 @_taken_back
-def unfence(node: str, override: bool, masters: str) -> None:
+def unfence(node: str, override: bool, masters: str, as_json: bool) -> None:
     """Return a fenced node to service: within seconds it serves like any node.
 
     Example: stele node unfence flights-node-2
     """
     from stele.client.admin import unfence_node
 
-    _ask(masters, unfence_node, node, override=override)
+    _ask(masters, as_json, unfence_node, node, override=override)
 
 
-def _tell(answer: Answer) -> None:
+def _tell(answer: Answer, *, err: bool) -> None:
     """Print the wanted state, and what it means."""
     n = answer.node
     until = f" for {duration(n.wanted_left_s)}" if n.wanted_left_s is not None else ""
     already = "" if answer.changed else ", as it was before"
-    say(f"{n.label} is {in_words(n)}{until}{already}{_holds(n)}")
+    say(f"{n.label} is {in_words(n)}{until}{already}{_holds(n)}", err=err)
     for note in answer.notes:
-        say(f"while it is away: {note}")
+        say(f"while it is away: {note}", err=err)
 
 
 def _holds(n: NodeStatus) -> str:
@@ -245,25 +249,27 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-async def _tell_why(client: AsyncClient, node: NodeStatus) -> None:
+async def _tell_why(client: AsyncClient, node: NodeStatus, *, err: bool) -> None:
     """Print why nothing moves, as far as the masters' view shows it."""
     from stele.client.admin import what_drain_waits_for
 
     reasons = await what_drain_waits_for(client.masters, node.node_id)
     for reason in reasons[:REASONS_MAX]:
-        say(f"{node.label} waits: {reason}")
+        say(f"{node.label} waits: {reason}", err=err)
     if len(reasons) > REASONS_MAX:
-        say(f"{node.label} waits for {len(reasons) - REASONS_MAX} more reasons; `stele ksck` has the tablets")
+        more = len(reasons) - REASONS_MAX
+        say(f"{node.label} waits for {more} more reasons; `stele ksck` has the tablets", err=err)
     if not reasons:
         say(
             f"{node.label}: nothing moved for {STILL_S:.0f} s; is a driver at work? (the operator, `stele "
-            f"driver run`)"
+            f"driver run`)",
+            err=err,
         )
 
 
-async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) -> None:
+async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool, err: bool) -> NodeStatus:
     """Print how much is left whenever it changes. Ends when nothing names the node, or when its drain was
-    cancelled."""
+    cancelled. Returns the node as it is then."""
     from stele.client.admin import node_status_of
     from stele.model.errors import Rejected, Retryable
 
@@ -272,15 +278,15 @@ async def _until_empty(client: AsyncClient, node: NodeStatus, *, retired: bool) 
         if node.wanted.name not in ("DRAINED", "RETIRED"):
             raise Rejected(f"{node.label} is {in_words(node)} again; somebody cancelled the drain")
         if node.empty and (not retired or node.seen == "retired"):
-            say(f"{node.label} is {in_words(node)}: nothing names it any more")
-            return
+            say(f"{node.label} is {in_words(node)}: nothing names it any more", err=err)
+            return node
         if _left(node) != told:
             told, moved_s, hinted = _left(node), time.monotonic(), False
-            say(f"{node.label}: {told}")
+            say(f"{node.label}: {told}", err=err)
         if not hinted and time.monotonic() - moved_s >= STILL_S:
             hinted = True
             with suppress(Retryable):
-                await _tell_why(client, node)
+                await _tell_why(client, node, err=err)
         await asyncio.sleep(POLL_S)
         with suppress(Retryable):  # masters elect a leader; the wanted state stays meanwhile
             node = await node_status_of(client.masters, node.node_id)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stele.model.block import RowOp
-from stele.model.clock import from_datetime, future_snapshot
+from stele.model.clock import ahead_of, from_datetime, future_snapshot
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected
 from stele.model.schema import HISTORY_MAX_MS, HISTORY_MIN_MS
@@ -25,6 +25,8 @@ _HYBRID_TIME_MAX = (1 << 63) - 1
 """The last snapshot that a message can hold, in the year 2041."""
 _SNAPSHOT_MAX = int(from_datetime(datetime.datetime.max))
 """The last time that a datetime can hold."""
+THIS_CLOCK = "this machine's clock"
+"""How messages call the clock that this process reads."""
 _REPLICATION_FACTOR_MAX = (1 << 32) - 1
 """The most that a message can hold. The masters decide which values are possible."""
 
@@ -117,8 +119,10 @@ def replication_factor(given: Any) -> int:
     return whole_number(given, "replication_factor", least=1, most=_REPLICATION_FACTOR_MAX)
 
 
-def snapshot(given: Any, what: str = "snapshot") -> int:
-    """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0."""
+def snapshot(given: Any, what: str = "snapshot", called: str = "") -> int:
+    """A hybrid time, also from a datetime, which is UTC without a time zone. 0 means now; None gives 0.
+
+    `called`: how a message calls the time, if it is no snapshot."""
     if given is None:
         return 0
     if isinstance(given, datetime.datetime):
@@ -133,9 +137,13 @@ def snapshot(given: Any, what: str = "snapshot") -> int:
             expected = "a hybrid time, a whole number as now() of a client gives, or a datetime"
             raise refusal(what, given, expected) from None
     if found > _HYBRID_TIME_MAX:  # only nodes judge others, by their own clocks
-        raise Rejected(
-            future_snapshot(found, time.time_ns() // 1_000, "this machine's clock"), code=Code.CLOCK_AHEAD
+        now_us = time.time_ns() // 1_000
+        why = (
+            future_snapshot(found, now_us, THIS_CLOCK)
+            if not called
+            else f"{ahead_of(called, found, now_us, THIS_CLOCK)}; give an earlier time"
         )
+        raise Rejected(why, code=Code.CLOCK_AHEAD)
     return found
 
 

@@ -12,18 +12,28 @@ from typing import Any
 
 from stele.client import arguments
 from stele.client.tablet_scan import ScanPlan
-from stele.model.errors import Rejected
+from stele.model.clock import ahead_of, physical_us, utc
+from stele.model.errors import Code, Rejected
 from stele.model.predicate import Changes
+
+_AFTER, _UPTO = "the time after which to read changes,", "the time up to which to read them,"
 
 
 def change_times(after: Any, upto: Any, now: Callable[[], int]) -> tuple[int, int]:
     """Both times as hybrid times. `now` is called if `upto` is none."""
-    begin = arguments.snapshot(after, "after")
+    begin = arguments.snapshot(after, "after", _AFTER)
     if not begin:
         raise arguments.refusal("after", after, "the snapshot of a scan, or the time after which to read")
-    end = arguments.snapshot(upto, "upto") or now()
+    given = arguments.snapshot(upto, "upto", _UPTO)
+    end = given or now()
     if begin > end:
-        raise Rejected(f"changes: after {begin} is later than upto {end}; expected the earlier time first")
+        if not given:
+            ahead = ahead_of(_AFTER, begin, physical_us(end), arguments.THIS_CLOCK)
+            raise Rejected(f"{ahead}; give an earlier time", code=Code.CLOCK_AHEAD)
+        raise Rejected(
+            f"{_AFTER} {utc(physical_us(begin))} is later than {_UPTO} {utc(physical_us(end))}; "
+            "expected the earlier time first"
+        )
     return begin, end
 
 

@@ -8,6 +8,11 @@ def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
+def size_or_bytes(count: int) -> str:
+    """A number of bytes; exact if it is below 1 MiB."""
+    return size(count) if count >= 2**20 else f"{count:,} bytes"
+
+
 def duration(seconds: float) -> str:
     """A time as text, in its two largest units."""
     left = max(1, round(seconds))

@@ -272,13 +272,14 @@ def down(folder: Path, wiped: bool) -> None:
     over = f", {left} leftover processes were killed" if left else ""
     told = f"down{over}" if was_there or left else f"no cluster runs in {folder}"
     used = kept(folder)
-    if used is None:
-        click.echo(told)
-    elif wiped:
+    if wiped:
         try:
             wipe(folder)
         except FolderTaken as error:
             raise click.ClickException(str(error)) from error
+    if used is None:
+        click.echo(told)
+    elif wiped:
         click.echo(f"{told}; its data were removed: {used / 1e6:,.0f} MB")
     else:
         command = as_called(folder)
@@ -358,12 +359,14 @@ def env(folder: Path) -> None:
     click.echo(_export(folder))
 
 
-@main.command("exec", context_settings={"ignore_unknown_options": True})
+@main.command("exec", context_settings={"allow_interspersed_args": False})
 @click.option("--namespace", default="default", show_default=True, help="Namespace for short names.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
 @click.pass_obj
 def exec_(folder: Path, namespace: str, command: tuple[str, ...]) -> None:
-    """Run COMMAND with the cluster's DNS names and KUBECONFIG. Only Python programs see the names."""
+    """Run COMMAND with the cluster's DNS names and KUBECONFIG. Only Python programs see the names.
+
+    Everything after COMMAND belongs to it, options too: `stele-local exec stele table --help`."""
     _access(folder)
     names = {"STELE_LOCAL_HOSTS": str(folder / "hosts.json"), "STELE_LOCAL_NAMESPACE": namespace}
     shim = Path(__file__).parent / "names"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 STATE = "state.json"
 _OURS = ("machines", "logs", STATE, "cluster.json", "kubeconfig", "hosts.json", "stele-local.log")
-"""The names that a cluster makes in its folder, except its lock. `wipe` removes these and nothing else."""
+"""The names that a cluster makes in its folder, except its lock. `wipe` removes these, the lock, and nothing else."""
 
 
 class FolderTaken(Exception):
@@ -30,23 +30,29 @@ def as_called(folder: Path) -> str:
 
 def own(folder: Path) -> int:
     """Takes the lock and writes our process id into it; it holds until the descriptor is closed. Raises FolderTaken."""
-    descriptor = _lock(folder)
+    descriptor = _lock(folder, make=True)
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
 
 
-def _lock(folder: Path) -> int:
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise FolderTaken(
-            f"a cluster runs in {folder} already; `{as_called(folder)} down` stops it, or give another "
-            f"--folder"
-        ) from None
-    return descriptor
+def _lock(folder: Path, *, make: bool = False) -> int:
+    """Locks the folder. Raises FolderTaken; FileNotFoundError if there is no lock, unless `make`."""
+    path = folder / "lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise FolderTaken(
+                f"a cluster runs in {folder} already; `{as_called(folder)} down` stops it, or give another "
+                f"--folder"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # `wipe` has removed it meanwhile
 
 
 def owner_of(folder: Path) -> int | None:
@@ -92,8 +98,8 @@ def wipe(folder: Path) -> None:
     """Removes everything that a cluster made here; other files in the folder stay. Raises FolderTaken,
     OSError."""
     try:
-        descriptor = _lock(folder)
-    except FileNotFoundError:
+        descriptor = _lock(folder, make=True)
+    except FileNotFoundError:  # there is no such folder
         return
     try:
         for name in _OURS:
@@ -102,5 +108,6 @@ def wipe(folder: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+        (folder / "lock").unlink()
     finally:
         os.close(descriptor)
