@@ -222,7 +222,7 @@ async def test_the_command_line(
         )
         assert (await run("table", "create", str(file)))[0] == 0
         code, out, err = await run("table", "alter", "days", "--add-range", "2024-02-01..2024-03-01")
-        assert (code, out, err) == (0, "altered table days: schema version 1, 1 columns, 2 ranges\n", "")
+        assert (code, out, err) == (0, "altered table days: schema version 1, 1 column, 2 ranges\n", "")
         old = ("--drop-range", "2024-01-01..2024-02-01")
         code, _, err = await run("table", "alter", "days", *old)
         assert code == 2 and "add --yes to drop range 2024-01-01..2024-02-01 of days" in err

@@ -10,6 +10,7 @@ import click
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import confirm, show_done
 from stele.cli.wanted import seconds_of
+from stele.model.amounts import plural
 from stele.model.errors import Rejected
 
 if TYPE_CHECKING:
@@ -150,10 +151,10 @@ def alter(
         return table
 
     table = with_client(masters, work, timeout_s)
-    ranges = f", {table.partition_schema.ranges} ranges" if new_ranges or old_ranges else ""
+    ranges = f", {plural(table.partition_schema.ranges, 'range')}" if new_ranges or old_ranges else ""
     show_done(
-        f"altered table {name}: schema version {table.schema.version}, {len(table.schema.columns)} "
-        f"columns{ranges}",
+        f"altered table {name}: schema version {table.schema.version}, "
+        f"{plural(len(table.schema.columns), 'column')}{ranges}",
         as_json,
         {
             "name": name,
