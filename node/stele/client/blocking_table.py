@@ -17,6 +17,7 @@ import pyarrow as pa
 from stele.client import reprs
 from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
+from stele.client.block_writes import BULK_BYTES
 from stele.client.blocking_scan import Scanner
 from stele.client.holds import TableHold
 from stele.client.jobs import JobPart
@@ -25,7 +26,7 @@ from stele.client.predicates import Predicates
 from stele.client.reads import Bound
 from stele.client.results import WriteResult
 from stele.client.session import AsyncSession
-from stele.client.table import BULK_BYTES, AsyncTable
+from stele.client.table import AsyncTable
 from stele.model.block import RowOp
 from stele.model.errors import Closed
 from stele.model.holds import BYTES_DEFAULT

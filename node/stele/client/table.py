@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from stele.client import arguments, html, reprs
 from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_of, range_steps, steps_of
-from stele.client.arrow_input import ArrowData, arrow_of, batches_of
+from stele.client.arrow_input import ArrowData
 from stele.client.batcher import Batcher
+from stele.client.block_writes import BULK_BYTES, BlockWrites, write_all
 from stele.client.bulk import BulkWriter, Refusal
 from stele.client.holds import TableHold, TableHolds
 from stele.client.jobs import JobPart
@@ -35,18 +36,14 @@ from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool
 from stele.model.block import RowOp
-from stele.model.errors import Advice, Code, Rejected, Retryable
+from stele.model.errors import Advice, Rejected, Retryable
 from stele.model.holds import BYTES_DEFAULT
-from stele.model.job import Attempt
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
 from stele.model.rows import check_row
 from stele.model.schema import Schema
-from stele.rpc.threads import in_thread
 
-BULK_BYTES = 64 << 20
 _SEEK_S = 1.0
-_JOBS_VERSION = 2
 
 
 class AsyncTable:
@@ -88,6 +85,7 @@ class AsyncTable:
         self._sought_at = -math.inf
         self._not_told: Retryable | None = None
         """Why the masters did not answer when they were last asked for new columns."""
+        self._blocks = BlockWrites(self, self._ranges, timeout_s)
         self.reads = TableReads(self, self._ranges, streams, flight, observed, timeout_s=timeout_s)
         self._batcher = Batcher(
             info.name,
@@ -257,7 +255,7 @@ class AsyncTable:
         return AsyncSession(
             self.name,
             schema,
-            lambda op: self._bulk_writer(schema, op, block_s, BULK_BYTES, None),
+            lambda op: self._blocks.of(schema, op, block_s),
             self._ensure_usable,
             self._unsettled,
             cluster_id=self._streams.pool.identity.cluster_id,
@@ -295,20 +293,7 @@ class AsyncTable:
         writer = self.arrow_writer(
             op, timeout_s=timeout_s, buffer_bytes=buffer_bytes, on_rows=on_rows, part=part
         )
-        try:
-            writer.check(data)
-            found = data if isinstance(data, (pa.Table, pa.RecordBatch)) else await in_thread(arrow_of, data)
-            source = batches_of(found)
-            # Other libraries may take long for a batch. The caller's own iterator may need this thread.
-            while True:
-                batch = next(source, None) if found is data else await in_thread(next, source, None)
-                if batch is None:
-                    break
-                await writer.feed(batch)
-            result = await writer.finish()
-        except BaseException:
-            await writer.abandon()
-            raise
+        result = await write_all(writer, data)
         return result.raise_for_errors() if raise_row_errors else result
 
     def arrow_writer(
@@ -324,31 +309,19 @@ class AsyncTable:
         """The writer behind `write_arrow`, for batches that do not come from the event loop. `op`: None if each row has an
         operation of its own. `on_refused`: see BulkWriter."""
         self._streams.ensure_open()
-        return self._bulk_writer(
-            self.schema,
-            None if op is None else arguments.row_op(op),
-            arguments.seconds_or(timeout_s, self._timeout_s, "timeout_s"),
-            arguments.whole_number(buffer_bytes, "buffer_bytes", least=1),
-            on_rows,
-            None if part is None else self._attempt(part),
-            on_refused,
+        return self._blocks.writer(
+            op,
+            timeout_s=timeout_s,
+            buffer_bytes=buffer_bytes,
+            on_rows=on_rows,
+            part=part,
+            on_refused=on_refused,
         )
 
     @property
     def takes_jobs(self) -> bool:
         """Whether parts of jobs can be written: every member of the cluster knows them."""
-        return self.locations.cluster_version >= _JOBS_VERSION
-
-    def _attempt(self, part: JobPart) -> Attempt:
-        expected = "a part of a job, as Job.new().part(0) gives"
-        attempt: Attempt = arguments.of_kind(part, JobPart, "part", expected).attempt()
-        if not self.takes_jobs:
-            raise Rejected(
-                f"table {self.name}: a part of a job: this needs cluster version {_JOBS_VERSION}, but the cluster has "
-                f"{self.locations.cluster_version}; `stele cluster finalize` allows it",
-                code=Code.UNSUPPORTED_VERSION,
-            )
-        return attempt
+        return self._blocks.takes_jobs
 
     async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The present row with this key (linearizable); None if there is none.
@@ -551,27 +524,3 @@ class AsyncTable:
                 place, self.locations, self._streams, self._observed
             )
         return client
-
-    def _bulk_writer(
-        self,
-        schema: Schema,
-        op: RowOp | None,
-        timeout_s: float,
-        bytes_max: int,
-        on_rows: Callable[[int], None] | None,
-        attempt: Attempt | None = None,
-        on_refused: Refusal | None = None,
-    ) -> BulkWriter:
-        return BulkWriter(
-            self.name,
-            schema,
-            self.partition_schema,
-            self.tablet,
-            op,
-            timeout_s=timeout_s,
-            bytes_max=bytes_max,
-            on_rows=on_rows,
-            ranges=self._ranges,
-            attempt=attempt,
-            on_refused=on_refused,
-        )
