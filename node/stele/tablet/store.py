@@ -31,13 +31,13 @@ from stele.model.holds import Held
 from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.tablet import manifest
+from stele.tablet import copying, manifest
 from stele.tablet.block_checks import check_block, grown_too_large
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.contents import Contents, State
 from stele.tablet.exactly_once import ExactlyOnce
-from stele.tablet.files import FILES, Files, translate
+from stele.tablet.files import FILES, Files
 from stele.tablet.flushing import StoreFlush, read_once
 from stele.tablet.holding import Costs, Holding
 from stele.tablet.jobs import IDLE_US, Jobs
@@ -567,37 +567,11 @@ class TabletStore:
 
     def checkpoint(self, directory: Path) -> Checkpoint:
         """See StateMachine."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise translate(exc, f"making {directory.name}") from exc
-        if any(directory.iterdir()):
-            raise Rejected(f"checkpoint: {directory.name} is not empty", code=Code.ALREADY_PRESENT)
-        files = self._contents.files
-        with self._contents.manifest_lock:
-            on_disk = manifest.read(self.directory)
-            names = (*on_disk.file_names(), manifest.NAME)
-            for name in names:
-                files.link(self.directory / name, directory / name)
-        files.sync_directory(directory)
-        return Checkpoint(on_disk.opid, names)
+        return copying.checkpoint(self._contents, directory)
 
     def verify(self, read: Callable[[int], None] = lambda size: None, compared: Collection[str] = ()) -> None:
         """See StateMachine."""
-        with self._contents.manifest_lock:
-            listed = manifest.read(self.directory)
-            if listed.once:
-                read_once(self.directory, listed)
-        for meta in listed.files:
-            try:
-                file = ColumnFile(self.directory / meta.name, meta)
-                if meta.name not in compared:
-                    file.verify(read)
-            except Corrupt:
-                if (
-                    meta in self._contents.state.manifest.files
-                ):  # otherwise a merge has replaced the file meanwhile
-                    raise
+        copying.verify(self._contents, read, compared)
 
     def close(self) -> None:
         """See StateMachine."""
