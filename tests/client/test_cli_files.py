@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from stele.cli.new_file import new_file
+from stele.model.amounts import size_or_bytes
 from stele.model.errors import Code, Retryable
 from tests.client.commands import runner
 from tests.client.small import EIGHT, SCHEMA, small_cluster
@@ -30,7 +31,10 @@ async def test_the_suffix_says_what_is_written(tmp_path: Path, monkeypatch: pyte
         run = runner(cluster, monkeypatch)
         for suffix in ("parquet", "csv", "arrow", "json"):
             path = tmp_path / f"rows.{suffix}"
-            assert (await run("table", "scan", "t", "-o", str(path)))[::2] == (0, "")
+            code, out, err = await run("table", "scan", "t", "-o", str(path))
+            assert (code, out) == (0, "")
+            size = size_or_bytes(path.stat().st_size)
+            assert err.startswith(f"{ROWS:,} rows, {size}, in ") and err.endswith(f" s, written to {path}\n")
             if suffix == "parquet":
                 found = parquet.read_table(path)
                 assert found.schema == table.arrow_schema
