@@ -74,28 +74,6 @@ def test_damage_is_told_with_the_file_and_an_exit_code_of_its_own(run: Run, tmp_
     assert code == 0 and "damaged" in out and "manifest.json: it is cut or damaged" in err
 
 
-def test_of_a_chain_each_backup_is_told_with_its_own_counts(run: Run, tmp_path: Path) -> None:
-    """The rows of the whole chain were told with the files of the newest backup."""
-    first = made_by_hand(tmp_path, rows=200, snapshot=1 << 60)
-    second = changed_by_hand(tmp_path, first, {2: "two", 3: None})
-    code, out, _ = run("verify", tmp_path)
-    sizes = [f"{len(m.tables[0].files)} files, {m.file_bytes:,} bytes" for m in (first, second)]
-    assert (code, out.splitlines()) == (
-        0,
-        [
-            "t: 199 rows",
-            f"  {first.backup_id}, full: 200 rows in {sizes[0]}",
-            f"  {second.backup_id}, incremental: 2 changes in {sizes[1].replace('1 files', '1 file')}",
-            f"backup {second.backup_id} is whole, with the 1 backup that it builds on",
-        ],
-    )
-    told = json.loads(run("verify", tmp_path, "--json")[1])
-    assert told["rowsRestored"] == {"t": 199}
-    assert [(b["id"], b["rows"]) for b in told["chain"]] == [(first.backup_id, 200), (second.backup_id, 2)]
-    code, out, _ = run("verify", tmp_path, first.backup_id)
-    assert code == 0 and out.startswith(f"t: 200 rows in {sizes[0]}\n")
-
-
 def test_pruning_asks_or_says_what_it_would_do(run: Run, tmp_path: Path) -> None:
     old, new = made_by_hand(tmp_path, snapshot=1 << 60), made_by_hand(tmp_path)
     code, out, _ = run("prune", tmp_path, "--keep", "1", "--dry-run")

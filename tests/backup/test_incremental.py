@@ -121,6 +121,28 @@ def test_a_chain_gives_what_a_dict_holds(seed: int, tmp_path: Path, monkeypatch:
         assert report.bases == states.index((manifest, held))
 
 
+def test_of_a_chain_each_backup_is_told_with_its_own_counts(run: Run, tmp_path: Path) -> None:
+    """The rows of the whole chain were told with the files of the newest backup."""
+    first = made_by_hand(tmp_path, rows=200, snapshot=1 << 60)
+    second = changed_by_hand(tmp_path, first, {2: "two", 3: None})
+    code, out, _ = run("verify", tmp_path)
+    sizes = [f"{len(m.tables[0].files)} files, {m.file_bytes:,} bytes" for m in (first, second)]
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            "t: 199 rows",
+            f"  {first.backup_id}, full: 200 rows in {sizes[0]}",
+            f"  {second.backup_id}, incremental: 2 changes in {sizes[1].replace('1 files', '1 file')}",
+            f"backup {second.backup_id} is whole, with the 1 backup that it builds on",
+        ],
+    )
+    told = json.loads(run("verify", tmp_path, "--json")[1])
+    assert told["rowsRestored"] == {"t": 199}
+    assert [(b["id"], b["rows"]) for b in told["chain"]] == [(first.backup_id, 200), (second.backup_id, 2)]
+    code, out, _ = run("verify", tmp_path, first.backup_id)
+    assert code == 0 and out.startswith(f"t: 200 rows in {sizes[0]}\n")
+
+
 def test_rows_of_a_base_have_the_columns_of_now(tmp_path: Path) -> None:
     first = made_by_hand(tmp_path, rows=200, snapshot=1 << 60)
     schema = altered(NUMBERS, [RenameColumn("name", "called"), AddColumn("size", "int32", False, "7")])

@@ -173,7 +173,7 @@ def test_a_resource_of_another_kind_is_named_with_what_takes_it(tmp_path: Path) 
     with pytest.raises(Rejected) as caught:
         table_from_file(str(cluster))
     assert caught.value.args[0] == (
-        f"{cluster}: line 2, kind: TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; "
+        f"{cluster}: line 3, kind: TabletCluster; expected a TabletGroup, or a mapping with columns and primaryKey; "
         f"create a TabletCluster with `kubectl apply -f {cluster}`"
     )
     other = tmp_path / "other.yaml"
@@ -214,7 +214,7 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     for hashes, words in (
         (["no:8", "id,zz:4"], "--hash no:8: no column 'no'; --hash id,zz:4: no column 'zz'"),
         (["id:1"], "--hash id:1: 1 buckets; expected 2 or more"),
-        (["id:2", "id:4"], r"hash: columns \['id'\] are in two hashes; expected each column in one"),
+        (["id:2", "id:4"], r"partitioning: columns \['id'\] are in two hashes; expected each column in one"),
     ):
         with pytest.raises(Rejected, match=words):
             table_from_options("t", ["id:int64"], "id", hashes)
