@@ -76,7 +76,7 @@ async def test_what_commands_do_is_told_as_json(
     written = await told("table", "scan", "t", "-o", str(tmp_path / "t.parquet"))
     assert (written["rows"], written["bytes"]) == (2, (tmp_path / "t.parquet").stat().st_size)
     code, out, err = await run("table", "scan", "t", "-o", str(tmp_path / "t.json"))
-    assert (code, out) == (0, "") and err.startswith("2 rows, 35 bytes, in ") and err.endswith("t.json\n")
+    assert (code, out) == (0, "") and err.startswith("2 rows, 39 bytes, in ") and err.endswith("t.json\n")
     code, _, err = await run("table", "scan", "t", "--json", "--format", "csv")
     assert code == 2 and "--json and --format csv exclude each other" in err
     altered = await told("table", "alter", "t", "--add", "s:string?")
