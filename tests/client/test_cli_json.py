@@ -11,7 +11,9 @@ import click
 import pytest
 
 from stele.cli.app import cli
+from stele.cli.driver import show_step
 from stele.cli.options import Shared
+from stele.driver.progress import Progress
 from tests.client.commands import runner
 from tests.tserver.local import LocalCluster
 
@@ -25,6 +27,7 @@ ELSEWHERE = {
     "master form": "tests/master: it needs masters that are not formed",
     "node forget": "tests/client: it needs a node that is gone",
     "plan": "tests/driver, tests/operator",
+    "driver run": "it needs the main thread, for signals",
 }
 
 
@@ -50,6 +53,15 @@ def all_commands() -> dict[str, click.Command]:
 def test_each_command_takes_json_before_it_and_behind_it(name: str) -> None:
     taken = [param for param in all_commands()[name].params if "--json" in param.opts]
     assert [type(param) for param in taken] == [Shared]
+
+
+def test_steps_of_a_driver_are_objects_in_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    step = Progress("ab" * 16, "t", "Copying", "heal", "its node is silent", "Demoting", 7, 9)
+    show_step(step, as_json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert (told["tablet"], told["table"], told["node"]) == ("ab" * 16, "t", None)
+    assert (told["step"], told["bytesDone"], told["bytesTotal"]) == ("Copying", 7, 9)
 
 
 async def test_what_commands_do_is_told_as_json(
@@ -154,7 +166,6 @@ async def test_what_commands_do_is_told_as_json(
     assert (await told("cluster", "finalize"))["finalized"] == (await told("cluster", "version"))["finalized"]
     await told("ksck")
     assert (await told("rebalance"))["done"] is True
-    assert (await told("driver", "run", "--until-healthy")) == {"done": True, "steps": 0}
     left = set(all_commands()) - PROCESSES - set(ELSEWHERE) - ran
     assert left == {f"node {verb}" for verb in ("drain", "undrain", "retire")} | {
         f"tablet {verb}" for verb in ("move", "add-replica", "remove-replica")

@@ -174,9 +174,9 @@ def hash_options(hashes: Sequence[str], known: set[str], faults: list[str]) -> l
 
 def _from_spec(name: str, spec: Entry, keys: Sequence[str], where: str) -> TableDefinition:
     given = spec.mapping(keys, required=("columns", "primaryKey"))
-    for key in ("name", "tableName"):
-        if key in given:
-            name = given[key].text("a name")
+    for field in ("name", "tableName"):
+        if field in given:
+            name = given[field].text("a name")
     factor = (
         given["replicationFactor"].one_of_numbers(REPLICATION_FACTORS) if "replicationFactor" in given else 3
     )
@@ -320,8 +320,8 @@ def _partitioning(entry: Entry, known: Known, key: Sequence[str]) -> PartitionSc
     told: set[str] = set()
     parts = [(PartitionSchema((part,)), each) for part, each in hashes]
     parts += [(PartitionSchema((), range_), given["range"])] if range_ is not None else []
-    for part, each in [*parts, (found, entry)]:  # the last one has the faults of several parts together
-        for fault in part.faults(schema):
+    for some, each in [*parts, (found, entry)]:  # the last one has the faults of several parts together
+        for fault in some.faults(schema):
             if fault not in told:
                 each.fault(fault.removeprefix("hash: ").removeprefix("range: "))
             told.add(fault)
