@@ -30,13 +30,11 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import new_id
 from stele.model.partition import assign
 from stele.model.schema import Schema
-from tests.backup.conftest import There
+from tests.backup.conftest import Run, There
 from tests.backup.tables import NUMBERS, data_files, made_by_hand, numbered, rows
-from tests.backup.test_cli import Run, run
 from tests.tserver.history import settled, without_history
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster
 
-__all__ = ["run"]
 SECOND = 1_000_000 << 12
 Changes = dict[int, str | None]
 """New names by id; None for a deleted row."""

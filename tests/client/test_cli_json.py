@@ -108,9 +108,14 @@ async def test_what_commands_do_is_told_as_json(
     backup = await told("backup", "create", folder, "u")
     verified = await told("backup", "verify", folder)
     assert verified["rowsRestored"] == {"u": 2} and [b["id"] for b in verified["chain"]] == [backup["id"]]
-    assert await told("backup", "restore", folder, "--table", "u=v") == [{"name": "v", "of": "u", "rows": 2}]
+    restored = await told("backup", "restore", folder, "--table", "u=v")
+    assert restored["tables"] == [{"name": "v", "of": "u", "rows": 2}]
+    assert (await told("backup", "drill", folder))["rows"] == 2
     assert await told("backup", "prune", folder, "--keep", "1") == {"removed": [], "kept": [backup["id"]]}
     assert len(await told("backup", "list", folder)) == 1
+    code, out, err = await run("backup", "remove", folder, backup["id"], "--yes", "--json", "--json-progress")
+    assert code == 2 and "--json and --json-progress exclude each other" in err
+    assert await told("backup", "remove", folder, "no-such-backup", "--yes") == {"removed": []}
     code, out, err = await run("backup", "restore", folder, "--json")
     assert (code, out) == (2, "") and "restore it under another name with `--table u=NEW`" in err
     code, out, err = await run(

@@ -303,7 +303,9 @@ def prune(
     found = run(dry=True)
     if not found.removed:
         show_done(
-            f"nothing to remove; {plural(len(found.kept), 'backup')} in {folder}", as_json, _prune_as_json(found)
+            f"nothing to remove; {plural(len(found.kept), 'backup')} in {folder}",
+            as_json,
+            _prune_as_json(found),
         )
         return
     for backup in found.removed:
@@ -316,7 +318,9 @@ def prune(
         what = plural(len(found.removed), "backup")
         confirm(f"Remove {what} permanently?", f"remove {what}")
     done = run(dry=False)
-    show_done(f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left", as_json, _prune_as_json(done))
+    show_done(
+        f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left", as_json, _prune_as_json(done)
+    )
 
 
 def _prune_as_json(found: Pruned) -> dict[str, Any]:
