@@ -253,12 +253,12 @@ class SmallNode:
         schema = tablet.schema
         keys = pa.ipc.read_record_batch(pa.py_buffer(request.keys), schema.to_arrow(schema.key_column_ids))
         with tablet.store.view() as view:
-            rows = view.get(key_array(keys, schema), list(request.column_ids))
+            rows, places = view.get(key_array(keys, schema), list(request.column_ids))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
         answer = tserver_pb2.ReadResponse(
-            rows=sink.getvalue().to_pybytes(), snapshot=int(self.cluster.clock.now())
+            rows=sink.getvalue().to_pybytes(), snapshot=int(self.cluster.clock.now()), places=places
         )
         return tserver_pb2.ClientResponse(read=answer)
 

@@ -132,7 +132,7 @@ def check(store: TabletStore, twin: Twin, time: int) -> None:
         name = twin.schema.key_columns[0].name
         keys = pa.record_batch([pa.array([row[name] for row in wanted], "int64")], names=[name])
         last = int(twin.schema.columns[-1].id)
-        got = view.get(encode_keys(keys, twin.schema), [last, 0]).to_pylist()
+        got = view.get(encode_keys(keys, twin.schema), [last, 0])[0].to_pylist()
         shown = twin.schema.by_id[last].name
         assert got == [{shown: row[shown], name: row[name]} for row in wanted]
 

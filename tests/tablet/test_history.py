@@ -264,7 +264,7 @@ def test_one_file_is_read_as_of_a_time_between_its_rows(tmp_path: Path) -> None:
             wanted = list(range(1, count + 1))
             assert sorted(row["n"] for row in rows_of(view.scan())) == wanted
             keys = pa.record_batch({"k": ["k"] * 3, "n": pa.array([1, 2, 3], SCHEMA.by_name["n"].arrow)})
-            assert view.get(key_array(keys, SCHEMA)).column("n").to_pylist() == wanted
+            assert view.get(key_array(keys, SCHEMA))[0].column("n").to_pylist() == wanted
     store.close()
 
 

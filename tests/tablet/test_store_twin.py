@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
         if view is None:
             return
         with view:
-            found = view.get(encoded, (1, 4)).to_pylist()
+            found = view.get(encoded, (1, 4))[0].to_pylist()
         there = [r for r in self.twin.at(snapshot) if (r["k"], r["n"]) in wanted]
         assert found == [{"n": r["n"], "d": r["d"]} for r in there]
 

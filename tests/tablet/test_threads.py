@@ -43,7 +43,7 @@ def test_a_view_sees_whole_entries_while_everything_moves(tmp_path: Path, count:
         while not stop.is_set():
             with store.view() as view:
                 rows = rows_of(view.scan(ScanSpec(ordered=bool(reader))))
-                one = view.get(key).to_pylist()
+                one = view.get(key)[0].to_pylist()
             values = {row["w"] for row in rows}
             if len(rows) != count or len(values) != 1 or min(values) < last or one[0]["w"] not in values:
                 faults.append(f"reader {reader}: {len(rows)} rows of {values} after {last}, got {one}")

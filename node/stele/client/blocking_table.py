@@ -244,6 +244,22 @@ class Table:
         """
         return self._client.run(self.asynchronous.get(key, columns))
 
+    def get_many(
+        self, keys: Iterable[Key], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """The present rows with these keys, in the same order; None for each key without a row.
+
+        Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
+        Many keys leave with one request, so this is many times faster than one `get` after another.
+
+        Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
+
+        Example:
+            >>> table.get_many([(date(2024, 5, 1), "cellar"), (date(2024, 5, 1), "attic")], ["value"])
+            [{'value': 12.0}, None]
+        """
+        return self._client.run(self.asynchronous.get_many(keys, columns))
+
     def write_arrow(
         self,
         data: ArrowData,

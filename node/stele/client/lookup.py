@@ -54,14 +54,14 @@ def key_row(schema: Schema, key: Key) -> Row:
     return dict(zip(names, values))
 
 
-def first_row(table: str, rows: bytes) -> dict[str, Any] | None:
-    """The first row of a node's answer; None if it has none.
+def rows_of(table: str, rows: bytes) -> list[dict[str, Any]]:
+    """The rows of a node's answer.
 
     Raises:
         Corrupt: it is not an Arrow stream of rows.
     """
     if not rows:
-        return None
+        return []
     try:
         found = list(pa.ipc.open_stream(rows))
         for batch in found:
@@ -70,4 +70,4 @@ def first_row(table: str, rows: bytes) -> dict[str, Any] | None:
         raise Corrupt(
             f"table {table}: a node's answer to a read is not an Arrow stream of rows: {exc}"
         ) from exc
-    return next((row for batch in found for row in python_rows(batch)), None)
+    return [row for batch in found for row in python_rows(batch)]

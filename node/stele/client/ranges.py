@@ -6,20 +6,13 @@ after the row was given. A writer deals out all rows that wait by one partitioni
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
-
-import pyarrow as pa
 
 from stele.client.locations import Locations, TabletPlace
-from stele.model.errors import Code, Rejected
-from stele.model.partition import OUTSIDE, PartitionSchema, assign, dropped_ordinals, may_be_outside, prune
+from stele.model.partition import PartitionSchema, dropped_ordinals, may_be_outside, prune
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
-
-T = TypeVar("T")
 
 NO_RANGE = "no range of the table covers this row; add one with `stele table alter --add-range`"
 
@@ -63,34 +56,6 @@ class Ranges:
         if not gone and may_be_outside(self.now, *_wanted(schema, spec)):
             await self.ask(timeout_s)
         return self.places(schema, spec)
-
-    async def read(
-        self,
-        key: pa.RecordBatch,
-        schema: Schema,
-        timeout_s: float,
-        read: Callable[[int, float], Awaitable[T]],
-    ) -> T | None:
-        """The answer of the tablet of one key: `read(ordinal, timeout_s)`; None if no range covers it.
-
-        Raises what `ask` and `read` raise."""
-        until = time.monotonic() + timeout_s
-        asked = False
-        while True:
-            (ordinal,) = assign(key, schema, self.now).tolist()
-            rest_s = max(0.001, until - time.monotonic())
-            if ordinal != OUTSIDE:
-                try:
-                    return await read(ordinal, rest_s)
-                except Rejected as exc:
-                    if exc.code is not Code.TABLET_DELETED:
-                        raise
-                asked = True  # the masters have just said that its range was dropped
-            elif asked:
-                return None
-            else:
-                await self.ask(rest_s)
-                asked = True
 
 
 class RangesInForce:

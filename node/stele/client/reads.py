@@ -7,7 +7,7 @@ any server is asked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,8 @@ from stele.client import arguments
 from stele.client.change_plan import change_plan, change_times
 from stele.client.key_order import key_bound
 from stele.client.locations import TabletPlace
-from stele.client.lookup import Key, first_row, ids_of, key_row
+from stele.client.lookup import Key, ids_of
+from stele.client.point_reads import PointReads
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.preparing import prepare
 from stele.client.ranges import Ranges
@@ -27,13 +28,8 @@ from stele.client.splitting import split
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool, ScanPlan
-from stele.model.block import RowOp
-from stele.model.column import shown
-from stele.model.errors import Rejected
 from stele.model.predicate import ScanSpec
-from stele.model.rows import batch_from_rows
 from stele.model.schema import Schema
-from stele.rpc.proto import tserver_pb2
 
 T = TypeVar("T")
 Bound = Mapping[str, Any] | Sequence[Any] | Any
@@ -89,6 +85,9 @@ class TableReads:
         self._flight = flight
         self._observed = observed
         self._timeout_s = timeout_s
+        self._points = PointReads(
+            lambda: self._name, lambda: table.schema, ranges, table.tablet, timeout_s=timeout_s
+        )
 
     @property
     def _name(self) -> str:
@@ -97,21 +96,14 @@ class TableReads:
     async def get(self, key: Key, columns: Sequence[str] | None) -> dict[str, Any] | None:
         """The present row with this key. `AsyncTable.get` has the details."""
         self._streams.ensure_open()
-        schema = self._table.schema
-        batch, _, _, errors = batch_from_rows([key_row(schema, key)], schema, RowOp.DELETE)
-        if errors:
-            raise Rejected(f"table {self._name}: key {shown(key)}: {errors[0].message}")
-        request = tserver_pb2.ReadRequest(
-            keys=batch.serialize().to_pybytes(),
-            column_ids=ids_of(self._name, schema, columns),
-            schema_version=schema.version,
-        )
+        return await self._points.get(key, ids_of(self._name, self._table.schema, columns))
 
-        async def read(ordinal: int, timeout_s: float) -> tserver_pb2.ReadResponse:
-            return await self._table.tablet(ordinal).read(request, timeout_s=timeout_s)
-
-        answer = await self._ranges.read(batch, schema, self._timeout_s, read)
-        return None if answer is None else first_row(self._name, answer.rows)
+    async def get_many(
+        self, keys: Iterable[Key], columns: Sequence[str] | None
+    ) -> list[dict[str, Any] | None]:
+        """The present rows with these keys. `AsyncTable.get_many` has the details."""
+        self._streams.ensure_open()
+        return await self._points.get_many(keys, ids_of(self._name, self._table.schema, columns))
 
     def scan(self, wanted: Wanted, timeout_s: float | None) -> AsyncScanner:
         """A scan of all tablets at one snapshot. Its `plan` has the tablets to read."""

@@ -337,6 +337,20 @@ class AsyncTable:
         """
         return await self.reads.get(key, columns)
 
+    async def get_many(
+        self, keys: Iterable[Key], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """The present rows with these keys, in the same order; None for each key without a row.
+
+        Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
+        Many keys leave with one request, so this is many times faster than one `get` after another.
+
+        Raises:
+            Rejected: a key that does not fit, or an unknown column. No rows are returned.
+            SteleError: no leader of a tablet answered in time.
+        """
+        return await self.reads.get_many(keys, columns)
+
     def scan(
         self,
         columns: Sequence[str] | None = None,

@@ -110,14 +110,14 @@ def _shape(op: RowOp, row: Row) -> object:
     return frozenset(row)
 
 
-def fail(future: Done, error: BaseException) -> None:
-    """End a row's future with an error, unless it has ended."""
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """End a caller's future with an error, unless it has ended."""
     if not future.done():
         future.set_exception(error)
 
 
-def fail_all(futures: list[Done], error: BaseException) -> None:
-    """End the futures of several rows with one error."""
+def fail_all(futures: Sequence[asyncio.Future[Any]], error: BaseException) -> None:
+    """End the futures of several callers with one error."""
     let_go(error)  # its frames may hold the futures
     for future in futures:
         fail(future, error)

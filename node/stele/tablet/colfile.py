@@ -11,6 +11,8 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +43,12 @@ from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, lower_bound
 
 _BISECT_KEYS = 16
 _LET_GO_BYTES = 8 << 20
+_PARSED_MAX = 16_384
+"""Arrow arrays that are kept of all files, for the next point read: about 1 kB each, as their values stay in the map."""
+
+
+_parsed: deque[tuple[weakref.ref[ColumnFile], tuple[int, int]]] = deque()
+"""The arrays that files keep, oldest first."""
 
 
 class ColumnFile:
@@ -82,6 +90,8 @@ class ColumnFile:
         self._parts = footer.parts
         self._verified: set[tuple[int, int]] = set()
         self._bloom_words: memoryview | None = None
+        self._arrays: dict[tuple[int, int], pa.Array] = {}
+        self._self = weakref.ref(self)
 
     def _damaged(self, what: str) -> Corrupt:
         return damaged(self.name, what)
@@ -138,10 +148,13 @@ class ColumnFile:
 
     def keys(self, group: int, *, brief: bool = False) -> pa.BinaryArray:
         """Encoded keys of a group, ascending. With `brief`, raises WouldBlock if they were not read yet."""
+        kept = self._arrays.get((PART_KEYS, group))
+        if kept is not None:
+            return kept
         data = self._part(PART_KEYS, group, brief=brief)
         if data is None:
             raise self._damaged(f"group {group} has no keys")
-        return _array(data, KEY_SCHEMA)
+        return self._array(PART_KEYS, group, data, KEY_SCHEMA)
 
     def span(self, group: int) -> tuple[int, int]:
         """Hybrid times between which all versions of a group lie."""
@@ -165,10 +178,25 @@ class ColumnFile:
 
     def column(self, group: int, column: Column) -> pa.Array:
         """A column of a group. If the file is older than the column, its read default."""
-        data = self._part(int(column.id), group)
+        part = int(column.id)
+        kept = self._arrays.get((part, group))
+        if kept is not None:
+            return kept
+        data = self._part(part, group)
         if data is None:
             return read_defaults(column, self.groups[group][0])
-        return _array(data, column_schema(column))
+        return self._array(part, group, data, column_schema(column))
+
+    def _array(self, part: int, group: int, data: npt.NDArray[np.uint8], schema: pa.Schema) -> pa.Array:
+        """A part as an array, which is kept for a while."""
+        array = pa.ipc.read_record_batch(pa.py_buffer(data), schema).column(0)
+        self._arrays[part, group] = array
+        _parsed.append((self._self, (part, group)))
+        while len(_parsed) > _PARSED_MAX:
+            file, oldest = _parsed.popleft()
+            if (owner := file()) is not None:
+                owner._arrays.pop(oldest, None)
+        return array
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
         """The given columns of a group, memory-mapped. Other columns are not read."""
@@ -243,16 +271,14 @@ class ColumnFile:
     def version_at(self, group: int, row: int, snapshot: int) -> int:
         """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for
         none."""
-        times, keys = self.times(group), self.keys(group)
+        times = self.times(group)
+        if int(times[row]) <= snapshot:
+            return row
+        keys = self.keys(group)
         key = keys[row]
-        while row < len(times) and (row == 0 or keys[row] == key):
-            if int(times[row]) <= snapshot:
-                return row
-            row += 1
-            if row < len(times) and keys[row] != key:
+        for older in range(row + 1, len(times)):
+            if keys[older] != key:
                 return -1
+            if int(times[older]) <= snapshot:
+                return older
         return -1
-
-
-def _array(data: npt.NDArray[np.uint8], schema: pa.Schema) -> pa.Array:
-    return pa.ipc.read_record_batch(pa.py_buffer(data), schema).column(0)

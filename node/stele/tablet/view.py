@@ -13,7 +13,7 @@ Invariant: two scans of one view give the same rows. Its files stay readable unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -24,7 +24,7 @@ from stele.model.checksum import MASK, checksum
 from stele.model.clock import physical_us, utc
 from stele.model.column import Column
 from stele.model.errors import Code, Rejected
-from stele.model.hashing import hash_bytes
+from stele.model.hashing import hash_binary, hash_bytes
 from stele.model.ids import OpId
 from stele.model.key_bounds import KeyRange, key_ranges, within
 from stele.model.predicate import ScanSpec
@@ -41,6 +41,12 @@ from stele.tablet.sources import MemorySource, Source, clusters, mostly, pieces,
 _SIGN_OF_LIFE = 32
 """After this many batches without a wanted row, an empty batch is yielded, so that the caller sees
 progress."""
+
+_MANY_KEYS = 32
+"""From so many keys on, looking for all together costs less than one by one."""
+
+_COPIED_ROWS = 8
+"""How many rows of a point read are copied before their size is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +286,8 @@ class View:
 
     def get(
         self, keys: pa.BinaryArray, column_ids: Sequence[int] = (), *, bytes_max: int | None = None
-    ) -> pa.RecordBatch:
-        """The rows with these encoded keys that exist, in key order, each once.
+    ) -> tuple[pa.RecordBatch, list[int]]:
+        """(the rows with these encoded keys that exist, in key order; for each, which of the keys it has).
 
         Raises:
             Rejected: unknown columns; TOO_LARGE: the rows exceed `bytes_max`.
@@ -289,62 +295,83 @@ class View:
         """
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
         schema = self.schema.to_arrow(tuple(int(c.id) for c in wanted))
-        values = sorted(set(keys.to_pylist()))
-        found: dict[bytes, pa.RecordBatch | None] = {}
-        for key in values:
-            self._get_from_memory(key, found, wanted, schema)
-        left = [k for k in values if k not in found]
+        values = keys.to_pylist()
+        found: dict[int, pa.RecordBatch | None] = {}  # by place; None: deleted
+        left = list(range(len(values)))
+        for memory in self._memory:
+            left = self._get_from_memory(memory, values, left, found, wanted, schema)
         for file in self._files:
-            if not left:
-                break
-            self._get_from_file(file, left, found, wanted, schema)
-            left = [k for k in left if k not in found]
-        rows, size = [], 0
-        for key in values:
-            row = found.get(key)
-            if row is not None:
-                rows.append(row)
-                size += row.nbytes
-                if bytes_max is not None and size > bytes_max:
-                    raise Rejected(
-                        f"the rows of one read take {size} bytes or more; at most {bytes_max} are allowed; "
-                        "read fewer at once",
-                        code=Code.TOO_LARGE,
-                    )
-        return concat_batches(rows) if rows else pa.RecordBatch.from_pylist([], schema=schema)
+            if left and file.min_time <= self.snapshot:
+                left = self._get_from_file(file, keys, values, left, found, wanted, schema)
+        places = sorted((at for at, row in found.items() if row is not None), key=values.__getitem__)
+        if not places:
+            return pa.RecordBatch.from_pylist([], schema=schema), []
+        return self._joined([row for at in places if (row := found[at]) is not None], bytes_max), places
+
+    @staticmethod
+    def _joined(rows: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
+        """Few rows are copied before their size is looked at, as that costs more than a copy of small ones."""
+        parts, size = [], 0
+        for start in range(0, len(rows), _COPIED_ROWS):
+            part = concat_batches(rows[start : start + _COPIED_ROWS])
+            parts.append(part)
+            size += part.nbytes
+            if bytes_max is not None and size > bytes_max:
+                raise Rejected(
+                    f"the rows of one read take {size} bytes or more; at most {bytes_max} are allowed; "
+                    "read fewer at once",
+                    code=Code.TOO_LARGE,
+                )
+        return concat_batches(parts)
 
     def _get_from_memory(
         self,
-        key: bytes,
-        found: dict[bytes, pa.RecordBatch | None],
+        memory: MemView,
+        values: Sequence[bytes],
+        left: Sequence[int],
+        found: dict[int, pa.RecordBatch | None],
         columns: tuple[Column, ...],
         schema: pa.Schema,
-    ) -> None:
-        for memory in self._memory:
-            version = memory.find(key, self.snapshot)
-            if version is not None:
+    ) -> list[int]:
+        """The places of the keys that this memtable does not have. The others are put into `found`."""
+        missing, written = [], memory.table.schema
+        for at in left:
+            version = memory.find(values[at], self.snapshot)
+            if version is None:
+                missing.append(at)
+            else:
                 row = version[1]
-                written = memory.table.schema
-                found[key] = None if row is None else projected(row, written, columns, schema)
-                return
+                found[at] = None if row is None else projected(row, written, columns, schema)
+        return missing
 
     def _get_from_file(
         self,
         file: ColumnFile,
-        keys: Sequence[bytes],
-        found: dict[bytes, pa.RecordBatch | None],
+        keys: pa.BinaryArray,
+        values: Sequence[bytes],
+        left: Sequence[int],
+        found: dict[int, pa.RecordBatch | None],
         columns: tuple[Column, ...],
         schema: pa.Schema,
-    ) -> None:
-        if file.min_time > self.snapshot:
-            return
-        for key in keys:
-            place = file.find_one(key, hash_bytes(key))
-            row = -1 if place is None else file.version_at(*place, self.snapshot)
-            if place is not None and row >= 0:
-                deleted = file.deleted(place[0])
-                gone = deleted is not None and bool(deleted[row])
-                found[key] = None if gone else file.batch(place[0], columns, schema).slice(row, 1)
+    ) -> list[int]:
+        """As `_get_from_memory`, for a file."""
+        missing = []
+        batches: dict[int, pa.RecordBatch] = {}
+        for at, (group, row) in zip(left, _places(file, keys, values, left)):
+            if group >= 0:
+                row = file.version_at(group, row, self.snapshot)
+            if group < 0 or row < 0:
+                missing.append(at)
+                continue
+            deleted = file.deleted(group)
+            if deleted is not None and deleted[row]:
+                found[at] = None
+                continue
+            batch = batches.get(group)
+            if batch is None:
+                batch = batches[group] = file.batch(group, columns, schema)
+            found[at] = batch.slice(row, 1)
+        return missing
 
     def checksum(self) -> TableChecksum:
         """Count and checksum of all live rows at the snapshot.
@@ -357,6 +384,18 @@ class View:
             rows += batch.num_rows
             total = (total + checksum(batch, self.schema)) & MASK
         return TableChecksum(rows, total)
+
+
+def _places(
+    file: ColumnFile, keys: pa.BinaryArray, values: Sequence[bytes], left: Sequence[int]
+) -> Iterable[tuple[int, int]]:
+    """(group, row) of the newest version of each key that is left; group -1 if the file does not have it."""
+    if len(left) < _MANY_KEYS:
+        found = (file.find_one(values[at], hash_bytes(values[at])) for at in left)
+        return [(-1, 0) if place is None else place for place in found]
+    whole = keys if len(left) == len(keys) else keys.take(pa.array(left, pa.int64()))
+    groups, rows = file.find(whole, hash_binary(whole))
+    return zip(groups.tolist(), rows.tolist())
 
 
 def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

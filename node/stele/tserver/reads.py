@@ -39,9 +39,10 @@ async def point_read(
     *,
     in_thread: InThread,
     until: float,
-) -> bytes:
-    """An Arrow IPC stream of the rows with these keys, in key order. `keys`: an Arrow IPC record batch
-    message. Gives up at `until` by the event loop's clock; the caller then tries again.
+) -> tuple[bytes, list[int]]:
+    """(an Arrow IPC stream of the rows with these keys, in key order; for each row: which of the keys it has).
+
+    `keys`: an Arrow IPC record batch message. Gives up at `until` by the event loop's clock; the caller then tries again.
 
     Raises:
         Rejected: keys that are not a record batch; unknown columns; SNAPSHOT_TOO_OLD; TOO_LARGE, more than KEYS_MAX keys, or
@@ -57,7 +58,7 @@ async def point_read(
     columns = len(column_ids) or len(schema.columns)
     view = machine.view(HybridTime(snapshot))
 
-    def read() -> bytes:
+    def read() -> tuple[bytes, list[int]]:
         from stele.tablet.view import key_array
 
         batch = read_batch(keys, schema.to_arrow(schema.key_column_ids), "keys")
@@ -73,12 +74,11 @@ async def point_read(
                 code=Code.TOO_LARGE,
             )
         with view:
-            rows = view.get(key_array(batch, schema), column_ids, bytes_max=MESSAGE_BYTES_MAX)
+            rows, places = view.get(key_array(batch, schema), column_ids, bytes_max=MESSAGE_BYTES_MAX)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
-        result: bytes = sink.getvalue().to_pybytes()
-        return result
+        return sink.getvalue().to_pybytes(), places
 
     try:
         async with asyncio.timeout_at(until):

@@ -138,7 +138,7 @@ class TabletService(TabletServerServiceServicer):
             snapshot = request.snapshot
         else:
             snapshot = await replica.reads.latest_snapshot(request.deadline_ms)
-        rows = await point_read(
+        rows, places = await point_read(
             replica,
             request.keys,
             list(request.column_ids),
@@ -146,7 +146,7 @@ class TabletService(TabletServerServiceServicer):
             in_thread=self._in_read_thread,
             until=until,
         )
-        return pb.ReadResponse(rows=rows, snapshot=snapshot)
+        return pb.ReadResponse(rows=rows, snapshot=snapshot, places=places)
 
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""

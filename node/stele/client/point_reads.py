@@ -1,0 +1,292 @@
+"""Reads rows by key, many with one request. Used by the reads of an open table.
+
+Keys that are asked for in one turn of the event loop leave together, a request for each tablet. While a tablet has
+IN_FLIGHT requests under way, further keys of it wait and share the next one.
+
+Invariants: each key's future ends exactly once. A request leaves after all its keys were asked for, so a row is as new
+as its caller's call. A slow tablet delays its own keys only, and no key for longer than its caller waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from stele.client.lookup import Key, key_row, rows_of
+from stele.client.ranges import Ranges
+from stele.client.tablet import TabletClient
+from stele.client.waiting_rows import fail, fail_all
+from stele.model.block import RowOp
+from stele.model.column import shown
+from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.partition import OUTSIDE, assign
+from stele.model.rows import batch_from_rows
+from stele.model.schema import Schema
+from stele.rpc.proto import tserver_pb2
+
+KEYS_MAX, VALUES_MAX = 256, 16_384
+"""Most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
+IN_FLIGHT = 2
+"""Most requests to one tablet at once."""
+_SLACK = 0.1
+"""A key is not asked for again for so small a part of the time that its caller waits."""
+WINDOW_KEYS = 4_096
+"""So many keys of one call are asked for at once. Other callers' keys wait behind no more."""
+
+Row = dict[str, Any] | None
+ColumnIds = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Sought:
+    """One key that a caller waits for, until a moment of the monotonic clock."""
+
+    key: Key
+    future: asyncio.Future[Row]
+    until: float
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Keys of one tablet that leave together. `keys`: a row for each. `alone`: they were too many with others, so they are
+    not joined again."""
+
+    schema: Schema
+    column_ids: ColumnIds
+    keys: pa.RecordBatch
+    sought: list[_Sought]
+    alone: bool = False
+
+    def some(self, places: Sequence[int], *, alone: bool = False) -> _Part:
+        """The keys at these places."""
+        keys = self.keys.take(pa.array(places, pa.int64()))
+        return _Part(self.schema, self.column_ids, keys, [self.sought[at] for at in places], alone)
+
+
+class PointReads:
+    """One per open table. `name()` and `schema()` give its present name and columns, `tablet_of(ordinal)` the client of a
+    tablet."""
+
+    def __init__(
+        self,
+        name: Callable[[], str],
+        schema: Callable[[], Schema],
+        ranges: Ranges,
+        tablet_of: Callable[[int], TabletClient],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._name = name
+        self._schema = schema
+        self._ranges = ranges
+        self._tablet_of = tablet_of
+        self._timeout_s = timeout_s
+        self._asked: dict[ColumnIds, list[_Sought]] = {}  # in this turn
+        self._waiting: dict[int, deque[_Part]] = {}
+        self._in_flight: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def get(self, key: Key, column_ids: ColumnIds) -> Row:
+        """The present row with this key; None if there is none. `column_ids`: () for all.
+
+        Raises:
+            Rejected: the key does not fit. SteleError: no leader answered in time.
+        """
+        return await self._ask(key, column_ids)
+
+    async def get_many(self, keys: Iterable[Key], column_ids: ColumnIds) -> list[Row]:
+        """The rows with these keys, in their order. Raises what `get` raises, for the first key that fails."""
+        found: list[Row] = []
+        window: list[asyncio.Future[Row]] = []
+        every = iter(keys)
+        try:
+            while True:
+                window = [self._ask(key, column_ids) for _, key in zip(range(WINDOW_KEYS), every)]
+                if not window:
+                    return found
+                for future in window:
+                    found.append(await future)
+        finally:
+            for future in window:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # only the first one is raised
+
+    def _ask(self, key: Key, column_ids: ColumnIds) -> asyncio.Future[Row]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Row] = loop.create_future()
+        if not self._asked:
+            loop.call_soon(self._end_turn)
+        sought = _Sought(key, future, time.monotonic() + self._timeout_s)
+        self._asked.setdefault(column_ids, []).append(sought)
+        return future
+
+    def _end_turn(self) -> None:
+        asked, self._asked = self._asked, {}
+        for column_ids, sought in asked.items():
+            self._deal(column_ids, sought)
+
+    def _deal(self, column_ids: ColumnIds, sought: Sequence[_Sought], *, asked: bool = False) -> None:
+        """Have keys wait for their tablets. `asked`: the masters have just told the ranges, so a key that no range covers
+        has no row."""
+        try:
+            for ordinal, part in self._parts(column_ids, sought):
+                if ordinal != OUTSIDE:
+                    self._waiting.setdefault(ordinal, deque()).append(part)
+                    self._send(ordinal)
+                elif asked:
+                    for one in part.sought:
+                        _end(one, None)
+                else:
+                    self._begin(self._seek(part))
+        except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
+            fail_all([one.future for one in sought], exc)
+
+    def _parts(self, column_ids: ColumnIds, sought: Sequence[_Sought]) -> list[tuple[int, _Part]]:
+        """Keys by tablet, in parts that one request takes. Keys that do not fit are refused."""
+        schema, rows, fitting = self._schema(), [], []
+        for one in sought:
+            try:
+                rows.append(key_row(schema, one.key))
+                fitting.append(one)
+            except Exception as exc:  # noqa: BLE001 - a caller's own mapping may raise anything
+                fail(one.future, exc)
+        if not rows:
+            return []
+        keys, _, kept, errors = batch_from_rows(rows, schema, RowOp.DELETE)
+        for error in errors:
+            one = fitting[error.row]
+            fail(one.future, Rejected(f"table {self._name()}: key {shown(one.key)}: {error.message}"))
+        by_tablet: dict[int, list[int]] = {}
+        for at, ordinal in enumerate(assign(keys, schema, self._ranges.now).tolist()):
+            by_tablet.setdefault(ordinal, []).append(at)
+        most = _keys_max(schema, column_ids)
+        whole = _Part(schema, column_ids, keys, [fitting[at] for at in kept.tolist()])
+        parts = []
+        for ordinal, places in by_tablet.items():
+            for start in range(0, len(places), most):
+                parts.append((ordinal, whole.some(places[start : start + most])))
+        return parts
+
+    async def _seek(self, part: _Part) -> None:
+        """Ask the masters for a range that covers these keys."""
+        try:
+            first = min(one.until for one in part.sought)
+            await self._ranges.ask(max(0.001, first - time.monotonic()))
+        except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
+            fail_all([one.future for one in part.sought], exc)
+            return
+        self._deal(part.column_ids, part.sought, asked=True)
+
+    # --- one tablet
+
+    def _send(self, ordinal: int) -> None:
+        """Send a request for the keys that wait for a tablet, if not enough are under way."""
+        waiting = self._waiting.get(ordinal)
+        if not waiting or self._in_flight.get(ordinal, 0) >= IN_FLIGHT:
+            return
+        parts = [waiting.popleft()]
+        first, count = parts[0], len(parts[0].sought)
+        most = _keys_max(first.schema, first.column_ids)
+        while (
+            waiting
+            and not (first.alone or waiting[0].alone)
+            and waiting[0].schema is first.schema
+            and waiting[0].column_ids == first.column_ids
+            and count + len(waiting[0].sought) <= most
+        ):
+            count += len(waiting[0].sought)
+            parts.append(waiting.popleft())
+        if not waiting:
+            del self._waiting[ordinal]
+        if len(parts) > 1:
+            keys = pa.Table.from_batches([part.keys for part in parts]).combine_chunks().to_batches()[0]
+            every = [one for part in parts for one in part.sought]
+            first = _Part(first.schema, first.column_ids, keys, every)
+        self._in_flight[ordinal] = self._in_flight.get(ordinal, 0) + 1
+        self._begin(self._read(ordinal, first))
+
+    async def _read(self, ordinal: int, part: _Part) -> None:
+        try:
+            if not all(one.future.done() for one in part.sought):
+                await self._answer(ordinal, part)
+        except asyncio.CancelledError:
+            for one in part.sought:
+                one.future.cancel()
+            raise
+        except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
+            self._failed(ordinal, part, exc)
+        finally:
+            self._in_flight[ordinal] -= 1
+            if not self._in_flight[ordinal]:
+                del self._in_flight[ordinal]
+            self._send(ordinal)
+
+    async def _answer(self, ordinal: int, part: _Part) -> None:
+        request = tserver_pb2.ReadRequest(
+            keys=part.keys.serialize().to_pybytes(),
+            column_ids=part.column_ids,
+            schema_version=part.schema.version,
+        )
+        first = min(one.until for one in part.sought)
+        tablet = self._tablet_of(ordinal)
+        answer = await tablet.read(request, timeout_s=max(0.001, first - time.monotonic()))
+        rows, places = rows_of(self._name(), answer.rows), answer.places
+        if len(part.sought) == 1:
+            _end(part.sought[0], rows[0] if rows else None)
+            return
+        if rows and not places:  # a node of release 0.1.0 does not say which keys it found
+            raise Rejected("ask for fewer keys at once", code=Code.TOO_LARGE)
+        if len(places) != len(rows) or any(place >= len(part.sought) for place in places):
+            raise Corrupt(f"table {self._name()}: a node's answer to a read has rows of unknown keys")
+        found = dict(zip(places, rows))
+        for place, one in enumerate(part.sought):
+            _end(one, found.get(place))
+
+    def _failed(self, ordinal: int, part: _Part, exc: Exception) -> None:
+        count = len(part.sought)
+        if isinstance(exc, Rejected) and exc.code is Code.TABLET_DELETED:
+            # The masters have just said that its range was dropped. Perhaps there is a new one.
+            self._deal(part.column_ids, part.sought, asked=True)
+        elif isinstance(exc, SteleError) and exc.code is Code.TOO_LARGE and count > 1:
+            halves = [part.some(each, alone=True) for each in (range(count // 2), range(count // 2, count))]
+            self._waiting.setdefault(ordinal, deque()).extendleft(reversed(halves))
+        elif isinstance(exc, Retryable):
+            self._give_up(ordinal, part, exc)
+        else:
+            fail_all([one.future for one in part.sought], exc)
+
+    def _give_up(self, ordinal: int, part: _Part, exc: Retryable) -> None:
+        """The first keys of a request have waited long enough, and so may have others, here and behind it. The rest is
+        asked for again."""
+        soon, kept = time.monotonic() + _SLACK * self._timeout_s, deque[_Part]()
+        for each in (part, *self._waiting.pop(ordinal, ())):
+            later = [at for at, one in enumerate(each.sought) if one.until > soon]
+            if each is part and len(later) == len(part.sought):
+                later = []  # it failed for another reason than time
+            rest = set(later)
+            fail_all([one.future for at, one in enumerate(each.sought) if at not in rest], exc)
+            if later:
+                kept.append(each.some(later, alone=each.alone))
+        if kept:
+            self._waiting[ordinal] = kept
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _keys_max(schema: Schema, column_ids: ColumnIds) -> int:
+    """The most keys of one request for these columns."""
+    return min(KEYS_MAX, max(1, VALUES_MAX // (len(column_ids) or len(schema.columns))))
+
+
+def _end(sought: _Sought, row: Row) -> None:
+    if not sought.future.done():
+        sought.future.set_result(row)
