@@ -26,6 +26,7 @@ from tests.harness import Cluster
 
 BULK_ROWS, COPY_ROWS, SECONDS, KILLS, KUDU_KILLS = 4_000_000, 3_000_000, 5.0, 20, 5
 FEW_SCANS = 200
+MANY_CALLS = 10
 _LEAST_DISK_BYTES = 8 << 30
 
 
@@ -66,13 +67,17 @@ class Bench:
                 await stele_side.one_caller(report, table, self._seconds)
             if "puts" in keys:
                 await stele_side.many_callers(report, table, self._seconds)
-            if keys & {"bulk", "scan", "narrow", "few"}:
-                await stele_side.bulk(report, table, BULK_ROWS // self._row_divisor)
+            count = BULK_ROWS // self._row_divisor
+            if keys & {"bulk", "scan", "narrow", "few", "gets", "many"}:
+                await stele_side.bulk(report, table, count)
             if keys & {"scan", "narrow"}:
                 await stele_side.scans(report, table)
             if "few" in keys:
-                count = BULK_ROWS // self._row_divisor
                 await stele_side.few(report, table, FEW_SCANS // self._divisor, count)
+            if "gets" in keys:
+                await stele_side.gets(report, table, self._seconds, count)
+            if "many" in keys:
+                await stele_side.many(report, table, MANY_CALLS // self._divisor, count)
             if "copy" in keys:
                 whole = await client.create_table("whole", rows.SCHEMA, rows.ONE_TABLET)
                 await whole.write_arrow(rows.batches(COPY_ROWS // self._row_divisor, 65_536), timeout_s=120)

@@ -2,7 +2,7 @@
 
 The calls use its own gRPC API, from the same Python and with the same number of callers. Its messages are
 encoded by hand: PutRequest {bytes key = 1; bytes value = 2}, TxnRequest {repeated RequestOp success = 2},
-RequestOp {PutRequest request_put = 2}.
+RequestOp {PutRequest request_put = 2}, RangeRequest {bytes key = 1}.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from bench.report import Report, milliseconds, percentile
 CALLERS = 64
 TXN_ROWS = 128  # etcd's default limit of operations in a transaction
 VALUE = b"x" * 92
+_GET_KEYS = 64_000  # few, so that it never waits for a disk
 PEER = "etcd"
-KEYS = frozenset({"puts", "one", "bulk", "kill"})
+KEYS = frozenset({"puts", "one", "gets", "bulk", "kill"})
 
 
 class EtcdCluster:
@@ -100,6 +101,17 @@ async def measure(report: Report, directory: Path, keys: frozenset[str], seconds
             _, times = await _for(lambda n: puts[0](_put(b"%016d" % n)), 1, seconds)
             value = percentile(times, 0.5)
             report.put_peer(PEER, "one", f"p50 {milliseconds(value)}", value)
+        if "gets" in keys:
+            ranges = [channel.unary_unary("/etcdserverpb.KV/Range") for channel in channels]
+            for start in range(0, _GET_KEYS, TXN_ROWS):
+                await txns[0](_txn([b"%016d" % n for n in range(start, start + TXN_ROWS)]))
+            chosen = random.Random(0)
+            rate, times = await _for(
+                lambda n: ranges[n % 3](_field(1, b"%016d" % chosen.randrange(_GET_KEYS))), CALLERS, seconds
+            )
+            report.put_peer(PEER, "gets", f"{rate:,.0f}/s", rate)
+            value = percentile(times, 0.5)
+            report.put_peer(PEER, "get50", milliseconds(value), value)
         if "bulk" in keys:
             rate, _ = await _for(
                 lambda n: txns[n % 3](_txn([b"%016d" % (n * TXN_ROWS + i) for i in range(TXN_ROWS)])),

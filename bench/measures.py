@@ -12,6 +12,8 @@ KEYS = {
     "bulk": "4M rows of 100 bytes, in blocks of 8,192, into 8 tablets of three replicas",
     "puts": "64 callers, each with one put at a time; also p50 and p99",
     "one": "one caller with one put at a time",
+    "gets": "64 callers, each with one get of a random row of the 4M at a time (loads them first); also p50",
+    "many": "get_many of 10,000 random keys of the 4M rows at a time (loads them first)",
     "kill": "kill -9 of a leader, until the next write to its tablet is acknowledged",
     "copy": "a tablet of 3M rows to a node that has none of it",
     "scan": "all columns of the 4M rows, to Arrow (loads them first)",
@@ -35,6 +37,9 @@ def announced(*, quick: bool = False) -> Report:
     report.add("p50", "... p50", "", "1.6 ms", rate=False, of="puts")
     report.add("p99", "... p99", "", "4 ms", rate=False, of="puts")
     report.add("one", "one caller", "p50 1.5 ms", "p50 0.75 ms", rate=False)
+    report.add("gets", "gets of random rows with 64 callers on 8 tablets", "10x etcd", "")
+    report.add("get50", "... p50", "", "", rate=False, of="gets")
+    report.add("many", "get_many of 10,000 random keys at a time", "", "100k keys/s")
     report.add("kill", "kill -9 of a leader to the next write: median, worst", "0.6 s", "0.25 s", rate=False)
     report.add("copy", "tablet copy", "200 MB/s", "380 MB/s")
     report.add("scan", "scan to Arrow, all columns", "5M rows/s", "15M rows/s")

@@ -6,6 +6,7 @@ Called by __main__; each function measures one thing and adds it to the report.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable
 
@@ -26,6 +27,7 @@ CALLERS = 64
 _STRANGER_REPLICA = 1_000_000  # an id that no configuration has: the copy is made only to be timed
 _COPY_TIMEOUT_S = 120.0
 _WARM_UP = 10
+_MANY = 10_000
 
 
 async def at_rest(cluster: Cluster) -> int:
@@ -88,6 +90,48 @@ async def scans(report: Report, table: AsyncTable) -> None:
         found = await table.scan(columns).to_table()
         rate = found.num_rows / (time.perf_counter() - started)
         report.put(key, f"{rate / 1e6:.1f}M rows/s", rate)
+
+
+async def gets(report: Report, table: AsyncTable, seconds: float, rows_there: int) -> None:
+    """64 callers, each with one get of a random row at a time."""
+    await _get_for(table, min(1.0, seconds), rows_there)
+    rate, times = await _get_for(table, seconds, rows_there)
+    report.put("gets", f"{rate:,.0f}/s", rate)
+    report.put("get50", milliseconds(percentile(times, 0.5)), percentile(times, 0.5))
+
+
+async def _get_for(table: AsyncTable, seconds: float, rows_there: int) -> tuple[float, list[float]]:
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+
+    async def call(seed: int) -> None:
+        chosen = random.Random(seed)
+        at = time.perf_counter()
+        while at < until:
+            key = chosen.randrange(rows_there)
+            row = await table.get(key)
+            assert row is not None and row["id"] == key
+            now = time.perf_counter()
+            times.append(now - at)
+            at = now
+
+    started = time.perf_counter()
+    await asyncio.gather(*(call(number) for number in range(CALLERS)))
+    return len(times) / (time.perf_counter() - started), times
+
+
+async def many(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
+    """Calls of `get_many`, after one that is not counted."""
+    chosen, started, count = random.Random(0), 0.0, 0
+    for number in range(times + 1):
+        if number == 1:
+            started = time.perf_counter()
+        keys = [chosen.randrange(rows_there) for _ in range(_MANY)]
+        found = await table.get_many(keys)
+        assert [row and row["id"] for row in found] == keys
+        count += _MANY if number else 0
+    rate = count / (time.perf_counter() - started)
+    report.put("many", f"{rate:,.0f} keys/s", rate)
 
 
 async def few(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
