@@ -206,17 +206,21 @@ class StoreMachine(RuleBasedStateMachine):
         assert rows_of(batches) == wanted[:limit]
         assert all(0 < b.num_rows <= batch_rows for b in batches)
 
-    @rule(wanted=st.lists(KEYS, max_size=5), data=st.data())
-    def get(self, wanted: list[tuple[str, int]], data: Any) -> None:
+    @rule(few=st.lists(KEYS, max_size=5), times=st.sampled_from([1, 1, 2, 40]), data=st.data())
+    def get(self, few: list[tuple[str, int]], times: int, data: Any) -> None:
+        """Few keys are looked for one by one, many together."""
+        wanted = few * times
         snapshot = data.draw(st.sampled_from(self.snapshots)) if self.snapshots else self.store.last_timestamp
         encoded = pa.array([keys.encode_tuple(k, (pa.string(), pa.int32())) for k in wanted], pa.binary())
         view = self.view(snapshot)
         if view is None:
             return
         with view:
-            found = view.get(encoded, (1, 4))[0].to_pylist()
-        there = [r for r in self.twin.at(snapshot) if (r["k"], r["n"]) in wanted]
-        assert found == [{"n": r["n"], "d": r["d"]} for r in there]
+            found, places = view.get(encoded, (1, 4))
+        there = {(r["k"], r["n"]): {"n": r["n"], "d": r["d"]} for r in self.twin.at(snapshot)}
+        assert sorted(places) == [at for at, key in enumerate(wanted) if key in there]
+        assert found.to_pylist() == [there[wanted[at]] for at in places]
+        assert [wanted[at] for at in places] == sorted(wanted[at] for at in places)
 
     @invariant()
     def whole(self) -> None:
