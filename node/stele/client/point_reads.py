@@ -1,7 +1,7 @@
 """Reads rows by key, many with one request. Used by the reads of an open table.
 
-Keys that are asked for in one turn of the event loop leave together, a request for each tablet. While a tablet has
-IN_FLIGHT requests under way, further keys of it wait and share the next one.
+Keys that are asked for in one turn of the event loop leave together, a request for each tablet. While a request to a
+tablet is under way, further keys of it wait and share the next one.
 
 Invariants: each key's future ends exactly once. A request leaves after all its keys were asked for, so a row is as new
 as its caller's call. A slow tablet delays its own keys only, and no key for longer than its caller waits.
@@ -32,8 +32,6 @@ from stele.rpc.proto import tserver_pb2
 
 KEYS_MAX, VALUES_MAX = 256, 16_384
 """Most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
-IN_FLIGHT = 2
-"""Most requests to one tablet at once."""
 _SLACK = 0.1
 """A key is not asked for again for so small a part of the time that its caller waits."""
 WINDOW_KEYS = 4_096
@@ -89,7 +87,7 @@ class PointReads:
         self._timeout_s = timeout_s
         self._asked: dict[ColumnIds, list[_Sought]] = {}  # in this turn
         self._waiting: dict[int, deque[_Part]] = {}
-        self._in_flight: dict[int, int] = {}
+        self._busy: set[int] = set()  # tablets with a request under way
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, key: Key, column_ids: ColumnIds) -> Row:
@@ -186,9 +184,9 @@ class PointReads:
     # --- one tablet
 
     def _send(self, ordinal: int) -> None:
-        """Send a request for the keys that wait for a tablet, if not enough are under way."""
+        """Send a request for the keys that wait for a tablet, if none is under way."""
         waiting = self._waiting.get(ordinal)
-        if not waiting or self._in_flight.get(ordinal, 0) >= IN_FLIGHT:
+        if not waiting or ordinal in self._busy:
             return
         parts = [waiting.popleft()]
         first, count = parts[0], len(parts[0].sought)
@@ -208,7 +206,7 @@ class PointReads:
             keys = pa.Table.from_batches([part.keys for part in parts]).combine_chunks().to_batches()[0]
             every = [one for part in parts for one in part.sought]
             first = _Part(first.schema, first.column_ids, keys, every)
-        self._in_flight[ordinal] = self._in_flight.get(ordinal, 0) + 1
+        self._busy.add(ordinal)
         self._begin(self._read(ordinal, first))
 
     async def _read(self, ordinal: int, part: _Part) -> None:
@@ -222,9 +220,7 @@ class PointReads:
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             self._failed(ordinal, part, exc)
         finally:
-            self._in_flight[ordinal] -= 1
-            if not self._in_flight[ordinal]:
-                del self._in_flight[ordinal]
+            self._busy.discard(ordinal)
             self._send(ordinal)
 
     async def _answer(self, ordinal: int, part: _Part) -> None:
