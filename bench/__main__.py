@@ -57,7 +57,7 @@ class Bench:
         """Run the measures, those without kills first."""
         report, keys = self._report, self._keys
         async with (
-            Cluster(self._directory / "stele", masters=1, nodes=3) as cluster,
+            Cluster(self._directory / "stele", masters=1, nodes=3, anew=True) as cluster,
             AsyncClient(cluster.master_addresses, timeout_s=60) as client,
         ):
             table = await client.create_table("bench", rows.SCHEMA, rows.PARTITIONING)

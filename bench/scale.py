@@ -67,7 +67,7 @@ class Scale:
 
     def __init__(self, directory: Path, tables: int, tablets: int, nodes: int, masters: int) -> None:
         self._tables, self._tablets, self._count = tables, tablets, nodes
-        self._cluster = Cluster(directory, masters=masters, nodes=0)
+        self._cluster = Cluster(directory, masters=masters, nodes=0, anew=True)
 
     async def run(self) -> None:
         async with self._cluster as cluster:

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
 from pathlib import Path
 
 from stele.client import AsyncClient
 from stele.model.schema import Schema
 from tests.harness import Cluster
+from tests.harness.commands import stele
 
 SCHEMA = Schema.make([("id", "int64"), ("n", "int32", True)], ["id"])
-
-
-async def stele(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    """Exit code and all that a command prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stele.cli", *arguments),
-        env={**os.environ, "STELE_MASTERS": ",".join(cluster.master_addresses)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(300):
-            out, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode or 0, out.decode()
 
 
 async def test_bad_rows_and_bad_files(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from stele.model.errors import SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.proto import common_pb2
-from tests.badinput.test_cluster import stele
 from tests.harness import Cluster, Member
+from tests.harness.commands import stele
 from tests.harness.compare import rows_of_tablet, rows_that_all_replicas_hold
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])

@@ -21,8 +21,8 @@ from stele.model.errors import SteleError
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.tserver.options import EXIT_VOLUME_OLD
-from tests.badinput.test_cluster import stele
 from tests.harness import Cluster, Member
+from tests.harness.commands import stele
 from tests.harness.compare import rows_that_all_replicas_hold
 
 SCHEMA = Schema.make([("id", "int64"), ("s", "string", True)], ["id"])

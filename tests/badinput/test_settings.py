@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,20 +14,15 @@ from stele.model.errors import Retryable
 from stele.model.ids import ClusterId, NodeId
 from stele.tserver.volume import format_volume, lock_directory
 from tests.client.small import small_cluster
+from tests.harness.commands import command
 
 ID = "a" * 32
 
 
-def stele(*arguments: str, timeout_s: float = 100.0) -> tuple[int, list[str]]:
+def stele(*arguments: str) -> tuple[int, list[str]]:
     """Exit code, and the lines that the user sees."""
-    done = subprocess.run(
-        [sys.executable, "-m", "stele.cli", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    return done.returncode, (done.stdout + done.stderr).decode().strip().splitlines()
+    code, out = command(*arguments)
+    return code, out.strip().splitlines()
 
 
 def arguments(role: str, directory: Path, **changed: str) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -21,27 +20,7 @@ from stele.model.incarnation import recoveries
 from stele.rpc.proto import common_pb2
 from tests.driver.test_moves_on_processes import SCHEMA, at_rest, driving, until
 from tests.harness import Cluster
-
-
-async def stele(cluster: Cluster, *arguments: str) -> tuple[int, str]:
-    """The exit code and the output of a command that calls the cluster."""
-    return await command(*arguments, "--masters", ",".join(cluster.master_addresses))
-
-
-async def stele_local(*arguments: str) -> tuple[int, str]:
-    """The same for a command that works on a volume."""
-    return await command("local", *arguments)
-
-
-async def command(*arguments: str) -> tuple[int, str]:
-    """The exit code and the output of a command."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "stele.cli", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    return process.returncode or 0, out.decode()
+from tests.harness.commands import stele
 
 
 class Writer:

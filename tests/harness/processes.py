@@ -24,6 +24,7 @@ from stele.model.errors import SteleError
 from stele.model.ids import new_id
 from stele.rpc.resolve import join_address
 from tests.harness.loopback import Loopback
+from tests.harness.template import Forked, template
 
 NODE_PORT, MASTER_PORT, FLIGHT_PORT, STREAM_PORT, HTTP_PORT = 7050, 7051, 7052, 7053, 7080
 
@@ -57,7 +58,7 @@ class Member:
     machine: str = ""
     zone: str = ""
     group: int | None = None
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     program: Path | None = None
     """The folder that holds another release's package `stele`; None: that of this checkout."""
 
@@ -95,7 +96,8 @@ class Cluster:
     """`masters` (1, 3 or 5) and `nodes` below `directory`; each on a machine of its own, zones in turn.
 
     `arguments` are added to every process's command line. With `groups` (needs root) each runs in a group of its own. With
-    `clocks` the wall clock of each can be set.
+    `clocks` the wall clock of each can be set. Processes of this release are forked from a template that has imported it. With
+    `clocks`, an `environment` of their own or `anew`, each is a new program, as users start it; measurements want that.
     Use as `async with Cluster(tmp_path) as cluster:`.
     """
 
@@ -110,10 +112,12 @@ class Cluster:
         environment: dict[str, str] | None = None,
         groups: bool = False,
         clocks: bool = False,
+        anew: bool = False,
     ) -> None:
         self.cluster_id = new_id()
         self.directory = directory
         self._groups = groups
+        self._anew = anew or clocks or environment is not None
         self.arguments = arguments
         self._environment = {**os.environ, **(environment or {})}
         if clocks:
@@ -210,15 +214,20 @@ class Cluster:
             *self.arguments,
         ]
         with member.log_path.open("ab") as out:
-            member.process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(member.group or "-"), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=self._environment_of(member),
-                start_new_session=True,
-                pass_fds=(self.loopback.claim,),
-            )
+            member.process = self._started(member, arguments, out.fileno())
+
+    def _started(self, member: Member, arguments: list[str], out: int) -> subprocess.Popen[bytes] | Forked:
+        if member.program is None and not self._anew:
+            return template().start(arguments, self._environment, out, self.loopback.claim, member.group)
+        return subprocess.Popen(
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(member.group or "-"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=self._environment_of(member),
+            start_new_session=True,
+            pass_fds=(self.loopback.claim,),
+        )
 
     def _environment_of(self, member: Member) -> dict[str, str]:
         if member.program is None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONGEST
+
 DIES = "import os\ndef test_dies():\n    open({mark!r}, 'a').write('x')\n    os._exit(3)\n"
 LIVES = "def test_lives():\n    pass\n"
 ROOT = Path(__file__).parents[2]
@@ -37,3 +39,7 @@ def test_a_worker_dies_and_all_others_run(tmp_path: Path, place: int, after: int
     assert run.returncode == 1, run.stdout + run.stderr
     assert f"1 failed, {7 + 8 * after} passed" in run.stdout
     assert mark.read_text() == "x", "it was run once"
+
+
+def test_what_takes_longest_is_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []

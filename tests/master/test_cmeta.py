@@ -14,8 +14,8 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.incarnation import recoveries
 from stele.model.schema import Schema
 from stele.rpc.proto import common_pb2
-from tests.driver.test_recover_on_processes import stele, stele_local
 from tests.harness import Cluster
+from tests.harness.commands import stele
 
 SCHEMA = Schema.make([("id", "int64"), ("n", "int64", True)], ["id"])
 WITHIN_S = 120.0
@@ -30,18 +30,22 @@ async def test_one_master_left_of_three_becomes_a_working_catalog_of_one(tmp_pat
         await (await client.open_table("before")).put({"id": 1, "n": 7})
         await asyncio.sleep(2)
         left, returns, gone = (m for m in cluster.members if m.role == "master")
-        code, said = await stele_local("cmeta", "rewrite", "--data-dir", str(left.directory))
+        code, said = await stele(cluster, "local", "cmeta", "rewrite", "--data-dir", str(left.directory))
         assert code == 2 and "another process uses it" in said, said
         for member in (returns, gone, left):
             cluster.kill(member)
         cluster.lose(gone)
         data_dir = str(left.directory)
-        code, said = await stele_local("cmeta", "rewrite", "--data-dir", data_dir)
+        code, said = await stele(cluster, "local", "cmeta", "rewrite", "--data-dir", data_dir)
         print(said)
         assert code == 0 and "nothing was changed" in said and "incarnation 0" in said, said
-        code, said = await stele_local("cmeta", "rewrite", "--data-dir", data_dir, "--tablet", "7" * 32)
+        code, said = await stele(
+            cluster, "local", "cmeta", "rewrite", "--data-dir", data_dir, "--tablet", "7" * 32
+        )
         assert code == 2 and "holds no replica of tablet" in said, said
-        code, said = await stele_local("cmeta", "rewrite", "--data-dir", data_dir, "--accept-data-loss")
+        code, said = await stele(
+            cluster, "local", "cmeta", "rewrite", "--data-dir", data_dir, "--accept-data-loss"
+        )
         print(said)
         assert code == 0 and "is the only voter from entry" in said and "incarnation 1-" in said, said
 

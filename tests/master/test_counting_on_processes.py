@@ -17,9 +17,9 @@ from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
-from tests.badinput.test_cluster import stele
 from tests.driver.test_moves_on_processes import SCHEMA, Writer, driving, until
 from tests.harness import Cluster
+from tests.harness.commands import stele
 
 HASHED = PartitionSchema((HashPartition((0,), 3),))
 

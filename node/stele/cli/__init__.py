@@ -32,5 +32,11 @@ def main() -> None:
     """Entry point of `stele`."""
     from stele.cli.app import run
 
-    sys.meta_path.insert(0, _ImportBlocker())
+    keep_imports_few()
     run()
+
+
+def keep_imports_few() -> None:
+    """Block these imports in this process from here on."""
+    if not any(isinstance(finder, _ImportBlocker) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _ImportBlocker())

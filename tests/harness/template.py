@@ -1,0 +1,221 @@
+"""A process that has imported all of a node and a master, and forks itself for each that a test starts: to import takes a
+second of a processor, which is most of a start. Called by processes.py.
+
+What it starts is a process of its own, with the session, group, environment and output that were asked for, and every signal as
+after an exec. It has one thread, no event loop yet, and chance of its own. The kernel shows the template's command line for it.
+
+Invariant: none of them outlives the template (PR_SET_PDEATHSIG), and the template does not outlive the process that made it,
+whose end closes their channel. Until that process has asked for an exit code, nobody else gets the pid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_ORDER_BYTES = 1 << 17
+_FDS = 2
+_PR_SET_PDEATHSIG = 1
+_FORK_SAFE = {"jemalloc_bg_thd"}
+"""Threads whose library knows of forks. Those of OpenBLAS, which does too, bear the name of the process."""
+
+
+class Forked:
+    """A process that the template made, with the part of subprocess.Popen that tests use."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._template = template
+        self._asking = threading.Lock()
+        self._fd = os.pidfd_open(pid)
+        weakref.finalize(self, os.close, self._fd)
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended; that of a signal is below 0."""
+        with self._asking:
+            if self.returncode is None:
+                self.returncode = self._template.ask({"ended": self.pid})
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        ends = select.poll()
+        ends.register(self._fd, select.POLLIN)
+        if self.returncode is None and not ends.poll(None if timeout is None else timeout * 1_000):
+            raise subprocess.TimeoutExpired(f"stele, pid {self.pid}", timeout or 0.0)
+        code = self.poll()
+        assert code is not None, "its pidfd says that it has ended"
+        return code
+
+    async def ended(self, timeout_s: float) -> int:
+        """Its exit code, once it has ended.
+
+        Raises:
+            TimeoutError: it still runs.
+        """
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._fd, over.set)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await over.wait()
+        finally:
+            loop.remove_reader(self._fd)
+        return self.wait()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._fd, number)
+
+
+class Template:
+    """The template of this process. Starts take turns."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # -P: what lies beside this file is no module of a node.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        atexit.register(self._end)
+
+    def start(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        output: int,
+        claim: int | None = None,
+        group: int | None = None,
+    ) -> Forked:
+        """`stele` with these arguments. `output`, `claim`: descriptors for its output, and one that it keeps open."""
+        order = {
+            "arguments": arguments,
+            "environment": environment,
+            "folder": os.getcwd(),
+            "group": group,
+        }
+        fds = (output,) if claim is None else (output, claim)
+        return Forked(self, self.ask(order, *fds))
+
+    def ask(self, order: dict[str, Any], *fds: int) -> Any:
+        """The template's answer.
+
+        Raises:
+            RuntimeError: it has ended; standard error says why.
+        """
+        with self._turn:
+            try:
+                socket.send_fds(self._channel, [json.dumps(order).encode()], fds)
+                answer = self._channel.recv(_ORDER_BYTES)
+            except OSError:
+                answer = b""
+        if not answer:
+            raise RuntimeError(f"the template of processes ended with {self._process.wait()}")
+        return json.loads(answer)
+
+    def _end(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+@cache
+def template() -> Template:
+    """The one of this process, made when it is first asked for."""
+    return Template()
+
+
+def _serve(channel: socket.socket) -> None:
+    """Fork for each order; ends with the other end of the channel. Returns in each new process."""
+    template_pid = os.getpid()
+    while True:
+        data, fds, _, _ = socket.recv_fds(channel, _ORDER_BYTES, _FDS)
+        if not data:
+            os._exit(0)
+        order = json.loads(data)
+        if "ended" in order:
+            pid, status = os.waitpid(order["ended"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                channel.close()
+                _become(order, fds, template_pid)
+                return
+        for fd in fds:
+            os.close(fd)
+        channel.send(json.dumps(answer).encode())
+
+
+def _become(order: dict[str, Any], fds: list[int], template_pid: int) -> None:
+    """What exec and subprocess do for a process. A change of the group would undo the death signal, so it comes first."""
+    os.setsid()
+    if order["group"] is not None:
+        os.setgid(order["group"])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != template_pid:
+        os._exit(1)
+    output, *_kept = fds
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    sys.argv = ["stele", *order["arguments"]]
+
+
+def _import_all() -> None:
+    """As the command line does it, which sets this up before it imports more."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from stele.cli import keep_imports_few
+    from stele.model.no_pandas import keep_pandas_out
+
+    keep_imports_few()
+    keep_pandas_out()
+    import uvloop
+
+    import stele.cli.app
+    import stele.cli.processes
+    import stele.client
+    import stele.master.server
+    import stele.rpc.logging
+    import stele.rpc.masters
+    import stele.tserver.process
+
+    del uvloop, stele
+    names = {Path(f"/proc/self/task/{t}/comm").read_text().strip() for t in os.listdir("/proc/self/task")}
+    lost = names - {Path("/proc/self/comm").read_text().strip(), *_FORK_SAFE}
+    if lost:
+        raise RuntimeError(f"imports started threads that a fork would lose: {', '.join(sorted(lost))}")
+
+
+if __name__ == "__main__":
+    _import_all()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    from stele.cli import main
+
+    main()
