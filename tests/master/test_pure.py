@@ -203,6 +203,20 @@ def test_reports_merge_only_into_a_full_one() -> None:
     assert hear(life, late, 40) == [] and not life.nodes[N1].full
 
 
+def test_an_adopted_master_tells_only_of_nodes_that_registered_since_it_began() -> None:
+    """Its catalog is a copy. The addresses in it may be those of the cluster that was copied."""
+    row = NodeRecord(N1, "node", "ACTIVE", True, "n-1", "10.0.0.1:7050", "10.0.0.1:7052")
+    own, copied = Liveness(0), Liveness(0, adopted=True)
+    peer = CONFIG.peers[0]
+    assert own.located(row) == row and own.peer_address(peer) == "10.0.0.1:7050"
+    assert copied.located(row) == replace(row, address="", flight_address="")
+    assert copied.peer_address(peer) == ""
+    request = beat(1)
+    request.registration.address, request.registration.flight_address = "10.9.0.1:7050", "10.9.0.1:7052"
+    copied.heard(request, 10)
+    assert copied.located(row) == replace(row, address="10.9.0.1:7050", flight_address="10.9.0.1:7052")
+
+
 async def began(life: Liveness, tablets: list[str]) -> asyncio.Task[list[str]]:
     """The merge of a report that takes more than one step, after its first."""
     life.heard(beat(1), 10)

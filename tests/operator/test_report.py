@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio.client.configuration import Configuration
 
 from stele.driver.progress import Pace
 from stele.driver.steps import WaitCopy
@@ -185,6 +186,28 @@ async def test_a_watch_that_owes_a_change_is_dead_and_a_quiet_one_is_not(tmp_pat
             assert "no list" in fleet.not_live()
         finally:
             await fleet.close()
+
+
+async def test_what_only_the_status_says_wakes_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass would be the cause of the next one."""
+    kube = Kube(Configuration())
+    fleet, woken = Fleet(kube, Reporter(kube, "test"), ("default",), "image"), list[str]()
+    monkeypatch.setattr(fleet, "wake", lambda namespace, name: woken.append(name))
+    metadata: Json = {"name": "flights", "namespace": "default", "uid": "u", "generation": 1}
+    changes: tuple[Json, ...] = (
+        {"resourceVersion": "1"},
+        {"resourceVersion": "2"},  # our own write
+        {"resourceVersion": "3", "managedFields": [{"manager": "stele-operator"}]},
+        {"resourceVersion": "4", "generation": 2},
+        {"resourceVersion": "5", "generation": 2},
+        {"resourceVersion": "6", "generation": 2, "deletionTimestamp": "now"},
+    )
+    wakes = []
+    for change in changes:
+        fleet.saw({"kind": "TabletCluster", "metadata": {**metadata, **change}}, deleted=False)
+        wakes.append(len(woken))
+    await kube.close()
+    assert wakes == [1, 1, 1, 2, 2, 3]
 
 
 async def _settle(made: Bench, fleet: Fleet) -> None:

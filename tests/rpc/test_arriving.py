@@ -19,7 +19,7 @@ from stele.rpc.connection import connect
 from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
-from tests.rpc.test_streams import NODE, asking, serving
+from tests.rpc.test_streams import NODE, Answering, asking, serving, writing
 
 
 class Source:
@@ -312,4 +312,61 @@ async def test_the_outcome_of_what_was_done_is_not_a_refusal_for_want_of_room() 
         while len(answers) < 12:
             await asyncio.sleep(0.01)
         assert all(answers[number].kv.pairs[0].value == b"done" for number in range(9, 13))
+        connection.close()
+
+
+class Refused(Answering):
+    """Each write ends with the reasons of many refused rows."""
+
+    def end_write(self, outcome: int) -> tserver_pb2.WriteResponse:
+        reasons = [
+            tserver_pb2.RowErrorPB(row=n, code=int(Code.ALREADY_PRESENT), message="why " * 20)
+            for n in range(100)
+        ]
+        return tserver_pb2.WriteResponse(timestamp=outcome, row_errors=reasons)
+
+
+async def test_a_write_whose_outcome_there_is_no_room_for_may_have_been_done() -> None:
+    """THROTTLED says that nothing was done: its client would write the rows again under another number."""
+    asked = 0
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        nonlocal asked
+        asked += 1
+        value = tserver_pb2.KvPairPB(value=bytes(4 << 20))
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse(pairs=[value]))
+
+    budget, node = ByteBudget(64 << 20, 8 << 20), Refused(answer)
+    async with serving(node, budget=budget) as (address, pool), asyncio.timeout(60):
+        hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
+        place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
+        connection = await connect(address, place.port, place.key)
+        answers: dict[int, tserver_pb2.ClientResponse] = {}
+
+        def take(frames: list[bytes]) -> None:
+            for raw in frames:
+                response = tserver_pb2.ClientResponse.FromString(raw)
+                many = response.WhichOneof("body") == "many"
+                answers.update((r.request_id, r) for r in (response.many.responses if many else [response]))
+
+        connection.on_frames = take
+        connection.read(False)
+        write = writing(1, b"", 60_000)
+        write.request_id = 99
+        connection.send(frame(write.SerializeToString()))
+        for number in range(1, 9):  # they fill the connection
+            request = asking(b"k")
+            request.request_id = number
+            connection.send(frame(request.SerializeToString()))
+        while asked < 8 or not node.writes:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        budget.take(budget.limit_bytes - budget.used_bytes, control=True)
+        node.writes[1].set_result(77)
+        await asyncio.sleep(0.2)
+        connection.read(True)
+        while 99 not in answers:
+            await asyncio.sleep(0.01)
+        assert answers[99].error.code == Code.UNKNOWN_OUTCOME
+        assert "send the write again with the same client id" in answers[99].error.message
         connection.close()

@@ -64,9 +64,11 @@ async def served(
         await server.stop(0)
 
 
-async def ask(pool: ChannelPool, address: str, name: str = "t", **kwargs: Any) -> Any:
+async def ask(
+    pool: ChannelPool, address: str, name: str = "t", *, timeout_s: float = 60, **kwargs: Any
+) -> Any:
     request = master_pb2.GetTableRequest(name=name)
-    return await pool.unary(address, MasterServiceStub, "GetTable", request, timeout_s=60, **kwargs)
+    return await pool.unary(address, MasterServiceStub, "GetTable", request, timeout_s=timeout_s, **kwargs)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Mapping
@@ -96,6 +97,29 @@ async def test_a_probe_is_answered_however_many_connections_are_idle() -> None:
             if number % 2:
                 writer.write(b"GET /livez HTTP/1.1\r\n")  # and no more
         assert await get(port, "/livez") == (200, b"ok\n")
+
+
+async def test_at_the_bound_the_oldest_connection_makes_room_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 600.0)
+
+    async def ended(reader: asyncio.StreamReader) -> bytes:
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+        return b""
+
+    async with served() as (_, port), AsyncExitStack() as idle:
+        readers = []
+        for _ in range(12):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            idle.callback(writer.close)
+            readers.append(reader)
+        assert await get(port, "/livez") == (200, b"ok\n")
+        async with asyncio.timeout(20):
+            assert [await ended(reader) for reader in readers[:5]] == [b""] * 5
+        assert not any(reader.at_eof() or reader.exception() for reader in readers[5:])
 
 
 async def test_a_probe_is_answered_however_many_answers_are_not_taken(

@@ -121,6 +121,39 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
             await member.stop()
 
 
+class Unsure(Member):
+    """Ends its calls as `ends` says, one after another; None is an answer."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self.ends: list[Code | None] = []
+
+    async def DeleteTable(self, request: Any, context: Any) -> Any:
+        if (code := self.ends.pop(0)) is not None:
+            raise Retryable("no answer to the batch", code=code)
+        return master_pb2.DeleteTableResponse()
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN_OUTCOME, Code.TIMED_OUT])
+async def test_what_may_have_been_done_is_asked_again_only_where_it_may_be_done_twice(code: Code) -> None:
+    group = Group()
+    master = Unsure(group)
+    await master.start()
+    pool = ChannelPool(Identity(group.cluster_id))
+    try:
+        masters, request = Masters(pool, [master.address]), master_pb2.DeleteTableRequest(name="t")
+        master.ends = [Code.NO_QUORUM, code, None]  # the first one says that nothing was done
+        with pytest.raises(Retryable) as ended:
+            await masters.call("DeleteTable", request, timeout_s=60, idempotent=False)
+        assert ended.value.code is code and master.ends == [None]
+        master.ends = [code, None]
+        await masters.call("DeleteTable", request, timeout_s=60)
+        assert not master.ends
+    finally:
+        await pool.close()
+        await master.stop()
+
+
 async def test_an_address_that_another_cluster_has_by_now_is_forgotten() -> None:
     """A pod's address may be given to any pod once it is gone: that hides no master."""
     group, another = Group(), Group()

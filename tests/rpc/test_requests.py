@@ -77,6 +77,53 @@ async def test_who_waits_ends_what_does_not_come(quick: None) -> None:
     assert places._free == 2 and not places._reading and not places._waiting
 
 
+async def test_few_are_read_at_once_and_each_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "ARRIVES_S", 0.05)
+    places, reading, most = RequestPlaces(3), 0, 0
+
+    async def never() -> bytes:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        try:
+            await asyncio.sleep(600)
+        finally:
+            reading -= 1
+        return b""
+
+    async with asyncio.timeout(20):
+        all_of_them = (places.receive(("a", str(n)), never) for n in range(7))
+        ends = await asyncio.gather(*all_of_them, return_exceptions=True)
+    assert all(isinstance(end, Retryable) and end.code is Code.TIMED_OUT for end in ends)
+    assert (most, reading, places._free) == (3, 0, 3)
+
+
+async def test_nodes_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats and votes are not behind clients that take their time."""
+    for name in ("ARRIVES_S", "YIELD_S"):
+        monkeypatch.setattr(requests, name, 600.0)
+    async with (
+        served(ByteBudget(64 << 20, 16 << 20)) as (_, address, _),
+        pool_of(Identity()) as pool,
+        pool_of(Identity(CLUSTER, NodeId(new_id()), 1)) as nodes,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        method = channel.stream_unary("/stele.v1.MasterService/GetTable")
+        calls = [method(metadata=Identity().metadata()) for _ in range(8)]
+        for _ in range(100):  # until they have all places of clients
+            try:
+                await ask(pool, address, timeout_s=0.3)
+            except Retryable as exc:
+                if exc.code is Code.TIMED_OUT:
+                    break
+        else:
+            raise AssertionError("clients are still served")
+        async with asyncio.timeout(20):
+            assert (await ask(nodes, address)).table.name == "t"
+        for call in calls:
+            call.cancel()
+
+
 async def test_calls_that_send_no_request_hold_up_neither_clients_nor_nodes(quick: None) -> None:
     """Each of them, and each of 40 with 15 MB under way, was memory that no budget knew of."""
     budget = ByteBudget(64 << 20, 16 << 20)
