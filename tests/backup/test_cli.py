@@ -97,7 +97,7 @@ WRONG = [
     (("restore", "FOLDER", "--table", "a="), REFUSED, "expected NAME, or NAME=OTHER"),
     (("restore", "FOLDER", "--hash", "id"), REFUSED, "--hash id: expected NAME,...:BUCKETS"),
     (("restore", "FOLDER", "--hash", "id:2", "--partitioning", "x"), REFUSED, "exclude each other"),
-    (("prune", "FOLDER"), REFUSED, "say what to keep: --keep, --keep-days, or both"),
+    (("prune", "FOLDER"), REFUSED, "say what to keep: --keep, --keep-days, --keep-full"),
     (("prune", "FOLDER", "--keep", "0"), REFUSED, "--keep"),
 ]
 
