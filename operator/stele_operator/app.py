@@ -18,6 +18,7 @@ import structlog
 
 from stele.rpc.http import HttpServer, Reply, Route, metrics_route
 from stele_operator import metrics
+from stele_operator.errands import Errands
 from stele_operator.fleet import Fleet
 from stele_operator.handlers import registry, settings
 from stele_operator.kube import BadKubeconfig, Kube, KubeError, configuration, in_cluster
@@ -78,7 +79,9 @@ async def serve(kube: Kube, options: Options) -> None:
         BadKubeconfig, Rejected: as `run`.
     """
     _prepare_interpreter()
-    fleet = Fleet(kube, Reporter(kube, options.identity), options.namespaces, options.image)
+    reporter = Reporter(kube, options.identity)
+    fleet = Fleet(kube, reporter, options.namespaces, options.image)
+    errands = Errands(kube, reporter, options.namespaces, options.image)
     introduced = asyncio.Event()
     server = HttpServer(_routes(fleet, introduced), option="--metrics-port")
     port = await server.start(options.metrics_host, options.metrics_port)
@@ -86,7 +89,7 @@ async def serve(kube: Kube, options: Options) -> None:
         await _introduce(kube, options)
         introduced.set()
         log.info("serving probes and metrics", host=options.metrics_host, port=port)
-        await _lead(kube, fleet, options)
+        await _lead(kube, fleet, errands, options)
     finally:
         await server.close()
 
@@ -128,16 +131,17 @@ def _unusable(kube: Kube, options: Options, exc: KubeError) -> BadKubeconfig:
     return BadKubeconfig(f"the API server {kube.settings.host} cannot be used ({exc}); {given}: {advice}")
 
 
-async def _lead(kube: Kube, fleet: Fleet, options: Options) -> None:
+async def _lead(kube: Kube, fleet: Fleet, errands: Errands, options: Options) -> None:
     lease = Lease(kube, options.lease_namespace or _own_namespace(options), options.identity)
     await lease.acquire()
     fleet.lead()
     keepers = [
         asyncio.create_task(lease.keep_for_ever(), name="lease"),
         asyncio.create_task(fleet.sweep_for_ever(), name="sweep"),
+        asyncio.create_task(errands.run_for_ever(), name="errands"),
     ]
     try:
-        watching = registry(fleet, lambda: configuration(options.kubeconfig))
+        watching = registry(fleet, errands, lambda: configuration(options.kubeconfig))
         await kopf.operator(
             registry=watching,
             settings=settings(),

@@ -14,8 +14,9 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from stele_operator.api import GROUP, VERSION
+from stele_operator.errands import Errands
 from stele_operator.fleet import Fleet
-from stele_operator.plan.naming import LABEL_CLUSTER
+from stele_operator.plan.naming import LABEL_CLUSTER, LABEL_ERRAND
 
 
 class _Patience:
@@ -41,6 +42,7 @@ def settings() -> kopf.OperatorSettings:
     made.watching.server_timeout = 240
     for resource in ("pods", "persistentvolumeclaims"):
         made.watching.label_selectors["", "v1", resource] = LABEL_CLUSTER
+    made.watching.label_selectors["batch", "v1", "jobs"] = LABEL_ERRAND
     return made
 
 
@@ -61,7 +63,7 @@ def connection(found: Configuration) -> kopf.ConnectionInfo:
     )
 
 
-def registry(fleet: Fleet, login: Any) -> kopf.OperatorRegistry:
+def registry(fleet: Fleet, errands: Errands, login: Any) -> kopf.OperatorRegistry:
     """The handlers. `login`: a coroutine function that returns fresh credentials, because tokens expire."""
     made = kopf.OperatorRegistry()
 
@@ -77,6 +79,13 @@ def registry(fleet: Fleet, login: Any) -> kopf.OperatorRegistry:
     @kopf.on.event(GROUP, VERSION, "tabletgroups", registry=made)
     async def on_resource(body: kopf.Body, type: str | None, **_: Any) -> None:
         fleet.saw(dict(body), deleted=type == "DELETED")
+
+    @kopf.on.event(GROUP, VERSION, "tabletbackups", registry=made)
+    @kopf.on.event(GROUP, VERSION, "tabletbackupschedules", registry=made)
+    @kopf.on.event(GROUP, VERSION, "tabletrestores", registry=made)
+    @kopf.on.event("batch", "v1", "jobs", labels={LABEL_ERRAND: kopf.PRESENT}, registry=made)
+    async def on_errand(**_: Any) -> None:
+        errands.wake()
 
     @kopf.on.event("", "v1", "pods", labels={LABEL_CLUSTER: kopf.PRESENT}, registry=made)
     @kopf.on.event("", "v1", "persistentvolumeclaims", labels={LABEL_CLUSTER: kopf.PRESENT}, registry=made)

@@ -29,6 +29,7 @@ _MERGE = "application/merge-patch+json"
 _PAGE = 100
 """Objects in one answer. To parse the JSON of more would block the loop for longer than 5 ms."""
 UNREACHABLE = "Unreachable"
+_LOG_BYTES = 16_384
 _DRY_RUN: list[tuple[str, Any]] = [("dryRun", "All")]
 
 
@@ -81,6 +82,10 @@ RESOURCES: dict[str, Resource] = {
     "Node": Resource("v1", "nodes", namespaced=False),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
+    "Job": Resource("batch/v1", "jobs"),
+    "TabletBackup": Resource(API_VERSION, "tabletbackups"),
+    "TabletBackupSchedule": Resource(API_VERSION, "tabletbackupschedules"),
+    "TabletRestore": Resource(API_VERSION, "tabletrestores"),
     "TabletCluster": Resource(API_VERSION, "tabletclusters"),
     "TabletGroup": Resource(API_VERSION, "tabletgroups"),
 }
@@ -171,19 +176,33 @@ class Kube:
             body=body,
             auth_settings=["BearerToken"],
         )
-        try:
-            response = await self._api.call_api(*parameters, _request_timeout=_TIMEOUT_S)
-            raw = await response.read()
-            self._hear(response.getheader("Date"))
-        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
-            raise KubeError(0, UNREACHABLE, f"{method} {path}: {exc or type(exc).__name__}") from exc
+        status, raw = await self._call(method, path, parameters)
         try:
             answer: Json = json.loads(raw) if raw else {}
         except ValueError:
             answer = {"message": raw[:200].decode("utf-8", "replace")}
-        if 200 <= response.status < 300:
+        if 200 <= status < 300:
             return answer
-        raise _error(response.status, answer)
+        raise _error(status, answer)
+
+    async def _call(self, method: str, path: str, parameters: Any) -> tuple[int, bytes]:
+        try:
+            response = await self._api.call_api(*parameters, _request_timeout=_TIMEOUT_S)
+            raw: bytes = await response.read()
+            self._hear(response.getheader("Date"))
+        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+            raise KubeError(0, UNREACHABLE, f"{method} {path}: {exc or type(exc).__name__}") from exc
+        return response.status, raw
+
+    async def _text(self, path: str, query: list[tuple[str, Any]]) -> str:
+        headers = {"Accept": "*/*"}
+        parameters = await self._api.param_serialize(
+            "GET", path, query_params=query, header_params=headers, auth_settings=["BearerToken"]
+        )
+        status, raw = await self._call("GET", path, parameters)
+        if 200 <= status < 300:
+            return raw.decode("utf-8", "replace")
+        raise _error(status, {"message": raw[:200].decode("utf-8", "replace")})
 
     async def get(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object, or None."""
@@ -232,8 +251,20 @@ class Kube:
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         if force:
             body["gracePeriodSeconds"] = 0
+        if kind == "Job":  # otherwise the API server leaves its pods behind
+            body["propagationPolicy"] = "Background"
         with contextlib.suppress(NotFound):
             await self._request("DELETE", RESOURCES[kind].path(namespace, name), body=body)
+
+    async def log(self, namespace: str, pod: str, lines: int) -> str:
+        """The last lines of the log of a pod's only container; "" if there is none yet."""
+        path = RESOURCES["Pod"].path(namespace, pod, "log")
+        try:
+            return await self._text(path, [("tailLines", lines), ("limitBytes", _LOG_BYTES)])
+        except KubeError as exc:
+            if exc.status in (400, 404):  # it has not started, or is gone
+                return ""
+            raise
 
     async def serves_our_resources(self) -> bool:
         """Whether the CustomResourceDefinitions exist."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from stele_operator.api.scalars import byte_count
 from stele_operator.kube import Kube, KubeError
 from stele_operator.masters import MasterLink
 from stele_operator.plan import naming
+from stele_operator.plan.moments import seconds_of as seconds_of
 from stele_operator.plan.observation import (
     Catalog,
     Claim,
@@ -48,13 +48,6 @@ log = structlog.get_logger("stele.operator.observe")
 Json = dict[str, Any]
 Spec = TypeVar("Spec", bound=pydantic.BaseModel)
 _FRESH_IDS = 128  # more than 1 cluster, 5 masters and 100 nodes
-
-
-def seconds_of(timestamp: str | None) -> float:
-    """Seconds since 1970 of a Kubernetes timestamp; 0 for none."""
-    if not timestamp:
-        return 0.0
-    return datetime.datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
 def faults_of(error: pydantic.ValidationError) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ so the operator's own writes wake no task. A repeated event is counted up, not c
 from __future__ import annotations
 
 import asyncio
-import datetime
 import hashlib
 import re
 from collections import OrderedDict
@@ -18,6 +17,7 @@ import structlog
 
 from stele_operator.api import API_VERSION
 from stele_operator.kube import Conflict, Kube, KubeError, NotFound
+from stele_operator.plan.moments import timestamp as timestamp
 
 log = structlog.get_logger("stele.operator.report")
 Json = dict[str, Any]
@@ -29,11 +29,6 @@ WRITES_AT_ONCE = 8
 """Most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
 _NUMBERS = re.compile(r"(?<![\w-])\d[\d,]*(?![\w-])")
 _PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
-
-
-def timestamp(now_s: float) -> str:
-    """A time in Kubernetes' format."""
-    return datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def difference(there: Any, wanted: Any) -> Any:
@@ -55,6 +50,7 @@ def without_progress(status: Json) -> Json:
     """A status without what changes all the time while copies run: bytes, how many tablets are left, and which of many
     are being healed now."""
     found = dict(status)
+    found.pop("progress", None)
     if healing := status.get("healing"):
         active = healing.get("active") or ()
         if is_cut(healing):

@@ -38,7 +38,8 @@ TELLING = (
         "plan/majorities.py",
         "plan/hibernation.py",
     ),
-    *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py"),
+    *("heal.py", "heals.py", "leaders.py", "movings.py", "reconcile.py", "errands.py"),
+    *("plan/errands.py", "plan/schedules.py"),
 )
 """The modules that say why, in one word."""
 CONDITIONS = ("Ready", "Reconciling", "Degraded", "Stalled", "DrainBlocked")
@@ -47,6 +48,8 @@ NO_REASONS = {
     *("ConfigMap", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Service", "TabletCluster", "TabletGroup"),
     *(*CONDITIONS, "True", "False"),
     *("Bound", "Pending", "Failed", "Succeeded", "Lost"),  # what pods and volumes are
+    *("TabletBackup", "TabletBackupSchedule", "TabletRestore", "Job", "Drilled"),
+    *("AlreadyExists", "DeadlineExceeded", "PodScheduled", "Error"),  # what the API server and Jobs say
     *("Master", "Node", "Remark"),
 }  # fmt: skip
 """Other words of that form in these modules."""

@@ -43,7 +43,9 @@ def test_durations_and_quantities() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("name", ["cluster", "dedicated", "flights", "delays", "months"])
+@pytest.mark.parametrize(
+    "name", ["cluster", "dedicated", "flights", "delays", "months", "backup", "nightly", "restore"]
+)
 async def test_examples_are_taken(kube: Kube, name: str) -> None:
     body = example(name)
     made = await kube.create(body["kind"], "default", body)

@@ -65,6 +65,21 @@ capabilities: {drop: [ALL]}
 - apiGroups: [stele.dev]
   resources: [tabletclusters/status, tabletgroups/status]
   verbs: [patch]
+- apiGroups: [stele.dev]
+  resources: [tabletbackups]        # create, delete: those of a schedule; patch: the one finalizer
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [stele.dev]
+  resources: [tabletbackupschedules, tabletrestores]
+  verbs: [list, watch]
+- apiGroups: [stele.dev]
+  resources: [tabletbackups/status, tabletbackupschedules/status, tabletrestores/status]
+  verbs: [patch]
+- apiGroups: [batch]
+  resources: [jobs]                 # of backups, restores and drills
+  verbs: [list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods/log]             # the progress of these
+  verbs: [get]
 - apiGroups: [""]
   resources: [pods]                 # patch: labels that were lost
   verbs: [list, watch, create, patch, delete]

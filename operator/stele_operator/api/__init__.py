@@ -1,8 +1,9 @@
-"""The custom resources `TabletCluster` and `TabletGroup`, as models; crds/*.yaml are written from them.
+"""The custom resources, as models; crds/*.yaml are written from them.
 
 Imports only pydantic, and knows nothing of how the operator acts. Invariant: every field has an effect.
 """
 
+from stele_operator.api.backup import TabletBackupScheduleSpec, TabletBackupSpec, TabletRestoreSpec
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
 
@@ -17,6 +18,9 @@ __all__ = [
     "CLUSTER_NAME_LENGTH_MAX",
     "GROUP",
     "VERSION",
+    "TabletBackupScheduleSpec",
+    "TabletBackupSpec",
     "TabletClusterSpec",
     "TabletGroupSpec",
+    "TabletRestoreSpec",
 ]

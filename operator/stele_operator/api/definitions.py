@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX, GROUP, VERSION
+from stele_operator.api.backup import TabletBackupScheduleSpec, TabletBackupSpec, TabletRestoreSpec
 from stele_operator.api.base import rule
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
@@ -177,6 +178,100 @@ _GROUP_STATUS = _object(
 )
 
 
+def _time(description: str) -> Json:
+    return {"type": "string", "format": "date-time", "description": description}
+
+
+_PROGRESS = _object(
+    "How far the Job is.",
+    rows=_count("Rows so far."),
+    bytes=_count("Bytes of whole files so far."),
+    done=_count("Of a backup: tablets that are done. Of a restore: rows."),
+    total=_count("Of how many."),
+    etaSeconds=_count("Remaining time at the pace so far."),
+)
+_RUN = {
+    "observedGeneration": _count("Generation of the spec to which this status refers."),
+    "phase": _text("Pending, Running, Succeeded or Failed."),
+    "conditions": {
+        **_CONDITIONS,
+        "description": "Ready: it has succeeded. Reconciling: it waits, or runs. Stalled: it has failed, or cannot go on.",
+    },
+    "job": _text("Name of its Job."),
+    "attempts": _count("Pods of the Job that have begun."),
+    "progress": _PROGRESS,
+    "startTime": _time("When the Job began."),
+    "completionTime": _time("When it ended."),
+    "durationSeconds": _count("How long it took."),
+    "backupID": _text("Id of the backup in its folder."),
+    "snapshotTime": _time("The moment of the rows."),
+    "rows": _count("Rows of the backup; of an incremental one, changes."),
+    "error": _text("Why the last try failed."),
+}
+_BACKUP_STATUS = _object(
+    "What the operator last saw.",
+    **_RUN,
+    type=_text("full or incremental: what it became."),
+    base=_text("Id of the backup on which it builds."),
+    tables=_count("Number of its tables."),
+    bytes=_count("Bytes of its files."),
+    heldBytes=_count(
+        "About how much history was kept for it since the backup before, in each table's largest replica together."
+    ),
+    pruned=_count("Number of older backups that were removed afterwards."),
+)
+_RESTORE_STATUS = _object(
+    "What the operator last saw.",
+    **_RUN,
+    tables=_list(
+        "The restored tables; at most 40.",
+        _object("A table.", name=_text("Its name."), rows=_count("Its rows.")),
+        40,
+    ),
+    verified={
+        "type": "boolean",
+        "description": "Whether the tables were compared with the backup, and are equal.",
+    },
+)
+_SCHEDULE_STATUS = _object(
+    "What the operator last saw.",
+    observedGeneration=_count("Generation of the spec to which this status refers."),
+    conditions={
+        **_CONDITIONS,
+        "description": "Ready: the newest finished backup succeeded. Reconciling: one runs. Stalled: the schedule cannot be read. "
+        "Drilled: the newest drill passed.",
+    },
+    active=_list("Names of TabletBackups that run.", {"type": "string"}, 10),
+    lastScheduleTime=_time("The newest time that was due."),
+    nextScheduleTime=_time("The next time."),
+    lastSuccessTime=_time(
+        "The moment of the rows of the newest backup that succeeded. Its age is what a loss would cost."
+    ),
+    lastFullTime=_time("The moment of the rows of the newest full backup."),
+    lastSuccess=_object(
+        "The newest backup that succeeded.",
+        name=_text("Name of the TabletBackup."),
+        backupID=_text("Its id in the folder."),
+        type=_text("full or incremental."),
+        rows=_count("Its rows, or changes."),
+        bytes=_count("Bytes of its files."),
+        durationSeconds=_count("How long it took."),
+        heldBytes=_count("About how much history was kept for it."),
+    ),
+    missed=_count("Times that were left out since the schedule exists, because nothing could begin."),
+    drill=_object(
+        "The newest drill.",
+        lastScheduleTime=_time("The newest time that was due."),
+        lastTime=_time("When the newest drill ended."),
+        lastPassTime=_time("When a drill passed last."),
+        backupID=_text("Which backup was restored."),
+        rows=_count("Rows that were restored."),
+        restoreSeconds={"type": "number", "description": "How long the restore took."},
+        compareSeconds={"type": "number", "description": "How long the comparison took."},
+    ),
+)
+
+
 def _column(name: str, kind: str, path: str, description: str, priority: int = 0) -> Json:
     column: Json = {"name": name, "type": kind, "jsonPath": path, "description": description}
     if priority:
@@ -312,4 +407,81 @@ def definitions() -> dict[str, Json]:
         [],
         scale=False,
     )
-    return {f"{d['metadata']['name'].split('.')[0]}.yaml": d for d in (cluster, group)}
+    made = (cluster, group, *_of_backups())
+    return {f"{d['metadata']['name'].split('.')[0]}.yaml": d for d in made}
+
+
+_PHASE_COLUMNS = [
+    _column("Cluster", "string", ".spec.clusterRef.name", "The TabletCluster."),
+    _column("Phase", "string", ".status.phase", "Pending, Running, Succeeded or Failed."),
+    _column("Reason", "string", _condition_path("Ready", "reason"), "Why."),
+]
+_RESULT_COLUMNS = [
+    _column("Rows", "integer", ".status.rows", "Rows, or changes."),
+    _column("Seconds", "integer", ".status.durationSeconds", "How long it took."),
+    _column("Age", "date", ".metadata.creationTimestamp", "When it was created."),
+    _column("Backup", "string", ".status.backupID", "Id of the backup.", 1),
+    _column("Snapshot", "date", ".status.snapshotTime", "The moment of the rows.", 1),
+]
+
+
+def _of_backups() -> list[Json]:
+    backup = _definition(
+        "TabletBackup",
+        "tabletbackups",
+        "tb",
+        TabletBackupSpec,
+        _BACKUP_STATUS,
+        [
+            *_PHASE_COLUMNS,
+            _column("Type", "string", ".status.type", "full or incremental."),
+            _column("Bytes", "integer", ".status.bytes", "Bytes of its files."),
+            *_RESULT_COLUMNS,
+        ],
+        [],
+        scale=False,
+    )
+    restore = _definition(
+        "TabletRestore",
+        "tabletrestores",
+        "tr",
+        TabletRestoreSpec,
+        _RESTORE_STATUS,
+        [
+            *_PHASE_COLUMNS,
+            _column("Verified", "boolean", ".status.verified", "Whether the tables equal the backup."),
+            *_RESULT_COLUMNS,
+        ],
+        [],
+        scale=False,
+    )
+    schedule = _definition(
+        "TabletBackupSchedule",
+        "tabletbackupschedules",
+        "tbs",
+        TabletBackupScheduleSpec,
+        _SCHEDULE_STATUS,
+        [
+            _column("Cluster", "string", ".spec.backup.clusterRef.name", "The TabletCluster."),
+            _column("Schedule", "string", ".spec.schedule", "When."),
+            _column("Suspend", "boolean", ".spec.suspend", "Whether nothing new begins."),
+            *_READY_COLUMNS,
+            _column("Last", "date", ".status.lastSuccessTime", "Age of the newest backup's rows."),
+            _column(
+                "Drilled", "string", _condition_path("Drilled", "status"), "Whether the newest drill passed."
+            ),
+            _column("Age", "date", ".metadata.creationTimestamp", "When it was created."),
+            _column("Next", "string", ".status.nextScheduleTime", "The next time.", 1),
+            _column(
+                "Held", "integer", ".status.lastSuccess.heldBytes", "History kept for the newest one.", 1
+            ),
+        ],
+        [
+            rule(
+                "self.metadata.name.size() <= 40",
+                "metadata.name is too long: at most 40 characters, because names of TabletBackups contain it",
+            )
+        ],
+        scale=False,
+    )
+    return [backup, restore, schedule]

@@ -17,11 +17,12 @@ Json = dict[str, Any]
 _AS_IN_PODS = ("affinity", "topologySpreadConstraints")
 """Fields whose parts are left out: hundreds of lines that Kubernetes' own documentation has."""
 
-_HEAD = """# TabletCluster and TabletGroup, field by field
+_HEAD = """# The resources, field by field
 
 Written by `python -m stele_operator.api.generate`; do not edit. On a real Kubernetes `kubectl explain tc.spec.nodes` prints the same.
 Examples: [examples/cluster.yaml](../examples/cluster.yaml), [examples/dedicated.yaml](../examples/dedicated.yaml),
-[examples/flights.yaml](../examples/flights.yaml), [examples/months.yaml](../examples/months.yaml). `[]`: each item of a list; bold: required. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
+[examples/flights.yaml](../examples/flights.yaml), [examples/months.yaml](../examples/months.yaml),
+[examples/backup.yaml](../examples/backup.yaml), [examples/nightly.yaml](../examples/nightly.yaml), [examples/restore.yaml](../examples/restore.yaml). `[]`: each item of a list; bold: required. What conditions, steps and fates mean: [metrics.md](metrics.md), [healing.md](healing.md),
 [failures.md](failures.md).
 """
 

@@ -1,7 +1,7 @@
 """Names, labels and annotations. Imported by plan, observe and act.
 
 Invariants: a name with a serial is never used again. The label `stele.dev/cluster` is on all objects that the
-operator creates, and on no others.
+operator creates for a cluster, and on no others. Jobs have `stele.dev/errand` instead, so that no cluster takes their pods for its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from stele_operator.plan.observation import ROLES, Role
 
 LABEL_CLUSTER = f"{GROUP}/cluster"
 LABEL_ROLE = f"{GROUP}/role"
+LABEL_ERRAND = f"{GROUP}/errand"
+"""On a Job of a backup or restore, and on its pods."""
+LABEL_SCHEDULE = f"{GROUP}/schedule"
+"""On a TabletBackup: the TabletBackupSchedule that made it."""
 LABEL_MANAGED = "app.kubernetes.io/managed-by"
 MANAGER = "stele-operator"
 
@@ -28,6 +32,7 @@ ANNOTATION_KEEPS_OFF = f"{GROUP}/keeps-off"
 ANNOTATION_DIGEST = f"{GROUP}/digest"
 ANNOTATION_PLAN = f"{GROUP}/plan"
 """On a TabletCluster: changes of its spec about which somebody asks (answers.py)."""
+FINALIZER_BACKUP = f"{GROUP}/backup-data"
 FINALIZER_TABLE = f"{GROUP}/table"
 
 ANNOTATION_SELECTED_MACHINE = "volume.kubernetes.io/selected-node"

@@ -63,7 +63,7 @@ def cluster_status(
         "replicas": sum(m.role == "node" and m.active and m.claim is not None for m in plan.members),
         "readyReplicas": sum(m.role == "node" and m.state is State.READY for m in plan.members),
         "readyMasters": _serving_masters(o, plan),
-        "conditions": _written(o.cluster.conditions, _cluster_conditions(o, plan), o.cluster.generation, now),
+        "conditions": written(o.cluster.conditions, _cluster_conditions(o, plan), o.cluster.generation, now),
         "members": [_member(m) for m in _unhealthy_first(plan.members)[:MEMBERS_MAX]],
     }
     if answer is not None:
@@ -340,7 +340,7 @@ def group_status(o: Observation, plan: Plan, group: GroupObject, now: str, refus
         _condition("Degraded", bool(degraded), degraded or _well(serves)),
         _condition("Stalled", bool(stalled), stalled or ("NotStalled", "nothing waits for a human")),
     ]
-    status["conditions"] = _written(group.conditions, conditions, group.generation, now)
+    status["conditions"] = written(group.conditions, conditions, group.generation, now)
     return status
 
 
@@ -356,7 +356,7 @@ def orphan_status(group: GroupObject, cluster: str, now: str) -> Json:
     ]
     status: Json = {
         "observedGeneration": group.generation,
-        "conditions": _written(group.conditions, conditions, group.generation, now),
+        "conditions": written(group.conditions, conditions, group.generation, now),
     }
     if group.recorded_table:
         status |= {"tableID": group.recorded_table, "clusterUUID": group.recorded_cluster}
@@ -367,10 +367,8 @@ def _condition(kind: str, holds: bool, why: Why) -> Condition:
     return Condition(kind, "True" if holds else "False", why[0], why[1][:_MESSAGE_MAX])
 
 
-def _written(
-    there: Sequence[Condition], wanted: Sequence[Condition], generation: int, now: str
-) -> list[Json]:
-    """The conditions as JSON. A condition whose status is unchanged keeps the time of its last transition."""
+def written(there: Sequence[Condition], wanted: Sequence[Condition], generation: int, now: str) -> list[Json]:
+    """The conditions as JSON. One whose status is unchanged keeps the time of its last transition."""
     known = {c.type: c for c in there}
     result = []
     for condition in wanted:

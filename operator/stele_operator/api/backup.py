@@ -1,0 +1,275 @@
+"""TabletBackup, TabletBackupSchedule and TabletRestore, as a user asks for them. Read by errands, written to crds/ by generate.
+
+Invariants: every field has an effect today. Defaults are published and never change. What a Job was made from cannot change.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from stele_operator.api.base import Model, rule, with_rules
+from stele_operator.api.cluster import DeletionPolicy, Resources
+from stele_operator.api.group import ClusterRef, HashSpec
+from stele_operator.api.pods import NodeSelector, Tolerations
+from stele_operator.api.scalars import Duration, ObjectName
+
+TableName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s/`'\"=-][^\s/`'\"=]*$")]
+_ATOMIC = {"x-kubernetes-list-type": "atomic"}
+
+
+class BackupType(StrEnum):
+    """What a backup holds."""
+
+    FULL = "Full"
+    INCREMENTAL = "Incremental"
+    AUTO = "Auto"
+
+
+class ConcurrencyPolicy(StrEnum):
+    """What happens when a time comes while the backup before still runs."""
+
+    FORBID = "Forbid"
+    REPLACE = "Replace"
+
+
+class SecretRef(Model):
+    """A Secret in the same namespace."""
+
+    name: ObjectName = Field(description="Name of the Secret.")
+
+
+class Target(Model):
+    """The folder that holds backups."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule("has(self.uri) != has(self.claimName)", "give either uri or claimName"),
+            rule(
+                "!has(self.path) || self.path == '' || has(self.claimName)",
+                "path is a folder of the volume, so it needs claimName",
+            ),
+        )
+    )
+
+    uri: (
+        Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[a-z][a-z0-9+.-]*://\S+$")] | None
+    ) = Field(
+        default=None, description="URI of the folder, such as s3://bucket/stele. Without secrets in it."
+    )
+    claimName: ObjectName | None = Field(
+        default=None, description="A PersistentVolumeClaim in the same namespace that holds the folder."
+    )
+    path: Annotated[
+        str, Field(max_length=512, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")
+    ] = Field(default="", description="The folder on the volume of claimName. Empty: its root.")
+    credentialsSecret: SecretRef | None = Field(
+        default=None,
+        description="A Secret whose keys are environment variables of the Job, such as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY. The operator does not read it.",
+    )
+
+
+class JobSettings(Model):
+    """How the Job runs, and when it is given up."""
+
+    backoffLimit: int = Field(
+        default=3,
+        ge=0,
+        le=20,
+        description="How often it is tried again after a failure that may pass. Each try goes on where the one before ended.",
+    )
+    deadline: Duration = Field(
+        default="6h", description="How long all tries may take together; then it has failed."
+    )
+    resources: Resources | None = Field(default=None, description="CPU and memory of its pod.")
+    nodeSelector: NodeSelector | None = Field(default=None, description="Labels of machines that may run it.")
+    tolerations: Tolerations | None = Field(default=None, description="Taints of machines that it tolerates.")
+    serviceAccountName: ObjectName | None = Field(
+        default=None,
+        description="ServiceAccount of its pod, for stores that give rights by it. Its token of Kubernetes is not mounted. Absent: that of "
+        "the cluster's pods.",
+    )
+
+
+class Retention(Model):
+    """Which backups of the folder stay. What either field keeps, stays."""
+
+    keepFull: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Of each set of tables, so many of the newest full backups stay, with all that is newer.",
+    )
+    keepDays: int | None = Field(
+        default=None, ge=1, le=36_500, description="Backups of so many last days stay."
+    )
+
+
+Names = Annotated[list[TableName], Field(max_length=256)]
+Groups = Annotated[list[ObjectName], Field(max_length=256)]
+
+
+class BackupBody(Model):
+    """What is backed up, how, and where to."""
+
+    clusterRef: ClusterRef = Field(description="The TabletCluster, in the same namespace.")
+    groups: Groups = Field(
+        default_factory=list,
+        description="TabletGroups whose tables are backed up.",
+        json_schema_extra=_ATOMIC,
+    )
+    tables: Names = Field(
+        default_factory=list,
+        description="Tables that are backed up, by name. groups and tables both empty: all tables of the cluster.",
+        json_schema_extra=_ATOMIC,
+    )
+    target: Target = Field(description="Where the backup goes.")
+    type: BackupType = Field(
+        default=BackupType.FULL,
+        description="Full: all rows. Incremental: what changed since the newest backup of the same tables in the folder. Auto: "
+        "Incremental, or Full where that cannot be.",
+    )
+    holdFor: Duration | None = Field(
+        default=None,
+        description="How long the tables' history is kept afterwards, so that an incremental backup can follow. Absent: 2d unless "
+        "type is Full, and in a schedule twice the time until the next one.",
+    )
+    retention: Retention = Field(
+        default_factory=Retention,
+        description="Which older backups of the folder are removed afterwards. Absent: none.",
+    )
+    job: JobSettings = Field(default_factory=JobSettings, description="How the Job runs.")
+
+
+_SAME = "a TabletBackup cannot change, except for deletionPolicy; create another one"
+
+
+class TabletBackupSpec(BackupBody):
+    """One backup of tables of a TabletCluster."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "self.clusterRef == oldSelf.clusterRef && self.target == oldSelf.target && self.type == oldSelf.type",
+                _SAME,
+            ),
+            rule("self.groups == oldSelf.groups && self.tables == oldSelf.tables", _SAME),
+            rule("has(self.at) == has(oldSelf.at) && (!has(self.at) || self.at == oldSelf.at)", _SAME),
+        )
+    )
+
+    at: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None,
+        description="The moment of the rows, in ISO 8601, as far back as the tables' history goes. Absent: when it begins.",
+    )
+    deletionPolicy: DeletionPolicy = Field(
+        default=DeletionPolicy.RETAIN,
+        description="Retain: the data stay when this resource is deleted. Delete: they are removed first, unless another backup builds "
+        "on them.",
+    )
+
+
+Cron = Annotated[str, Field(min_length=9, max_length=256, pattern=r"^\S+( +\S+){4}$")]
+
+
+class HistoryLimit(Model):
+    """How many finished TabletBackups stay as objects. The data do not depend on it."""
+
+    succeeded: int = Field(default=10, ge=1, le=100, description="Of those that succeeded.")
+    failed: int = Field(default=3, ge=1, le=100, description="Of those that failed.")
+
+
+class Drill(Model):
+    """A restore for practice, into tables of other names, which are compared with the backup and deleted."""
+
+    schedule: Cron = Field(
+        description="When: minute, hour, day of month, month, day of week; in the timeZone of the schedule."
+    )
+    replicationFactor: int | None = Field(
+        default=None,
+        description="Replicas of the tables of the drill. Absent: as in the backup.",
+        json_schema_extra={"enum": [1, 3, 5, 7]},
+    )
+    job: JobSettings = Field(default_factory=JobSettings, description="How the Job runs.")
+
+
+class TabletBackupScheduleSpec(Model):
+    """Backups of tables of a TabletCluster at regular times."""
+
+    schedule: Cron = Field(
+        description="When: minute, hour, day of month, month, day of week, as in cron: `30 2 * * *` is 02:30 each day."
+    )
+    timeZone: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_+/-]+$")] = Field(
+        default="Etc/UTC", description="The time zone of the times, such as Europe/Berlin."
+    )
+    suspend: bool = Field(
+        default=False, description="While true nothing new begins. Times that pass are left out."
+    )
+    concurrencyPolicy: ConcurrencyPolicy = Field(
+        default=ConcurrencyPolicy.FORBID,
+        description="Forbid: the next backup waits for the one that runs. Replace: the one that runs is given up.",
+    )
+    startingDeadline: Duration = Field(
+        default="1h",
+        description="A backup that could not begin within this time is left out, and told as missed.",
+    )
+    fullEvery: Duration | None = Field(
+        default=None,
+        description="With type Auto: a full backup is made when the newest one is older than this. Absent: only where it must be.",
+    )
+    historyLimit: HistoryLimit = Field(
+        default_factory=HistoryLimit, description="How many finished TabletBackups stay as objects."
+    )
+    drill: Drill | None = Field(default=None, description="Restores for practice. Absent: none.")
+    backup: BackupBody = Field(description="The backup that is made each time.")
+
+
+class RestoredTable(Model):
+    """A table of the backup."""
+
+    name: TableName = Field(description="Its name in the backup.")
+    newName: TableName | None = Field(default=None, description="Its name in the cluster. Absent: the same.")
+
+
+class TabletRestoreSpec(Model):
+    """One restore of tables into a TabletCluster, as new tables."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule("self == oldSelf", "a TabletRestore cannot change; create another one"),
+            rule("!(has(self.backup) && has(self.time))", "give backup or time, not both"),
+        )
+    )
+
+    clusterRef: ClusterRef = Field(
+        description="The TabletCluster that gets the tables, in the same namespace. The restore waits until it is Ready."
+    )
+    source: Target = Field(description="The folder that holds the backup.")
+    backup: Annotated[str, Field(min_length=4, max_length=64, pattern=r"^[0-9]{4}[0-9TZa-f-]*$")] | None = (
+        Field(default=None, description="The id of the backup, or its first digits. Absent: the newest.")
+    )
+    time: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="The newest backup with rows of this time or before, in ISO 8601."
+    )
+    tables: Annotated[list[RestoredTable], Field(max_length=256)] = Field(
+        default_factory=list,
+        description="Tables that are restored. Empty: all tables of the backup.",
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    hash: Annotated[list[HashSpec], Field(max_length=4)] = Field(
+        default_factory=list,
+        description="Another hash partitioning, for all these tables. Empty: that of the backup.",
+        json_schema_extra=_ATOMIC,
+    )
+    replicationFactor: int | None = Field(
+        default=None,
+        description="Replicas of each tablet. Absent: as in the backup.",
+        json_schema_extra={"enum": [1, 3, 5, 7]},
+    )
+    verify: bool = Field(
+        default=True, description="Whether the restored tables are compared with the backup at the end."
+    )
+    job: JobSettings = Field(default_factory=JobSettings, description="How the Job runs.")
