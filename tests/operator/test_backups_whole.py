@@ -40,7 +40,7 @@ async def create(made: Bench, kind: str, name: str, **spec: Any) -> Json:
     return await made.kube.create(kind, "default", resource(kind, name, **spec))
 
 
-async def ended(made: Bench, kind: str, name: str, seconds: float = 240.0) -> Json:
+async def ended(made: Bench, kind: str, name: str, seconds: float = 500.0) -> Json:
     """The status of a TabletBackup or TabletRestore once it has ended."""
 
     async def over() -> bool:
@@ -73,10 +73,11 @@ async def filled(tmp_path: Path) -> AsyncIterator[Bench]:
     """A cluster of three nodes with one table of rows."""
     async with bench(tmp_path) as made:
         await made.start()
-        await made.apply("cluster", nodes={"replicas": 3, "storage": {"size": "1Gi"}})
+        small = {"storage": {"size": "1Gi"}}
+        await made.apply("cluster", masters={"replicas": 1, **small}, nodes={"replicas": 3, **small})
         await made.apply("flights", columns=COLUMNS, primaryKey=["id"], partitioning=HASH)
-        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 240)
-        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 240)
+        await made.until("the cluster is Ready", lambda: ready(made, "TabletCluster"), 600)
+        await made.until("the table is Ready", lambda: ready(made, "TabletGroup"), 600)
         await write(made, 0, ROWS)
         yield made
 
@@ -152,7 +153,7 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
         async def held() -> bool:
             return (await made.condition("TabletBackup", "one", "Stalled"))[:2] == ("True", "DataNotRemoved")
 
-        await made.until("it says why it stays", held, 240)
+        await made.until("it says why it stays", held, 500)
         assert two["backupID"] in (await made.condition("TabletBackup", "one", "Stalled"))[2]
         await made.kube.patch("TabletBackup", "default", "one", {"spec": {"deletionPolicy": "Retain"}})
 
@@ -189,7 +190,7 @@ async def test_a_killed_job_and_a_killed_node_end_in_a_whole_backup(tmp_path: Pa
         for victim in (pod, node):
             container = victim["status"]["containerStatuses"][0]
             os.kill(int(container["containerID"].removeprefix("process://")), signal.SIGKILL)
-        one = await ended(made, "TabletBackup", "one", 400)
+        one = await ended(made, "TabletBackup", "one", 500)
         assert (one["phase"], one["rows"]) == ("Succeeded", ROWS), one
         assert one["attempts"] >= 2
         assert "BackupRetried" in {e["reason"] for e in await made.events("TabletBackup")}
@@ -201,7 +202,7 @@ async def test_a_killed_job_and_a_killed_node_end_in_a_whole_backup(tmp_path: Pa
         async def gone() -> bool:
             return "one" not in await made.names("TabletBackup")
 
-        await made.until("it goes after its data", gone, 240)
+        await made.until("it goes after its data", gone, 500)
         assert backup.list_backups(folder) == []
         assert not [n for n in await made.names("Job") if "remove" in n]
 
@@ -235,7 +236,7 @@ async def test_a_schedule_makes_backups_prunes_drills_and_tells_what_was_missed(
         async def first() -> bool:
             return "lastSuccess" in await status(made, "TabletBackupSchedule", "often")
 
-        await made.until("a backup was made", first, 240)
+        await made.until("a backup was made", first, 500)
         told = await status(made, "TabletBackupSchedule", "often")
         assert told["missed"] == 2 and told["lastScheduleTime"] == f"{now.year}-01-01T00:00:00Z"
         assert (told["lastSuccess"]["type"], told["lastSuccess"]["rows"]) == ("full", ROWS)
@@ -250,7 +251,7 @@ async def test_a_schedule_makes_backups_prunes_drills_and_tells_what_was_missed(
                 "DrillPassed",
             )
 
-        await made.until("a drill has passed", drilled, 240)
+        await made.until("a drill has passed", drilled, 500)
         drill = (await status(made, "TabletBackupSchedule", "often"))["drill"]
         assert drill["rows"] == ROWS and drill["backupID"] == told["lastSuccess"]["backupID"], drill
         assert await tables(made) == {"flights"}
@@ -263,5 +264,5 @@ async def test_a_schedule_makes_backups_prunes_drills_and_tells_what_was_missed(
                 "DrillFailed",
             )
 
-        await made.until("a drill of a damaged backup fails", failed, 240)
+        await made.until("a drill of a damaged backup fails", failed, 500)
         assert await tables(made) == {"flights"}
