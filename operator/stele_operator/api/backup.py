@@ -48,7 +48,7 @@ class Target(Model):
         json_schema_extra=with_rules(
             rule("has(self.uri) != has(self.claimName)", "give either uri or claimName"),
             rule(
-                "!has(self.path) || self.path == '' || has(self.claimName)",
+                "!has(self.path) || has(self.claimName)",
                 "path is a folder of the volume, so it needs claimName",
             ),
         )
@@ -62,9 +62,17 @@ class Target(Model):
     claimName: ObjectName | None = Field(
         default=None, description="A PersistentVolumeClaim in the same namespace that holds the folder."
     )
-    path: Annotated[
-        str, Field(max_length=512, pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*)?$")
-    ] = Field(default="", description="The folder on the volume of claimName. Empty: its root.")
+    path: (
+        Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=512,
+                pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$",
+            ),
+        ]
+        | None
+    ) = Field(default=None, description="The folder on the volume of claimName. Absent: its root.")
     credentialsSecret: SecretRef | None = Field(
         default=None,
         description="A Secret whose keys are environment variables of the Job, such as AWS_ACCESS_KEY_ID and "
