@@ -65,8 +65,8 @@ async def restore_async(
     `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `on_rows` is called
     with a table's name in the backup and the number of rows that were written, as it happens.
 
-    `again`: a table that has one of the names already counts as restored, if it is not the one that was backed up and has the
-    very rows of the backup. So a restore whose end nobody heard of may be repeated.
+    `again`: a table that is there already counts as restored if it has the very rows of the backup. The table that was backed up
+    never does. So a restore whose end nobody heard of may be repeated.
 
     Raises:
         Rejected: ALREADY_PRESENT: a table has the name. NOT_FOUND: no such folder, backup or table.

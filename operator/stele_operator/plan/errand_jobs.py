@@ -58,8 +58,9 @@ def location(target: Target) -> str:
     return f"{_MOUNT}/{target.path}" if target.path else _MOUNT
 
 
-def _seconds(text: str) -> str:
-    return f"{max(1, round(seconds(text)))}s"
+def in_seconds(length_s: float) -> str:
+    """A duration as options and specs have it."""
+    return f"{max(1, round(length_s))}s"
 
 
 def backup_arguments(spec: BackupBody, key: str, tables: Sequence[str], at: str | None = None) -> list[str]:
@@ -70,7 +71,7 @@ def backup_arguments(spec: BackupBody, key: str, tables: Sequence[str], at: str 
     if spec.type is BackupType.AUTO:
         words.append("--full-if-needed")
     if spec.holdFor is not None:
-        words += ["--hold-for", _seconds(spec.holdFor)]
+        words += ["--hold-for", in_seconds(seconds(spec.holdFor))]
     if at:
         words += ["--at", at]
     if spec.retention.keepFull is not None:

@@ -1,7 +1,7 @@
 """Backups and restores as Jobs: what to do next about one resource, from what was seen. Called by errands; pure.
 
-A resource has one Job, which the commands make safe to repeat: a backup has a key, and a restore takes its own tables for
-done. Invariants: what has ended is never begun again. With `deletionPolicy: Delete` a TabletBackup goes only after its data.
+A resource has one Job. Its command is safe to repeat: a backup has a key, and a restore takes equal tables for its own.
+Invariants: what has ended is never begun again. With `deletionPolicy: Delete` a TabletBackup goes only after its data.
 A Job is deleted only by its uid.
 """
 

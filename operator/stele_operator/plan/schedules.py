@@ -20,7 +20,7 @@ from stele_operator.api.backup import (
     TabletBackupScheduleSpec,
 )
 from stele_operator.plan import naming
-from stele_operator.plan.errand_jobs import drill_arguments, job_name, manifest, owner_of
+from stele_operator.plan.errand_jobs import drill_arguments, in_seconds, job_name, manifest, owner_of
 from stele_operator.plan.errands import (
     Create,
     Decision,
@@ -202,7 +202,7 @@ def backup_of(
         between = max(
             2 * (coming - due_s), 2 * (next_s(spec.schedule, spec.timeZone, coming) - coming), 3_600.0
         )
-        asked["holdFor"] = f"{round(between)}s"
+        asked["holdFor"] = in_seconds(between)
     return {
         "apiVersion": API_VERSION,
         "kind": "TabletBackup",
