@@ -6,7 +6,7 @@ Invariants: every field has an effect today. Defaults are published and never ch
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -17,7 +17,7 @@ from stele_operator.api.pods import NodeSelector, Tolerations
 from stele_operator.api.scalars import Duration, ObjectName
 
 TableName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s/`'\"=-][^\s/`'\"=]*$")]
-_ATOMIC = {"x-kubernetes-list-type": "atomic"}
+_ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
 
 
 class BackupType(StrEnum):
