@@ -113,7 +113,6 @@ async def test_a_snapshot_may_be_a_datetime(tmp_path: Path) -> None:
             between.astimezone(timezone(timedelta(hours=3))),
         ):
             assert table.scan(snapshot=given).plan.snapshot == from_datetime(between)
-        assert await table.scan(snapshot=between).count() <= 2
         assert table.scan(snapshot=later).plan.snapshot > client.now()
         moment = datetime(2024, 5, 1, 12, 0, 0, 1)
         assert from_datetime(moment) == from_physical_us(1_714_564_800_000_001)
@@ -129,6 +128,28 @@ async def test_a_snapshot_may_be_a_datetime(tmp_path: Path) -> None:
         ):
             with pytest.raises(Rejected, match=told):
                 table.scan(snapshot=wrong)
+
+
+async def test_a_datetime_reads_the_rows_as_they_were(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (_, client):
+        table = await client.create_table("t", SCHEMA, EIGHT)
+        await table.put({"id": 1, "name": "old"})
+        await table.put({"id": 2, "name": "deleted later"})
+        between = datetime.now(UTC)
+        await table.put({"id": 1, "name": "new"})
+        await table.delete({"id": 2})
+        await table.put({"id": 3, "name": "made later"})
+
+        async def names(snapshot: datetime | None) -> dict[int, str]:
+            rows = (await table.scan(["id", "name"], snapshot=snapshot).to_table()).to_pydict()
+            return dict(zip(rows["id"], rows["name"], strict=True))
+
+        assert await names(None) == {1: "new", 3: "made later"}
+        elsewhere = between.astimezone(timezone(timedelta(hours=-7)))
+        for given in (between, between.replace(tzinfo=None), elsewhere):
+            assert await names(given) == {1: "old", 2: "deleted later"}
+            assert await table.scan(snapshot=given).count() == 2
+        assert await names(between - timedelta(seconds=30)) == {}
 
 
 async def test_notebooks_are_shown_text_and_no_markup(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_seeds(first: int) -> None:
     [
         pytest.param(3300668, id="rows of a restarted witness end beyond what it knows to be committed"),
         pytest.param(3302475, id="a witness is demoted before its rows came"),
+        pytest.param(5326, id="a promotion widens the rule of commits behind an answer"),
     ],
 )
 def test_seeds_that_found_a_fault(seed: int) -> None:
