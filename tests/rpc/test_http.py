@@ -122,6 +122,42 @@ async def test_at_the_bound_the_oldest_connection_makes_room_for_a_new_one(
         assert not any(reader.at_eof() or reader.exception() for reader in readers[5:])
 
 
+async def test_a_host_with_many_connections_takes_no_place_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest connection was replaced, also the kubelet's, whose request had not come whole."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 60.0)
+    async with served() as (_, port), AsyncExitStack() as idle:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        idle.callback(writer.close)
+        writer.write(b"GET /livez HTTP/1.1\r\n")
+        for path in ("/metrics", "/livez") * 300:
+            _, other = await asyncio.open_connection("127.0.0.1", port)
+            idle.callback(other.close)
+            other.write(f"GET {path} HTTP/1.1\r\n".encode())
+        writer.write(b"Host: x\r\n\r\n")
+        async with asyncio.timeout(60):
+            assert (await reader.read()).endswith(b"ok\n")
+
+
+async def test_a_probe_is_read_before_those_behind_it_crowd_it_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,000 were accepted in one turn of the loop, and the probe among the first was replaced unread."""
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 60.0)
+    async with served() as (_, port), AsyncExitStack() as idle:
+        probes = []
+        for number in range(600):
+            sock = idle.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+            if number % 150 == 0:
+                sock.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+                sock.setblocking(False)
+                probes.append(sock)
+        for probe in probes:
+            async with asyncio.timeout(60):
+                assert b"200 OK" in await asyncio.get_running_loop().sock_recv(probe, 4_096)
+
+
 async def test_a_probe_is_answered_however_many_answers_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

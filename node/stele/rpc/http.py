@@ -2,13 +2,16 @@
 
 Made by the node. Answers GET and HEAD, one request per connection. Invariants: every connection is closed
 within seconds, at most 8 KiB of it are read, and the event loop keeps running. A probe is answered despite
-many other connections: a new one replaces the oldest, and first those that have not sent a request.
+many other connections. When all places are taken, a new connection replaces the oldest one of the host that
+has the most, and first those that have not sent a request. So a probe needs no port of its own: only as many
+hosts as there are places could crowd it out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +31,9 @@ HEAD_BYTES_MAX = 8_192
 REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 256
 _BACKLOG = 1_024
+_ACCEPTED_MAX = 32
+"""Connections that are accepted in one turn of the loop. What they sent is read in the next ones, before
+CONNECTIONS_MAX more can arrive."""
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -116,9 +122,9 @@ class HttpServer:
     def __init__(self, routes: Mapping[str, Route], *, option: str = "--http-port") -> None:
         self._routes, self._option = routes, option
         self._server: asyncio.Server | None = None
-        # Oldest first. Connections in `_asking` have not sent a whole request yet.
-        self._asking: dict[asyncio.StreamWriter, None] = {}
-        self._answering: dict[asyncio.StreamWriter, None] = {}
+        # Their hosts; oldest first. Connections in `_asking` have not sent a whole request yet.
+        self._asking: dict[asyncio.StreamWriter, str] = {}
+        self._answering: dict[asyncio.StreamWriter, str] = {}
         self._once = OncePer()
 
     async def start(self, host: str, port: int) -> int:
@@ -129,8 +135,13 @@ class HttpServer:
         """
         try:
             self._server = await asyncio.start_server(
-                self._serve, host, port, limit=HEAD_BYTES_MAX, backlog=_BACKLOG
+                self._serve, host, port, limit=HEAD_BYTES_MAX, backlog=_ACCEPTED_MAX
             )
+            for (
+                listening
+            ) in self._server.sockets:  # asyncio has one number for what waits and what it accepts
+                with listening.dup() as same:
+                    same.listen(_BACKLOG)
         except OSError as exc:
             raise Rejected(
                 f"cannot listen for HTTP at {host}:{port}: {exc.strerror or exc}; stop what uses the port or choose "
@@ -147,7 +158,7 @@ class HttpServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = str((writer.get_extra_info("peername") or ("unknown",))[0])
         self._make_room()
-        self._asking[writer] = None
+        self._asking[writer] = source
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 await self._answer(reader, writer, source)
@@ -165,14 +176,15 @@ class HttpServer:
     def _make_room(self) -> None:
         if len(self._asking) + len(self._answering) >= CONNECTIONS_MAX:
             places = self._asking or self._answering
-            oldest = next(iter(places))
+            ((most, _),) = Counter(places.values()).most_common(1)
+            oldest = next(writer for writer, host in places.items() if host == most)
             del places[oldest]
             oldest.transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        if self._asking.pop(writer, writer) is None:
-            self._answering[writer] = None
+        if self._asking.pop(writer, None) is not None:
+            self._answering[writer] = source
         line = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
         if len(line) != 3 or not line[2].startswith("HTTP/1."):
             reply = Reply(400, b"this port speaks HTTP/1.1\n")
