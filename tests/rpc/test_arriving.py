@@ -213,7 +213,7 @@ async def test_streams_that_hold_most_of_a_frame_take_bounded_memory_and_stop_no
             pass
 
     async with serving(answer, budget=budget) as (address, pool), AsyncExitStack() as stack:
-        sending = [asyncio.ensure_future(send(address, pool, stack)) for _ in range(24)]
+        sending = [asyncio.ensure_future(send(address, pool, stack)) for _ in range(48)]
         streams = Streams(pool)
         stream = streams.to(NODE, address)
         async with asyncio.timeout(60):
@@ -221,7 +221,7 @@ async def test_streams_that_hold_most_of_a_frame_take_bounded_memory_and_stop_no
                 await stream.ask(asking(b"little"), timeout_s=60)
             await stream.ask(asking(bytes(4 << 20)), timeout_s=60)
             await asyncio.gather(*sending)
-        assert 0 < most <= (8 << 20) + MESSAGE_BYTES_MAX + 24 * (256 << 10)
+        assert 0 < most <= (8 << 20) + MESSAGE_BYTES_MAX + 48 * (256 << 10)
         await streams.close()
 
 

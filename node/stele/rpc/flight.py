@@ -14,7 +14,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -128,6 +128,7 @@ class FlightServer:
         _never_free(self._server)  # freeing one right after its end has crashed a process
         self.port: int = self._server.port
         self._inflow = InflowWatch(self.port, self._brought_too_much)
+        self._server.came = self._inflow.came
 
     def close(self) -> None:
         """Refuse new streams and end those in progress. Blocks until they have ended, except for stuck
@@ -172,6 +173,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
         self._scan_places = Places(scans_max)
         self._copy_places = Places(copies_max)
         self.once = OncePer()
+        self.came: Callable[[str, int], None] = lambda peer, size_bytes: None
         super().__init__(location)
 
     def stop(self) -> None:
@@ -187,6 +189,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         try:
+            self.came(str(context.peer()), len(descriptor.serialize()))
             planned = self._scans.plan(command_of(descriptor))
         except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
             raise self._refused(context, exc, "GetFlightInfo") from None
@@ -194,6 +197,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
 
     def do_get(self, context: Any, raw: Any) -> Any:
         try:
+            self.came(str(context.peer()), len(raw.ticket))
             ticket = decode_ticket(bytes(raw.ticket))
             if ticket.cluster_id != self._identity.cluster_id:
                 raise Rejected(
@@ -225,6 +229,7 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             raise
 
     def _not_served(self, context: Any, *arguments: Any) -> Any:
+        self.came(str(context.peer()), 0)
         error = Rejected("only GetFlightInfo and DoGet are served here", code=Code.UNSUPPORTED_VERSION)
         raise self._refused(context, error, "Flight")
 

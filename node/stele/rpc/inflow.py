@@ -1,33 +1,46 @@
-"""Ends Flight connections that send more than commands and tickets need. Made by `FlightServer`; one thread.
+"""Ends Flight connections that bring large messages. Made by `FlightServer`; one thread.
 
 pyarrow has no limit for messages: it holds each one whole, several times over, before it calls our code. So
 this asks the kernel how much arrived on each connection (TCP_INFO), and finds the sockets among the process's
-own. If the system cannot tell, nothing is watched.
+own. The server says which messages were complete (`came`). What arrived and did not come is held. If the
+system cannot tell, nothing is watched.
 
 A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A large message takes memory while
 it arrives: if the process has grown by GREW_BYTES since the last look, the next one is at once.
 
-Invariant: a connection may send ALLOWED_BYTES at once and then RATE_BYTES a second. It may also send a sixteenth of what
-was sent to it; its acknowledgements take far less. What arrives between two looks is not bounded.
+Invariants: at a look, a connection that holds more than HELD_BYTES_MAX is ended. If all together hold more
+than ALL_BYTES_MAX, those that hold most are ended. A connection may also send a small share of what was sent
+to it, for its acknowledgements, and DRIFT_BYTES a second, for its pings. Between two looks a connection
+brings what its sender manages in GREW_S, or GREW_BYTES unseen in LOOK_S; RECEIVE_BYTES is what the kernel
+holds of it.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import unquote
 
-ALLOWED_BYTES = 4 << 20
-RATE_BYTES = 1 << 20
+HELD_BYTES_MAX = 4 << 20
+ALL_BYTES_MAX = 32 << 20
+CALL_BYTES = 4 << 10
+"""What a call brings beside its message: its headers."""
+DRIFT_BYTES = 64
+RECEIVE_BYTES = 128 << 10
+"""The kernel's buffer for what a connection brings; without a bound it grows to tens of megabytes."""
 LOOK_S = 1.0
 GREW_S = 0.05
 """Seconds between two looks at the process's memory."""
 GREW_BYTES = 16 << 20
+_ACKED_SHARE = 64
+"""A reader of a scan was seen to send one byte for each 1,000 that it read."""
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 """Offsets of tcpi_bytes_acked and tcpi_bytes_received in the kernel's struct tcp_info."""
@@ -36,19 +49,21 @@ _MEMORY = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
-class _Flow:
-    __slots__ = ("acked", "allowed", "received")
+class Flow:
+    """What one connection holds of messages that are not complete, as far as can be told."""
 
-    def __init__(self) -> None:
-        self.received = self.acked = 0
-        self.allowed = float(ALLOWED_BYTES)
+    __slots__ = ("_acked", "_received", "held", "peer")
 
-    def passed(self, seconds: float, acked: int, received: int) -> bool:
-        """Whether the connection has sent no more than allowed."""
-        brought = received - self.received - (acked - self.acked) // 16
-        self.received, self.acked = received, acked
-        self.allowed = min(self.allowed + RATE_BYTES * seconds, ALLOWED_BYTES) - max(0, brought)
-        return self.allowed >= 0
+    def __init__(self, peer: str = "") -> None:
+        self.peer = peer
+        self.held = 0
+        self._received = self._acked = 0
+
+    def passed(self, seconds: float, acked: int, received: int, came: int) -> None:
+        """Totals of the connection, and the bytes of messages that were complete since the last look."""
+        brought = received - self._received - (acked - self._acked) // _ACKED_SHARE
+        self._received, self._acked = received, acked
+        self.held = max(0, self.held + max(0, brought) - came - int(DRIFT_BYTES * seconds))
 
 
 class Looks:
@@ -75,8 +90,10 @@ class InflowWatch:
         self._port = port
         self._ended = ended
         self._flows: dict[
-            tuple[int, int], _Flow | None
+            tuple[int, int], Flow | None
         ] = {}  # by descriptor and inode; None: not one of these connections
+        self._lock = threading.Lock()
+        self._came: dict[str, int] = {}
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if os.path.isdir(_DESCRIPTORS) and hasattr(socket, "TCP_INFO"):
@@ -93,6 +110,13 @@ class InflowWatch:
             self._thread = None
             os.close(self._statm)
 
+    def came(self, peer: str, size_bytes: int) -> None:
+        """A message of this peer (as Flight names it) was complete, and its call has begun. Any thread."""
+        if self._thread is not None:
+            name = _of_flight(peer)
+            with self._lock:
+                self._came[name] = self._came.get(name, 0) + size_bytes + CALL_BYTES
+
     def _run(self) -> None:
         looks = Looks(time.monotonic(), _resident_bytes(self._statm))
         while not self._closed.wait(GREW_S):
@@ -106,6 +130,9 @@ class InflowWatch:
         except OSError:  # no file descriptor is left
             return
         before, self._flows = self._flows, {}
+        held: list[tuple[int, int, Flow]] = []
+        with self._lock:
+            came, self._came = self._came, {}
         for name in names:
             fd = int(name)
             with suppress(OSError):
@@ -113,34 +140,69 @@ class InflowWatch:
                 if not stat.S_ISSOCK(found.st_mode):
                     continue
                 key = fd, found.st_ino
-                if key in before:
-                    flow = before[key]
-                else:
-                    flow = self._met(fd)
-                self._flows[key] = flow
+                flow = self._flows[key] = before[key] if key in before else self._met(fd)
                 if flow is not None:
-                    self._judge(fd, flow, seconds)
+                    self._count(fd, flow, seconds, came.get(flow.peer, 0))
+                    held.append((flow.held, fd, flow))
+        self._judge(held)
 
-    def _met(self, fd: int) -> _Flow | None:
-        with socket.socket(fileno=os.dup(fd)) as sock:
+    def _met(self, fd: int) -> Flow | None:
+        with _socket(fd) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
                 return None
             if sock.getsockname()[1] != self._port:
                 return None
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES
+                )  # those accepted inherit it
                 return None
-            return _Flow()
+            return Flow(_name(*sock.getpeername()[:2]))
 
-    def _judge(self, fd: int, flow: _Flow, seconds: float) -> None:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            size = _ACKED_AT + _ACKED_AND_RECEIVED.size
+    def _count(self, fd: int, flow: Flow, seconds: float, came: int) -> None:
+        size = _ACKED_AT + _ACKED_AND_RECEIVED.size
+        with _socket(fd) as sock:
             told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
-            if len(told) < size or flow.passed(seconds, *_ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT)):
+        if len(told) == size:
+            flow.passed(seconds, *_ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT), came)
+
+    def _judge(self, held: list[tuple[int, int, Flow]]) -> None:
+        """End those that hold too much, beginning with the one that holds most."""
+        left = sum(size for size, _, _ in held)
+        for size, fd, flow in sorted(held, key=lambda each: -each[0]):
+            if size <= HELD_BYTES_MAX and left <= ALL_BYTES_MAX:
                 return
-            if sock.getsockname()[1] == self._port:  # the descriptor may belong to another socket by now
-                host = str(sock.getpeername()[0])
-                sock.shutdown(socket.SHUT_RDWR)
-                self._ended(host)
+            left -= size
+            with suppress(OSError), _socket(fd) as sock:
+                host, port = sock.getpeername()[:2]
+                # The descriptor may belong to another socket by now.
+                if sock.getsockname()[1] == self._port and _name(host, port) == flow.peer:
+                    sock.shutdown(socket.SHUT_RDWR)
+                    flow.held = 0
+                    self._ended(host)
+
+
+@contextmanager
+def _socket(fd: int) -> Iterator[socket.socket]:
+    with socket.socket(fileno=os.dup(fd)) as sock:
+        yield sock
+
+
+def _name(host: str, port: int) -> str:
+    """One name for an address, however it is written."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return f"{address} {port}"
+
+
+def _of_flight(peer: str) -> str:
+    """The name of what gRPC calls "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT"; "" if it is none."""
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    try:
+        return _name(host.strip("[]"), int(port))
+    except ValueError:
+        return ""
 
 
 def _resident_bytes(statm: int) -> int:

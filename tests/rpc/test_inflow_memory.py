@@ -1,0 +1,138 @@
+"""The memory of what arrives, measured on a process of its own with real sockets: bounded, whoever sends how much at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow.flight as fl
+import pytest
+
+from stele.model.predicate import ScanSpec
+from stele.rpc.ticket import Ticket
+from tests.rpc import http2
+from tests.rpc.test_flight import SCHEMA
+
+GET_FLIGHT_INFO = "/arrow.flight.protocol.FlightService/GetFlightInfo"
+GET_NODE_STATUS = "/stele.v1.TabletServerService/GetNodeStatus"
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+MIB = 1 << 20
+
+
+class Receiver:
+    """The process and its ports."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.rpc.receiver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.told: dict[str, Any] = json.loads(self._process.stdout.readline())
+        self._before = 0
+
+    def begin(self) -> None:
+        """From now on the peak of its memory counts."""
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+        self._before = self._status("VmRSS")
+
+    def grew_mib(self) -> float:
+        """By how much its memory has grown at most."""
+        return (self._status("VmHWM") - self._before) / 1024
+
+    def _status(self, name: str) -> int:
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+    def close(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    running = Receiver()
+    try:
+        yield running
+    finally:
+        assert running.close() == 0
+
+
+def _call(path: str, port: int, body: bytes, metadata: Any = ()) -> str:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
+        try:
+            channel.unary_unary(path)(body, timeout=60, metadata=metadata)
+        except grpc.RpcError as exc:
+            return str(exc.code().name)  # type: ignore[attr-defined]
+    return "OK"
+
+
+def _at_once(count: int, *what: Any) -> Counter[str]:
+    with ThreadPoolExecutor(count) as threads:
+        return Counter(each.result() for each in [threads.submit(_call, *what) for _ in range(count)])
+
+
+def test_large_messages_to_flight(receiver: Receiver) -> None:
+    """Two of 200 MB took 2.4 GiB. Those that stay below what one connection may hold took as much, if they were many."""
+    port = receiver.told["flight"]
+    receiver.begin()
+    body = b"\x12" + bytes(200_000_000)
+    for _ in range(2):
+        assert _at_once(2, GET_FLIGHT_INFO, port, body) == {"UNAVAILABLE": 2}
+    two = receiver.grew_mib()
+    assert _at_once(40, GET_FLIGHT_INFO, port, body[: 15 * MIB])["UNAVAILABLE"] > 0
+    print(f"two of 200 MB: +{two:.0f} MiB; forty of 15 MiB: +{receiver.grew_mib():.0f} MiB")
+    assert receiver.grew_mib() < 256
+    with fl.connect(f"grpc+tcp://127.0.0.1:{port}") as client:
+        cluster, tablet = receiver.told["cluster"], receiver.told["tablet"]
+        ticket = Ticket(cluster, tablet, 7, 1, ScanSpec().to_json(SCHEMA)).encode()
+        assert client.do_get(fl.Ticket(ticket)).read_all().num_rows == 30
+
+
+def test_messages_to_flight_that_stand_still(receiver: Receiver) -> None:
+    """Each connection held what it might; all together had no bound."""
+
+    async def hold(stack: AsyncExitStack) -> bool:
+        """Bring 3 MiB of a message of 64; whether the connection was left."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", receiver.told["flight"])
+        stack.callback(writer.close)
+        writer.write(http2.opening(GET_FLIGHT_INFO, 64 * MIB))
+        try:
+            for _ in range(3 * MIB // 16_000):
+                writer.write(http2.data(16_000))
+                await writer.drain()
+                await asyncio.sleep(0.002)
+            async with asyncio.timeout(5):
+                while await reader.read(1 << 16):
+                    pass
+            return False
+        except TimeoutError:
+            return True
+        except ConnectionError:
+            return False
+
+    async def run() -> list[bool]:
+        async with AsyncExitStack() as stack:
+            return await asyncio.gather(*(hold(stack) for _ in range(60)))
+
+    receiver.begin()
+    left = asyncio.run(run())
+    print(f"{sum(left)} of 60 left; +{receiver.grew_mib():.0f} MiB")
+    assert 0 < sum(left) <= 11
+    assert receiver.grew_mib() < 160
