@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ import structlog
 from stele.driver.view import NodeState
 from stele.model.errors import SteleError
 from stele.model.ids import is_id, new_id
+from stele.model.jsons import parse_json, refuse_deep, whole_number
 from stele.rpc.resolve import join_address
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.group import TabletGroupSpec
@@ -47,6 +47,7 @@ from stele_operator.plan.observation import (
 log = structlog.get_logger("stele.operator.observe")
 Json = dict[str, Any]
 Spec = TypeVar("Spec", bound=pydantic.BaseModel)
+_COUNT_MAX = (1 << 53) - 1
 _FRESH_IDS = 128  # more than 1 cluster, 5 masters and 100 nodes
 
 
@@ -62,6 +63,10 @@ def read_spec(model: type[Spec], raw: Json) -> tuple[Spec | None, tuple[str, ...
     this operator, as during an upgrade.
     """
     spec = raw.get("spec") or {}
+    try:
+        refuse_deep(spec)
+    except ValueError as exc:
+        return None, (f"spec: {exc}",), ()
     try:
         return model.model_validate(spec), (), ()
     except pydantic.ValidationError as exc:
@@ -144,21 +149,20 @@ def parse_identity(raw: Json) -> Identity:
     """
     data = raw.get("data") or {}
     try:
-        formed = json.loads(data["formed"]) if data.get("formed") else {}
+        formed = _texts(parse_json(data["formed"])) if data.get("formed") else {}
+        first = [_texts(dict([pair])) for pair in parse_json(data["firstMasters"])]
         return Identity(
             resource_version=raw["metadata"]["resourceVersion"],
-            cluster_id=data["clusterUUID"],
+            cluster_id=_an_id(data["clusterUUID"]),
             owner_uid=data.get("ownerUID", ""),
-            next_serial={"master": int(data["nextMaster"]), "node": int(data["nextNode"])},
-            first_masters=tuple(
-                FirstMaster(name, node_id) for name, node_id in json.loads(data["firstMasters"])
-            ),
+            next_serial={"master": _count(data["nextMaster"]), "node": _count(data["nextNode"])},
+            first_masters=tuple(FirstMaster(name, _an_id(of)) for pair in first for name, of in pair.items()),
             formed=formed,
             first_serial=_first_serials(data),
-            fork_id=data.get("forkID", ""),
+            fork_id=_an_id(data["forkID"]) if data.get("forkID") else "",
             asleep=data.get("asleep") == "true",
-            masters=int(data.get("masters", 0)) or len(formed),
-            waking_s=int(data.get("wakingSince") or 0),
+            masters=_count(data.get("masters", 0)) or len(formed),
+            waking_s=_count(data.get("wakingSince") or 0),
         )
     except (KeyError, ValueError, TypeError) as exc:
         log.error(
@@ -176,7 +180,24 @@ def parse_identity(raw: Json) -> Identity:
 
 def _first_serials(data: Json) -> dict[Role, int]:
     keys: dict[Role, str] = {"master": "ownMaster", "node": "ownNode"}
-    return {role: int(data[key]) for role, key in keys.items() if key in data}
+    return {role: _count(data[key]) for role, key in keys.items() if key in data}
+
+
+def _count(text: str | int) -> int:
+    return whole_number(text, _COUNT_MAX)
+
+
+def _an_id(text: str) -> str:
+    if not is_id(text):
+        raise ValueError(f"{text[:40]!r} is no identifier")
+    return text
+
+
+def _texts(value: Any) -> dict[str, str]:
+    """A mapping of texts to texts."""
+    if not isinstance(value, dict) or not all(isinstance(t, str) for pair in value.items() for t in pair):
+        raise ValueError("it is no mapping of texts")
+    return value
 
 
 def _role(metadata: Json) -> Role | None:

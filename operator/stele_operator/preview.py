@@ -41,6 +41,7 @@ _METADATA = (
 )
 """What an object has, as `kubectl get -o yaml` prints it."""
 FILE_MAX = 1 << 20
+_FAULTS_TOLD = 20
 DEFAULT_IMAGE = f"stele/node:{__version__}"
 """The image of masters and nodes, if neither the spec nor the operator's settings name one."""
 
@@ -49,8 +50,11 @@ class BadManifest(Rejected):
     """What is wrong with a file, all together."""
 
     def __init__(self, where: str, faults: Sequence[str]) -> None:
-        super().__init__(f"{where}: {'; '.join(faults)}", code=Code.INVALID_ARGUMENT)
-        self.faults = tuple(faults)
+        told = list(faults[:_FAULTS_TOLD])
+        if more := len(faults) - len(told):
+            told.append(f"and {more} more")
+        super().__init__(f"{where}: {'; '.join(told)}", code=Code.INVALID_ARGUMENT)
+        self.faults = tuple(told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,10 @@ def read_manifests(text: str, where: str, namespace: str = "") -> Wanted:
     except strict.BadText as exc:
         raise BadManifest(where, [f"it is not YAML: {exc}"]) from exc
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "List":
-        documents = documents[0].get("items") or []
+        items = documents[0].get("items") or []
+        if not isinstance(items, list):
+            raise BadManifest(where, ["items of a List is not a list"])
+        documents = items
     faults: list[str] = []
     raws: dict[tuple[str, str], Json] = {}
     for number, document in enumerate(documents, 1):

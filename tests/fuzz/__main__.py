@@ -33,7 +33,7 @@ from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import common_pb2
-from tests.fuzz import parsers
+from tests.fuzz import hunt, parsers
 from tests.fuzz.draw import Draw
 from tests.fuzz.ports import PREY, Attacks, Ground, Wrong, pool_of
 from tests.harness import Cluster
@@ -217,8 +217,8 @@ async def besiege(folder: Path, seconds: float, rng: random.Random) -> Report:
 
 
 def spoil_all(seconds: float, rng: random.Random) -> dict[str, int]:
-    """Feed all parsers for so long; how many inputs each got. Raises `parsers.Finding`."""
-    return parsers.hunt(Draw(rng), parsers.table(), until_s=time.monotonic() + seconds)
+    """Feed all parsers for so long; how many inputs each got. Raises `hunt.Finding`."""
+    return hunt.hunt(Draw(rng), parsers.table(), until_s=time.monotonic() + seconds)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -241,7 +241,7 @@ def main(minutes: float, seed: int | None, only: str | None, longest_wait_ms: in
             click.echo("\n".join(report.lines()))
             if longest_wait_ms and report.bystander["longest_gap_ms"] > longest_wait_ms:
                 raise Failure(f"the bystander waited longer than {longest_wait_ms} ms")
-    except (Failure, parsers.Finding) as exc:
+    except (Failure, hunt.Finding) as exc:
         click.echo(f"FAILED with seed {seed}: {exc}\nlogs are in {folder}")
         sys.exit(1)
     shutil.rmtree(folder)

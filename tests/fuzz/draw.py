@@ -6,7 +6,9 @@ Opens nothing. Invariant: the same `random.Random` gives the same inputs in the 
 from __future__ import annotations
 
 import copy
+import json
 import random
+import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,6 +51,8 @@ _JSON_ODDITIES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**63, 2**64, -(2**70), 0.5, 1e300),
     *("", "x", "../x", "\0", [], {}, [[]], [[[[]]]], {"x": None}, "9" * 5_000),
 )
+_MARK = "a place for what is deep"
+_BETWEEN = re.compile(rb"([\s,:()\[\]{}]+)")
 _LONG_BYTES = 1 << 16
 _DEPTH_MAX = 4
 _REPEATED_MAX = 3
@@ -150,6 +154,32 @@ class Draw:
                 case _:
                     parent[key] = copy.deepcopy(self.rng.choice(_JSON_ODDITIES))
         return box[0]
+
+    def deep_json(self, value: Any) -> bytes:
+        """A JSON text with one node so deep that a parser may run out of stack."""
+        changed = [copy.deepcopy(value)]
+        places = list(_places(changed))
+        parent, key = places[self.rng.randrange(len(places))]
+        parent[key] = _MARK
+        depth = self.rng.choice((50, 300, 900, 3_000, 50_000, self.rng.randrange(940, 1_000)))
+        opens, closes = self.rng.choice((("[", "]"), ('{"x":', "}")))
+        deep = f"{opens * depth}1{closes * depth}"
+        return json.dumps(changed[0]).replace(json.dumps(_MARK), deep).encode()
+
+    def with_words(self, data: bytes, words: Sequence[bytes]) -> bytes:
+        """The bytes with one to three words put between, or in the place of, others."""
+        parts = _BETWEEN.split(data)
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            at = self.rng.randrange(len(parts))
+            word = self.rng.choice(words)
+            match self.rng.randrange(3):
+                case 0:
+                    parts[at] = word
+                case 1:
+                    parts[at:at] = [word, b" "]
+                case _:
+                    parts[at:at] = [word]
+        return b"".join(parts)
 
     # --- protobuf
 

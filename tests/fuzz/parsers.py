@@ -1,17 +1,11 @@
-"""Every parser of ours, with valid inputs to spoil and the errors that it documents. Run in this process, no sockets.
-
-Invariant: a spoiled input ends in a value or in a documented error, soon, and never in another exception.
-"""
+"""Every parser of ours, with valid inputs to spoil and the errors that it documents. texts.py has those of what people write."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -31,7 +25,6 @@ from stele.master import records
 from stele.model import kvop, writeop
 from stele.model.block import RowOp, decode_block, encode_block
 from stele.model.config import Configuration, MemberType, Peer, decode_configuration, encode_configuration
-from stele.model.errors import Code, InvariantViolation, SteleError
 from stele.model.foreign import read_batch
 from stele.model.ids import ClusterId, NodeId, OpId, ReplicaId, TableId, TabletId, new_id
 from stele.model.jsons import parse_json
@@ -70,10 +63,8 @@ from stele.wal.format import (
 )
 from stele.wal.metadata import Metadata, Position, decode_metadata, encode_metadata
 from stele_operator import observe
-from tests.fuzz.draw import Draw
-
-SLOW_S = 5.0
-"""An input of some kilobytes that takes longer holds a node's loop: it is a finding."""
+from tests.fuzz import texts
+from tests.fuzz.hunt import Parse, Parser
 
 ID = "5" * 32
 """Fixed, so that a seed gives the same inputs in each process."""
@@ -91,85 +82,6 @@ SCHEMA = Schema.make(
     ["id"],
 )
 KEY_TYPES = (pa.int64(), pa.string(), pa.decimal128(12, 2))
-Parse = Callable[[bytes], object]
-
-
-@dataclass(frozen=True, slots=True)
-class Parser:
-    """`seeds`: valid inputs. `allowed`: errors it documents beside `SteleError`s."""
-
-    name: str
-    seeds: Sequence[bytes]
-    parse: Parse
-    allowed: tuple[type[Exception], ...] = ()
-    json_from: int | None = None
-    """Where JSON begins in a seed: trees are spoiled, too, not only bytes. None: there is none."""
-    reseal: Callable[[bytes], bytes] | None = None
-    """Puts the checksum right that a spoiled body needs to be looked at, as whoever made it up would."""
-
-
-def check_seeds(parsers: Sequence[Parser]) -> None:
-    """Every seed must be what its parser takes: a fault behind a seed that is refused would never be seen."""
-    for parser in parsers:
-        for seed in parser.seeds:
-            parser.parse(seed if parser.reseal is None else parser.reseal(seed))
-
-
-class Finding(Exception):
-    """An input that ended in something else than a value or a documented error."""
-
-
-def hunt(
-    draw: Draw, parsers: Sequence[Parser], *, rounds: int | None = None, until_s: float = math.inf
-) -> dict[str, int]:
-    """Spoil and parse for so many rounds, or until the time (of `time.monotonic`) has come; how many inputs each parser got.
-
-    Raises:
-        Finding: with the parser and the input, as a line of Python.
-    """
-    counts = dict.fromkeys((p.name for p in parsers), 0)
-    played = 0
-    while played != rounds and time.monotonic() < until_s:
-        for parser in parsers:
-            for data in _inputs(draw, parser):
-                _try(parser, data)
-                counts[parser.name] += 1
-        played += 1
-    return counts
-
-
-def _inputs(draw: Draw, parser: Parser) -> Iterator[bytes]:
-    seed = draw.rng.choice(parser.seeds)
-    if parser.json_from is not None:
-        tree = draw.json_tree(json.loads(seed[parser.json_from :]))
-        body = seed[: parser.json_from] + json.dumps(tree).encode()
-        yield body if parser.reseal is None else parser.reseal(body)
-    spoiled = draw.spoil(seed)
-    yield spoiled if parser.reseal is None else parser.reseal(spoiled)
-    if parser.reseal is not None:
-        yield draw.spoil(parser.reseal(seed))
-    if draw.rng.random() < 0.05:
-        yield draw.rng.randbytes(draw.rng.randrange(300))
-
-
-def _try(parser: Parser, data: bytes) -> None:
-    began = time.monotonic()
-    try:
-        parser.parse(data)
-    except InvariantViolation as exc:
-        raise Finding(f"{parser.name}: {exc}; input {data!r}") from exc
-    except SteleError as exc:
-        if exc.code is Code.INTERNAL:
-            raise Finding(f"{parser.name}: {exc}; input {data!r}") from exc
-    except parser.allowed:
-        pass
-    except Exception as exc:
-        raise Finding(f"{parser.name}: {exc!r}; input {data!r}") from exc
-    took = time.monotonic() - began
-    if took > SLOW_S:
-        raise Finding(f"{parser.name}: {took:.1f} s for {len(data)} bytes; input {data[:2_000]!r}")
-
-
 # --- what the table below needs
 
 
@@ -331,7 +243,10 @@ def _object(parse: Callable[[dict[str, Any]], object], whole: dict[str, Any]) ->
     """The API server vouches for metadata: only spec and status are anybody's."""
 
     def run(data: bytes) -> object:
-        raw = json.loads(data)
+        try:
+            raw = json.loads(data)
+        except RecursionError:
+            return None
         if not isinstance(raw, dict) or not isinstance(raw.get("spec"), dict):
             return None
         return parse({**whole, "spec": raw["spec"]})
@@ -477,4 +392,5 @@ def table() -> list[Parser]:
             (ValueError,),
             0,
         ),
+        *texts.table(),
     ]

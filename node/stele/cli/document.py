@@ -17,15 +17,15 @@ import yaml
 from stele.cli.errors import ManyFaults
 from stele.model.column import shown
 from stele.model.errors import Rejected
-from stele.model.jsons import too_deep
+from stele.model.jsons import refuse_deep, too_deep
 from stele.model.nearest import did_you_mean
-from stele.model.yamls import keys_twice
+from stele.model.yamls import BoundedLoader, keys_twice
 
 _FAULTS_TOLD = 20
 Place = tuple[str | int, ...]
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """Reads fractions as Decimal, so that no digit is lost before they meet their column's type."""
 
 
@@ -87,6 +87,7 @@ def parse(where: str, text: str) -> Document:
         value = json.loads(
             text, parse_float=decimal.Decimal, object_pairs_hook=lambda pairs: _mapping(pairs, twice)
         )
+        refuse_deep(value)
     except (ValueError, RecursionError):
         return _parse_yaml(where, text)
     try:

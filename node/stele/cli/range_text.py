@@ -6,13 +6,13 @@ Does no I/O. Invariant: a text is split the same way whatever the table's column
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stele.model.errors import Rejected
+from stele.model.jsons import parse_json, parse_next_json
 from stele.model.split_json import ENCODED, split_key
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def parse_ranges(option: str, texts: Iterable[str]) -> list[Ends]:
     for text in texts:
         if text.startswith(("[", '"')):
             try:
-                _, at = json.JSONDecoder().raw_decode(text)
+                _, at = parse_next_json(text, 0)
             except ValueError:
                 at = -1
             start, rest = text[:at], text[at:]
@@ -69,7 +69,7 @@ def _key(text: str, columns: Sequence[Column]) -> bytes:
     value: Any = text
     if not plain:
         with contextlib.suppress(ValueError):
-            value = json.loads(text)
+            value = parse_json(text)
         if isinstance(value, float):
             value = text  # a decimal
     return split_key(value, columns)

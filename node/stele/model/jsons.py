@@ -1,7 +1,8 @@
 """Parses JSON from others: files, rows, tickets, defaults. Opens nothing.
 
 Python's parser raises RecursionError for deep nesting and turns large numbers into infinities; callers expect
-neither. Invariant: parsed numbers are finite, and every other fault is a ValueError.
+neither. A value that it just takes could not be written again from a deeper stack. Invariant: parsed numbers
+are finite, values are at most DEPTH_MAX deep, and every other fault is a ValueError.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+DEPTH_MAX = 100
 _SHOWN = 40
 
 
@@ -19,15 +21,16 @@ def parse_json(text: str | bytes, *, parse_float: Callable[[str], Any] | None = 
     float.
 
     Raises:
-        ValueError: not JSON, NaN or an infinity, an integer of thousands of digits, or nested too deeply for
-            Python.
+        ValueError: not JSON, NaN or an infinity, an integer of thousands of digits, or nested too deeply.
     """
+    text = _as_text(text)
     try:
-        if parse_float is None:
-            return _decoder.decode(_as_text(text))
-        return json.loads(text, parse_float=parse_float)
+        found = _decoder.decode(text) if parse_float is None else json.loads(text, parse_float=parse_float)
     except RecursionError:
         raise too_deep() from None
+    if text.count("[") + text.count("{") > DEPTH_MAX:
+        refuse_deep(found)
+    return found
 
 
 def parse_next_json(text: str, at: int) -> tuple[Any, int]:
@@ -37,9 +40,26 @@ def parse_next_json(text: str, at: int) -> tuple[Any, int]:
         ValueError: see `parse_json`.
     """
     try:
-        return _decoder.raw_decode(text, at)
+        found, end = _decoder.raw_decode(text, at)
     except RecursionError:
         raise too_deep() from None
+    refuse_deep(found)
+    return found, end
+
+
+def refuse_deep(value: Any) -> None:
+    """Check that a parsed value is at most DEPTH_MAX deep. Raises ValueError."""
+    level = [value]
+    for _ in range(DEPTH_MAX + 1):
+        inside = [
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, (dict, list))
+        ]
+        if not inside:
+            return
+        level = [each for values in inside for each in values]
+    raise too_deep()
 
 
 def whole_number(value: Any, most: int, least: int = 0) -> int:

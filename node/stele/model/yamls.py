@@ -1,4 +1,8 @@
-"""Finds keys that stand twice in YAML: the parser would silently drop the first of the two. Opens no files."""
+"""Strict reading of YAML that people write: within bounds, and no key twice. Opens no files.
+
+Invariants: every fault of a text is a YAMLError, a ValueError or a RecursionError. A text never stands for more than
+VALUES_MAX values. The parser would silently drop the first of two equal keys; `keys_twice` finds them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from typing import Any
 import yaml
 from yaml.constructor import ConstructorError
 
+from stele.model.jsons import DEPTH_MAX, too_deep
+
+VALUES_MAX = 100_000
+"""A few lines of aliases of aliases stand for more values than any memory holds, once somebody writes them out."""
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -48,7 +56,41 @@ def keys_twice(tree: yaml.Node | None) -> list[Twice]:
     return sorted(found, key=lambda each: each.line)
 
 
-class OnceLoader(yaml.SafeLoader):
+class BoundedLoader(yaml.SafeLoader):
+    """Raises ConstructorError for a text that is too deep or stands for too much, and for a tag that fits no value."""
+
+    def compose_document(self) -> yaml.Node | None:
+        """The tree of the next document."""
+        self._sizes: dict[int, int] = {}
+        self._depth = 0
+        return super().compose_document()
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """A node of the tree. Counts the values that it stands for, those behind aliases each time."""
+        if self._depth > DEPTH_MAX:
+            raise ConstructorError(None, None, str(too_deep()))
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None and id(node) not in self._sizes:
+            self._sizes[id(node)] = size = 1 + sum(self._sizes.get(id(each), 1) for each in _inside(node))
+            if size > VALUES_MAX:
+                line = node.start_mark.line + 1
+                raise ConstructorError(
+                    None, None, f"line {line}: its aliases stand for more than {VALUES_MAX:,} values"
+                )
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node. What a tag such as !!int cannot be made of is a fault of the text."""
+        try:
+            return super().construct_object(node, deep)
+        except (LookupError, AttributeError, TypeError, OverflowError) as exc:
+            line, kind = node.start_mark.line + 1, node.tag.rpartition(":")[2]
+            raise ConstructorError(None, None, f"line {line}: it is no {kind}") from exc
+
+
+class OnceLoader(BoundedLoader):
     """Raises ConstructorError if keys of a document appear twice."""
 
     def construct_document(self, node: yaml.Node) -> Any:
@@ -56,3 +98,9 @@ class OnceLoader(yaml.SafeLoader):
             told = "; ".join(f"line {each.line}: {each.key!r} appears twice" for each in found)
             raise ConstructorError(None, None, told)
         return super().construct_document(node)
+
+
+def _inside(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []

@@ -3,7 +3,7 @@
 Made by the node. Answers GET and HEAD, one request per connection. Invariants: every connection is closed
 within seconds, at most 8 KiB of it are read, and the event loop keeps running. A probe is answered despite
 many other connections. When all places are taken, a new connection replaces the oldest one of the host that
-has the most, and first those that have not sent a request. So a probe needs no port of its own: only as many
+has the most. Those that have not sent a request go first. So a probe needs no port of its own: only as many
 hosts as there are places could crowd it out.
 """
 

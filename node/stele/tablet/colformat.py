@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from stele.model.column import Column
 from stele.model.errors import Code, Corrupt, Rejected, of_later_program
-from stele.model.jsons import parse_json
+from stele.model.jsons import parse_json, whole_number
 from stele.model.schema import Schema
 from stele.tablet.checksums import RangeSums
 
@@ -42,6 +42,8 @@ PART = np.dtype(
     [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("_", "<u4")]
 )
 _FOOTER_SMALL = 1 << 20
+_U64_MAX, _ROWS_MAX = (1 << 64) - 1, (1 << 31) - 1
+_TIME_BYTES = 8
 _PEEK = 32
 Read = Callable[[int, int], bytes]
 """Gives `length` bytes (second argument) from an offset (first) on."""
@@ -163,8 +165,8 @@ def read_footer(name: str, size: int, read: Read, expected: int | None = None) -
     """
     body = _footer_bytes(name, size, read, expected)
     try:
-        return _parse(body)
-    except (ValueError, TypeError, KeyError, struct.error, Rejected) as exc:
+        return _parse(body, size)
+    except (ValueError, TypeError, LookupError, OverflowError, struct.error, Rejected) as exc:
         if of_later_program(exc):
             raise
         raise damaged(name, f"footer: {exc!r}") from exc
@@ -200,17 +202,17 @@ def _table(body: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(body, PART, offset=4 + text_length)
 
 
-def _parse(body: bytes) -> Footer:
+def _parse(body: bytes, size: int) -> Footer:
     (text_length,) = struct.unpack_from("<I", body)
     about = parse_json(body[4 : 4 + text_length])
-    return Footer(
+    found = Footer(
         schema=Schema.from_json(json.dumps(about["schema"])),
         rows=int(about["rows"]),
         deletes=int(about["deletes"]),
-        unique=about["unique"],
-        min_time=int(about["min_time"]),
-        max_time=int(about["max_time"]),
-        groups=about["groups"],
+        unique=bool(about["unique"]),
+        min_time=whole_number(about["min_time"], _U64_MAX),
+        max_time=whole_number(about["max_time"], _U64_MAX),
+        groups=[_group(*group) for group in about["groups"]],
         first_keys=[bytes.fromhex(group[1]) for group in about["groups"]],
         last_key=bytes.fromhex(about["last_key"]),
         parts={
@@ -218,6 +220,35 @@ def _parse(body: bytes) -> Footer:
             for part, group, offset, length, crc, _ in _table(body).tolist()
         },
     )
+    _ensure_consistent(found, size)
+    return found
+
+
+def _group(rows: Any, first_key: Any, deletes: Any, unique: Any, oldest: Any, newest: Any) -> list[Any]:
+    if not isinstance(first_key, str):
+        raise ValueError(f"a group's first key is {str(first_key)[:40]}")
+    times = [whole_number(time, _U64_MAX) for time in (oldest, newest)]
+    return [
+        whole_number(rows, _ROWS_MAX, 1),
+        first_key,
+        whole_number(deletes, _ROWS_MAX),
+        bool(unique),
+        *times,
+    ]
+
+
+def _ensure_consistent(footer: Footer, size: int) -> None:
+    """What a reader relies on: the totals are those of the groups, and each row has its time in the file. So no
+    number of rows asks for more memory than the file has bytes."""
+    for told, position in ((footer.rows, 0), (footer.deletes, 2)):
+        if told != sum(group[position] for group in footer.groups):
+            raise ValueError("its totals are not those of its groups")
+    if any(offset + length > size for offset, length, _ in footer.parts.values()):
+        raise ValueError("a part lies behind its end")
+    for number, group in enumerate(footer.groups):
+        _, length, _ = footer.parts[PART_TIMES, number]
+        if length != _TIME_BYTES * group[0]:
+            raise ValueError(f"group {number} has {group[0]} rows, and {length} bytes of times")
 
 
 def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:

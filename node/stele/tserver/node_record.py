@@ -18,7 +18,7 @@ import structlog
 
 from stele.consensus.files import sync_directory
 from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, ClusterId, NodeId, OpId, StreamKey
+from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, ClusterId, NodeId, OpId, StreamKey, is_id
 from stele.model.jsons import parse_json
 from stele.wal.sectors import is_bad_sector
 
@@ -157,8 +157,8 @@ def _read_file(path: Path) -> NodeRecord:
             )
         catalog = raw.get("catalog")
         return NodeRecord(
-            cluster_id=ClusterId(raw["cluster_id"]),
-            node_id=NodeId(raw["node_id"]),
+            cluster_id=ClusterId(_id(raw["cluster_id"])),
+            node_id=NodeId(_id(raw["node_id"])),
             role=str(raw["role"]),
             format_id=str(raw["format_id"]),
             incarnation=int(raw["incarnation"]),
@@ -185,6 +185,12 @@ def _read_file(path: Path) -> NodeRecord:
         if isinstance(exc, FileNotFoundError) or is_bad_sector(exc):
             raise Corrupt(f"{path}: {exc.strerror}; expected a node's record") from exc
         raise
+
+
+def _id(text: str) -> str:
+    if not is_id(text):
+        raise ValueError(f"{text[:40]!r} is no identifier")
+    return text
 
 
 def _read_dropped(raw: dict[str, Any] | None) -> Dropped:
