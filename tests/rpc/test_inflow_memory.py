@@ -6,10 +6,11 @@ import asyncio
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ import grpc
 import pyarrow.flight as fl
 import pytest
 
+from stele.model.ids import ClusterId
 from stele.model.predicate import ScanSpec
+from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
+from stele.rpc.connection import connect
+from stele.rpc.frames import LENGTH_BYTES, frame
+from stele.rpc.identity import Identity
+from stele.rpc.proto import common_pb2
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele.rpc.ticket import Ticket
 from tests.rpc import http2
+from tests.rpc.receiver import NODE
 from tests.rpc.test_flight import SCHEMA
 
 GET_FLIGHT_INFO = "/arrow.flight.protocol.FlightService/GetFlightInfo"
@@ -60,8 +69,9 @@ class Receiver:
         return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
     def close(self) -> int:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
+        self._process.stdout.close()
         return self._process.wait(60)
 
 
@@ -136,3 +146,53 @@ def test_messages_to_flight_that_stand_still(receiver: Receiver) -> None:
     print(f"{sum(left)} of 60 left; +{receiver.grew_mib():.0f} MiB")
     assert 0 < sum(left) <= 11
     assert receiver.grew_mib() < 160
+
+
+def test_large_unary_calls(receiver: Receiver) -> None:
+    """40 of 15 MB were memory that no budget knew of."""
+    metadata = Identity().metadata()
+    receiver.begin()
+    outcome = _at_once(40, GET_NODE_STATUS, receiver.told["unary"], b"\x12" + bytes(15_000_000), metadata)
+    print(f"{dict(outcome)}: +{receiver.grew_mib():.0f} MiB")
+    assert outcome["OK"] == 0 and outcome.total() == 40
+    assert receiver.grew_mib() < 256
+
+
+@asynccontextmanager
+async def _pool(receiver: Receiver) -> AsyncIterator[ChannelPool]:
+    pool = ChannelPool(Identity(ClusterId(receiver.told["cluster"])))
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def test_streams_that_hold_most_of_a_frame(receiver: Receiver) -> None:
+    """48 of them, each with 15 of 16 MB: 720 MiB beside the budget, for as long as they liked."""
+    address = f"127.0.0.1:{receiver.told['unary']}"
+    ended = 0
+
+    async def hold(pool: ChannelPool, stack: AsyncExitStack) -> None:
+        nonlocal ended
+        hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
+        place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
+        _, writer = await asyncio.open_connection("127.0.0.1", place.port)
+        stack.callback(writer.close)
+        try:
+            writer.write(frame(place.key) + MESSAGE_BYTES_MAX.to_bytes(LENGTH_BYTES, "big"))
+            for _ in range(15):
+                writer.write(bytes(MIB))
+                async with asyncio.timeout(5):
+                    await writer.drain()
+        except (ConnectionError, TimeoutError):
+            ended += 1
+
+    async with _pool(receiver) as pool, AsyncExitStack() as stack:
+        receiver.begin()
+        began = time.monotonic()
+        await asyncio.gather(*(hold(pool, stack) for _ in range(48)))
+        print(f"{ended} of 48 ended after {time.monotonic() - began:.0f} s; +{receiver.grew_mib():.0f} MiB")
+        assert receiver.grew_mib() < 192
+        hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
+        place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
+        (await connect(address, place.port, place.key)).close()

@@ -164,7 +164,8 @@ class InflowWatch:
         with _socket(fd) as sock:
             told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
         if len(told) == size:
-            flow.passed(seconds, *_ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT), came)
+            acked, received = _ACKED_AND_RECEIVED.unpack_from(told, _ACKED_AT)
+            flow.passed(seconds, acked, received, came)
 
     def _judge(self, held: list[tuple[int, int, Flow]]) -> None:
         """End those that hold too much, beginning with the one that holds most."""
