@@ -50,8 +50,8 @@ async def test_shared_options_stand_before_the_command_or_behind_it(
         assert (code, err.partition(" (")[0]) == (75, "stele: UNAVAILABLE: no master answers at 127.0.0.1:1")
         for arguments, line in (
             (
-                ("--json", "table", "scan", "t"),
-                "stele table scan takes no --json; see `stele table scan --help`",
+                ("--json", "node", "run"),
+                "stele node run takes no --json; see `stele node run --help`",
             ),
             (
                 ("--timeout", "1", "table", "list"),
