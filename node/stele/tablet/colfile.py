@@ -189,7 +189,10 @@ class ColumnFile:
 
     def _array(self, part: int, group: int, data: npt.NDArray[np.uint8], schema: pa.Schema) -> pa.Array:
         """A part as an array, which is kept for a while."""
-        array = pa.ipc.read_record_batch(pa.py_buffer(data), schema).column(0)
+        try:
+            array = pa.ipc.read_record_batch(pa.py_buffer(data), schema).column(0)
+        except (pa.ArrowException, OSError) as exc:
+            raise self._damaged(f"part {part:#x} of group {group} is no column: {exc}") from exc
         self._arrays[part, group] = array
         _parsed.append((self._self, (part, group)))
         while len(_parsed) > _PARSED_MAX:
