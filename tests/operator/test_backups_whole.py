@@ -59,8 +59,9 @@ async def write(made: Bench, begin: int, count: int) -> None:
 
 async def rows(made: Bench, table: str) -> list[Json]:
     async with AsyncClient(",".join(await masters(made))) as client:
-        found = await (await client.open_table(table)).scan().to_arrow()
-        return found.sort_by("id").to_pylist()
+        scan = (await client.open_table(table)).scan()
+        found = [row async for batch in scan.batches() for row in batch.to_pylist()]
+        return sorted(found, key=lambda row: row["id"])
 
 
 async def tables(made: Bench) -> set[str]:
