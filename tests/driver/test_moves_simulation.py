@@ -18,3 +18,9 @@ def test_random_worlds(first: int) -> None:
         total += moves_world.run(seed)
     print(dict(total))
     assert total["worlds"] == 40 and total["moves"] and total["by_hand"]
+
+
+def test_no_small_move_is_made_that_larger_ones_make_wrong() -> None:
+    """A node gave away three replicas because it had the most, then two for the sake of their tables, and got one of the
+    three back."""
+    moves_world.run(1546)

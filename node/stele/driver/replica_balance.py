@@ -10,8 +10,8 @@ A move of a tablet with the size s (in mean replicas) from a to b lessens it by 
     (replicas a - replicas b - 1) + 2 * (same of its table - 1) + s * (bytes a - bytes b - s)
 
 The last s is multiplied by 1.5, so that small changes of sizes move nothing back. No move reduces the spread
-of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end and a
-replica never goes back and forth.
+of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end. Of all
+moves the one that lessens it most is chosen: a smaller one first may have to be taken back later.
 
 Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get
 replicas and have room.
@@ -147,11 +147,15 @@ class ReplicaBalance:
     # --- load
 
     def _for_load(self) -> Move | None:
+        most: tuple[float, Place, str, NodeView] | None = None
         for source, target in self._pairs():
             best = self._best(source, target)
-            if best is not None:
-                return self._done(best, source, target, self._why(best, source, target.node_id))
-        return None
+            if best is not None and (most is None or best[0] > most[0]):
+                most = (*best, source, target)
+        if most is None:
+            return None
+        _, place, source, target = most
+        return self._done(place, source, target, self._why(place, source, target.node_id))
 
     def _pairs(self) -> list[tuple[str, NodeView]]:
         """Pairs of nodes between which a move may be worth it, those that differ most first."""
@@ -191,7 +195,7 @@ class ReplicaBalance:
     def _units(self, node: str) -> float:
         return self._bytes[node] / self._mean if self._mean else 0.0
 
-    def _best(self, source: str, target: NodeView) -> Place | None:
+    def _best(self, source: str, target: NodeView) -> tuple[float, Place] | None:
         """The tablet whose move from `source` to `target` lowers the measure most, if by at least STEP."""
         best: tuple[float, bool, int, str] | None = None
         found: Place | None = None
@@ -219,7 +223,7 @@ class ReplicaBalance:
                     key = (-gain, leads, place.size, tablet_id)
                     if (best is None or key < best) and self._fits(place, target):
                         best, found = key, place
-        return found
+        return (-best[0], found) if best is not None and found is not None else None
 
     def _fits(self, place: Place, target: NodeView) -> bool:
         """Whether the node has room, and its machine no replica of the tablet."""
