@@ -12,6 +12,7 @@ from stele.model.errors import Code, NotLeader, Rejected, Retryable
 from stele.model.ids import ClusterId, new_id
 from stele.rpc.resolve import split_address
 from tests.client.small import ONE, SCHEMA, one_tablet, small_cluster
+from tests.client.small_tablet import Tablet
 
 
 async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
@@ -25,6 +26,20 @@ async def test_the_leader_is_found_by_hint_and_without(tmp_path: Path) -> None:
         tablet.leader = 1
         await put
         assert await table.scan().count() == 2
+
+
+async def test_another_replica_is_asked_where_the_presumed_leader_knows_of_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unled(raw: bytes) -> Tablet:
+        raise NotLeader("not the leader")
+
+    async with one_tablet(tmp_path) as (cluster, table, tablet):
+        await table.put({"id": 1})
+        monkeypatch.setattr(cluster.nodes[0], "_leading", unled)
+        tablet.leader, tablet.heard = 1, {number: (1, -1) for number in range(3)}  # nobody says who leads
+        await table.put({"id": 2})
+        assert await table.get(2, ["id"]) == {"id": 2}
 
 
 async def test_a_leader_that_listens_elsewhere_now_is_found(tmp_path: Path) -> None:

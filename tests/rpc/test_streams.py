@@ -11,7 +11,7 @@ import grpc
 import pytest
 import uvloop
 
-from stele.client.streams import NotSent, Streams
+from stele.client.streams import GivenUp, NotSent, Streams
 from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
@@ -282,6 +282,35 @@ async def test_a_request_that_was_sent_never_ends_as_certainly_not_done() -> Non
         with pytest.raises(Retryable) as caught:
             await asked
         assert caught.value.code is Code.UNAVAILABLE and not isinstance(caught.value, NotSent)
+        await streams.close()
+
+
+async def test_a_request_that_was_sent_and_got_no_answer_in_time_may_have_been_done() -> None:
+    """One that never left was certainly not done: only such a one may be told so."""
+    came = asyncio.Event()
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        came.set()
+        await asyncio.sleep(600)
+        return tserver_pb2.ClientResponse()
+
+    async with serving(answer) as (address, pool):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        with pytest.raises(Retryable) as caught:
+            await stream.ask(asking(b"a"), timeout_s=1.0)
+        assert came.is_set() and caught.value.code is Code.TIMED_OUT
+        assert not isinstance(caught.value, NotSent)
+        ends: list[Any] = []
+        given_up = stream.start(asking(b"b"), 60.0, ends.append)
+        came.clear()
+        async with asyncio.timeout(30):
+            await came.wait()
+        stream.give_up(given_up, "was silent")
+        assert [type(end) for end in ends] == [GivenUp]
+        unsent = stream.start(asking(b"c"), 60.0, ends.append)  # it leaves in the next turn of the loop
+        stream.give_up(unsent, "was silent")
+        assert [type(end) for end in ends] == [GivenUp, NotSent]
         await streams.close()
 
 
