@@ -185,7 +185,7 @@ async def test_a_killed_job_and_a_killed_node_end_in_a_whole_backup(tmp_path: Pa
         async def runs() -> bool:
             return bool(job_pods())
 
-        await made.until("its Job runs", runs)
+        await made.until("its Job runs", runs, 500)
         (pod,) = job_pods()
         node = next(p for p in made.local.store.objects(POD.key) if p["metadata"]["name"] == "flights-node-0")
         for victim in (pod, node):

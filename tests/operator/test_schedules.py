@@ -142,6 +142,10 @@ def test_full_ones_come_again_and_the_history_is_held_until_the_next() -> None:
         assert made["spec"]["holdFor"] == "172800s"
     (first,) = begun(decide_schedule(world("2026-01-01T02:30:01"), schedule(None, auto, fullEvery="7d")))
     assert first["spec"]["type"] == "Full"
+    (yearly,) = begun(
+        decide_schedule(world("2027-01-01T00:00:01"), schedule(None, auto, schedule="0 0 1 1 *"))
+    )
+    assert yearly["spec"]["holdFor"] == f"{365 * 86_400}s"
     (plain,) = begun(decide_schedule(world("2026-01-01T02:30:01"), schedule()))
     assert "holdFor" not in plain["spec"]
 

@@ -39,7 +39,8 @@ from stele_operator.plan.status import written
 
 Json = dict[str, Any]
 _COUNT_MAX = 1_000
-_HOLD_S = 2 * 86_400.0
+_HOLD_S_MAX = 365 * 86_400.0
+"""A hold of more than a year is refused."""
 
 
 class BadSchedule(Exception):
@@ -202,7 +203,7 @@ def backup_of(
         between = max(
             2 * (coming - due_s), 2 * (next_s(spec.schedule, spec.timeZone, coming) - coming), 3_600.0
         )
-        asked["holdFor"] = in_seconds(between)
+        asked["holdFor"] = in_seconds(min(between, _HOLD_S_MAX))
     return {
         "apiVersion": API_VERSION,
         "kind": "TabletBackup",
