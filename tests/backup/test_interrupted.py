@@ -83,7 +83,7 @@ def test_one_that_is_killed_goes_on_behind_its_last_whole_file(there: There, tmp
     made = backup.create(client, tmp_path, "t", on_note=notes.append, on_progress=progress.append)
     assert notes == [f"going on with backup {unfinished.backup_id}, as of {made.time}"]
     assert made.backup_id == unfinished.backup_id and made.rows == 4_000
-    assert progress[-1] == backup.Progress("t", 4_000, 2, 2)
+    assert progress[-1] == backup.Progress("t", 4_000, 2, 2, made.file_bytes)
     now = {p.name: p.stat().st_mtime_ns for p in data_files(tmp_path, made.backup_id)}
     again = {name for name, at in there_already.items() if now.get(name) == at}
     assert len(again) == records  # these were kept; a part without a record was not

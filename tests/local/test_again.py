@@ -66,7 +66,7 @@ async def test_a_state_that_cannot_be_read_is_not_begun_anew(tmp_path: Path) -> 
     assert (tmp_path / folder.STATE).read_text() == "{"
     (tmp_path / "mine").write_text("")
     folder.wipe(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "mine"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
 async def test_the_operator_is_started_again_when_it_ends(tmp_path: Path) -> None:

@@ -123,4 +123,4 @@ def moment_of(snapshot: int) -> str:
 def _line(what: dict[str, Any]) -> str:
     show_json(what, one_line=True)
     sys.stdout.flush()
-    return json.dumps(what, separators=(",", ":"), default=str)
+    return json.dumps(what, default=str)
