@@ -175,7 +175,7 @@ def test_an_existing_table_is_never_touched(there: There, tmp_path: Path) -> Non
     backup.create(client, tmp_path, ["t", "u"])
     table.put({"id": 99})
     for tables in ((), "t", {"u": "t"}, {"u": "space"}):
-        with pytest.raises(Rejected, match="exists? already") as refused:
+        with pytest.raises(Rejected, match=r"exists? already") as refused:
             backup.restore(client, tmp_path, tables=tables)
         assert refused.value.code is Code.ALREADY_PRESENT
     with pytest.raises(Rejected, match="two tables would be called x"):
