@@ -119,7 +119,10 @@ async def test_nothing_is_written_of_a_small_file_with_an_open_quote(
         table = await client.create_table("t", SCHEMA)
         run = runner(cluster, monkeypatch)
         code, out, err = await run("table", "load", "t", str(path))
-        assert (code, out) == (2, "no row was written\n") and "q.csv: line 3: a quote opens here" in err, (out, err)
+        assert (code, out) == (2, "no row was written\n") and "q.csv: line 3: a quote opens here" in err, (
+            out,
+            err,
+        )
         assert await table.scan().count() == 0
         code, _, err = await run("table", "load", "new", str(path), "--create", "--key", "id")
         assert code == 2 and "q.csv: line 3: a quote opens here" in err
