@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stele.cli.csv_quotes import CheckedQuotes
@@ -77,6 +76,7 @@ def by_the_book(text: bytes) -> bool:
 
 
 @given(st.text('",\nab', max_size=24).map(str.encode), st.integers(12, 30))
+@example(b'aaaaaaaaaaaaaaaa"', 16)  # a quote that begins a block, within a value without quotes
 def test_quotes_are_judged_alike_however_the_file_is_cut_into_blocks(text: bytes, size: int) -> None:
     for block in (1_000, size):  # a value is refused that fills a block
         checked, read = CheckedQuotes(io.BytesIO(text), "t.csv", ","), b""
@@ -86,8 +86,6 @@ def test_quotes_are_judged_alike_however_the_file_is_cut_into_blocks(text: bytes
             good = True
         except Rejected:
             good = False
-        if not good and max(map(len, re.split(rb"[,\n]", text))) >= block:
-            continue
         assert good == by_the_book(text) and (not good or read == text)
 
 

@@ -80,7 +80,11 @@ class CheckedQuotes:
         if self._last == _LINE_FEED and not self._line_feeds and block.startswith(_BYTE_ORDER_MARK):
             block = block[len(_BYTE_ORDER_MARK) :]
         went_on = self._inside
-        opened = self._follow(block, following[0] if following else _LINE_FEED) if b'"' in block else None
+        opened = None
+        if b'"' in block:
+            opened = self._follow(block, following[0] if following else _LINE_FEED)
+        elif block:
+            self._last = block[-1]
         if self._inside and opened is not None:
             self._opened_line = self._line(block, opened)
         elif self._inside and went_on and following:
