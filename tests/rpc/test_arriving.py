@@ -15,7 +15,7 @@ from stele.rpc import arriving
 from stele.rpc.arriving import Arriving
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX, ChannelPool
-from stele.rpc.connection import connect
+from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
@@ -290,16 +290,7 @@ async def test_the_outcome_of_what_was_done_is_not_a_refusal_for_want_of_room() 
         hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
         place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
         connection = await connect(address, place.port, place.key)
-        answers: dict[int, tserver_pb2.ClientResponse] = {}
-
-        def take(frames: list[bytes]) -> None:
-            for raw in frames:
-                response = tserver_pb2.ClientResponse.FromString(raw)
-                many = response.WhichOneof("body") == "many"
-                answers.update((r.request_id, r) for r in (response.many.responses if many else [response]))
-
-        connection.on_frames = take
-        connection.read(False)
+        answers = unread(connection)
         for number in range(1, 13):
             request = asking(b"k")
             request.request_id = number
@@ -313,6 +304,21 @@ async def test_the_outcome_of_what_was_done_is_not_a_refusal_for_want_of_room() 
             await asyncio.sleep(0.01)
         assert all(answers[number].kv.pairs[0].value == b"done" for number in range(9, 13))
         connection.close()
+
+
+def unread(connection: FramedConnection) -> dict[int, tserver_pb2.ClientResponse]:
+    """The answers of a connection by request id, filled once it is read."""
+    answers: dict[int, tserver_pb2.ClientResponse] = {}
+
+    def take(frames: list[bytes]) -> None:
+        for raw in frames:
+            response = tserver_pb2.ClientResponse.FromString(raw)
+            many = response.WhichOneof("body") == "many"
+            answers.update((r.request_id, r) for r in (response.many.responses if many else [response]))
+
+    connection.on_frames = take
+    connection.read(False)
+    return answers
 
 
 class Refused(Answering):
@@ -341,16 +347,7 @@ async def test_a_write_whose_outcome_there_is_no_room_for_may_have_been_done() -
         hello = common_pb2.OpenStreamRequest(hello=pool.identity.hello(NODE))
         place = await pool.unary(address, TabletServerServiceStub, "OpenClientStream", hello, timeout_s=60)
         connection = await connect(address, place.port, place.key)
-        answers: dict[int, tserver_pb2.ClientResponse] = {}
-
-        def take(frames: list[bytes]) -> None:
-            for raw in frames:
-                response = tserver_pb2.ClientResponse.FromString(raw)
-                many = response.WhichOneof("body") == "many"
-                answers.update((r.request_id, r) for r in (response.many.responses if many else [response]))
-
-        connection.on_frames = take
-        connection.read(False)
+        answers = unread(connection)
         write = writing(1, b"", 60_000)
         write.request_id = 99
         connection.send(frame(write.SerializeToString()))

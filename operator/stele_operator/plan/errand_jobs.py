@@ -24,6 +24,7 @@ from stele_operator.api.backup import (
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import seconds
 from stele_operator.plan import naming
+from stele_operator.plan.manifests import pod_security
 
 Json = dict[str, Any]
 _MOUNT = "/backup"
@@ -233,14 +234,7 @@ def manifest(
         "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "containers": [container],
         "volumes": volumes,
     }

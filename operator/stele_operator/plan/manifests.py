@@ -26,6 +26,18 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
+def pod_security() -> Json:
+    """The security context of every pod that runs Stele: no root, and volumes that its group may write."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "fsGroup": 1000,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
 def owner(cluster: ClusterObject) -> Json:
     """The owner reference with which Kubernetes deletes an object after its TabletCluster."""
     return {
@@ -261,14 +273,7 @@ def pod(
             "terminationGracePeriodSeconds": _GRACE_S,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 1000,
-                "runAsGroup": 1000,
-                "fsGroup": 1000,
-                "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": pod_security(),
             "affinity": _affinity(
                 cluster.name, spec, role, member.zone, keeps_off, asked.get("affinity", {})
             ),
