@@ -24,3 +24,8 @@ def test_no_small_move_is_made_that_larger_ones_make_wrong() -> None:
     """A node gave away three replicas because it had the most, then two for the sake of their tables, and got one of the
     three back."""
     moves_world.run(1546)
+
+
+def test_a_placement_by_hand_goes_before_moves_for_balance() -> None:
+    """The only turn went to balance between two moves of a tablet placed by hand; the second one made it wrong."""
+    moves_world.run(5005)

@@ -22,8 +22,10 @@ from stele.driver.targets import Load, choose_target, tablet_bytes
 from stele.driver.view import MOVE, MOVE_BY_HAND, ClusterView, NodeView
 
 
-def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy: Policy) -> str:
-    """Why no move for balance may begin now; "" if it may. Something heals, is new, or does not answer."""
+def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy: Policy, load: Load) -> str:
+    """Why no move for balance may begin now; "" if it may.
+
+    Something heals, is new, does not answer, or goes first because somebody placed it by hand."""
     if not view.settled:
         return "the leader master has not heard from all nodes yet"
     tablet = view.tablet(min(judged.young)) if judged.young else None
@@ -37,10 +39,15 @@ def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy:
         for s in judged.restless()
         if s.intent is not None and s.intent.moves and all(m.live for m in s.voters)
     }
+    for s in judged.restless():
+        may_move = at_rest(s) or (s.intent is not None and s.intent.moves)
+        if s.tablet.by_hand and may_move and _choice(s, view, policy, load) is not None:
+            return (
+                f"tablet {s.tablet.tablet_id[:8]} of {s.tablet.table_name} was placed by hand and moves first"
+            )
     for step in steps:
-        begins = isinstance(step, BeginIntent) and step.kind == MOVE_BY_HAND
         lasts = isinstance(step, Blocked) and step.code in LASTING
-        if step.tablet_id not in moving and not begins and not lasts:
+        if step.tablet_id not in moving and not lasts:
             what = f"tablet {step.tablet_id[:8]}" if step.tablet_id else "a node"
             return f"{what} changes first: {step.title}, {step.reason}"
     return ""
@@ -101,12 +108,16 @@ def begin_move(
 
 
 def _choice(s: Situation, view: ClusterView, policy: Policy, load: Load) -> tuple[Member, NodeView] | None:
-    """The replica to move and its new node. None if all is as asked for, or if it is not possible now."""
+    """The replica to move and its new node. None if all is as asked for, or if it is not possible now.
+
+    A replica on its way to a node counts as being there, and the one that it replaces as gone."""
     hand = s.tablet.by_hand
-    missing = [n for n in hand.pinned if s.tablet.config.peer_on(n) is None]
+    coming, leaving = (s.intent.target_node, s.intent.replaces_replica) if s.intent is not None else ("", 0)
+    missing = [n for n in hand.pinned if s.tablet.config.peer_on(n) is None and n != coming]
     # A node that is pinned as well is not avoided: otherwise the replica would go back and forth.
-    unwanted = [m for m in s.members if m.peer.node_id in set(hand.avoided) - set(hand.pinned)]
-    free = [m for m in s.members if m.peer.node_id not in hand.pinned and m not in unwanted]
+    elsewhere = [m for m in s.members if m.peer.replica_id != leaving]
+    unwanted = [m for m in elsewhere if m.peer.node_id in set(hand.avoided) - set(hand.pinned)]
+    free = [m for m in elsewhere if m.peer.node_id not in hand.pinned and m not in unwanted]
     target = choose_target(s, view, policy, load, among=missing) if missing else None
     if target is None and unwanted:
         target = choose_target(s, view, policy, load)

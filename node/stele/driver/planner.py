@@ -78,7 +78,7 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
     planner = _Planner(view, policy, judged, trials)
     named = {n for n, count in judged.replicas.items() if count}
     steps = planner.tablets() + list(node_steps(view, policy, named))
-    if policy.rebalance and not unrest(judged, steps, view, policy):
+    if policy.rebalance and not unrest(judged, steps, view, policy, planner.load):
         moved = (planner.load, planner.slots, planner.epoch)
         steps += begin_moves(view, policy, judged.situation, known.places, *moved)
     return tuple(steps + leader_steps(view, policy, trials.leaders, judged, known.groups, steps))

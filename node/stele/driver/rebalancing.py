@@ -22,5 +22,6 @@ def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -
     heals = plan(view, replace(policy, rebalance=False, balance_leaders=False), trials)
     known = Known()
     known.renew(view, policy)
-    balance = ReplicaBalance(view, policy, known.places, Load(view, trials.avoid))
-    return list(balance.moves()), unrest(known.judged, heals, view, policy)
+    load = Load(view, trials.avoid)
+    why_not = unrest(known.judged, heals, view, policy, load)
+    return list(ReplicaBalance(view, policy, known.places, load).moves()), why_not
