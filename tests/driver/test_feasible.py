@@ -57,6 +57,31 @@ def test_many_tablets_are_counted_and_a_few_named() -> None:
     assert fault.count(" of t") == 3 and "and 6 more" in fault
 
 
+def test_of_a_dropped_table_one_learns_how_to_be_rid_of_it() -> None:
+    """Its replication factor cannot be lowered while it is dropped."""
+    cluster, t = one(machines=3)
+    leaving = {node_of(cluster, t, 0).node_id}
+    view = cluster.view()
+    gone = replace(view.tablets[0], table_name="t (dropped)")
+    dropped = replace(view, tablets=(gone,))
+    (fault,) = drain_faults(dropped, POLICY, leaving)
+    assert f"`stele table delete {gone.table_id[:8]}`" in fault and "`stele table recall`" in fault
+    assert "or lower the replication factor" not in fault
+    full = replace(with_disks(one()[0].view(), 1), tablets=dropped.tablets)
+    (fault,) = drain_faults(full, POLICY, leaving)
+    assert "no node in service" in fault and f"`stele table delete {gone.table_id[:8]}`" in fault
+
+
+def test_tables_in_use_and_dropped_ones_are_told_apart() -> None:
+    cluster = Cluster(3, 1, 2, 3)
+    view = cluster.view()
+    first, second = view.tablets
+    view = replace(view, tablets=(first, replace(second, table_name="t (dropped)")))
+    used, dropped = drain_faults(view, POLICY, set(list(cluster.nodes)[:1]))
+    assert first.tablet_id[:8] in used and used.endswith("or lower the replication factor")
+    assert second.tablet_id[:8] in dropped and "stele table delete" in dropped
+
+
 def test_a_tablet_with_more_replicas_than_are_wanted_needs_no_other_machine() -> None:
     """Its factor was lowered, or there are to be fewer masters."""
     cluster, t = one(machines=3)

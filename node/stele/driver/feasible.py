@@ -23,13 +23,16 @@ NAMED_MAX = 3
 
 @dataclass(slots=True)
 class _Kind:
-    """The tablets with one fault: their number, and the first few."""
+    """The tablets with one fault: their number, the first few, and the dropped tables among theirs."""
 
     count: int = 0
     named: list[str] = field(default_factory=list)
+    dropped: dict[str, None] = field(default_factory=dict)
 
     def add(self, tablet: TabletView) -> None:
         self.count += 1
+        if tablet.of_dropped_table:
+            self.dropped[tablet.table_id[:8]] = None
         if len(self.named) < NAMED_MAX:
             self.named.append(_name(tablet))
 
@@ -55,8 +58,8 @@ def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) ->
     after = replace(view, nodes=nodes)
     by_id: dict[str, NodeView] = {n.node_id: n for n in nodes}
     load = Load(after)
-    machines: dict[int, _Kind] = {}
-    room: dict[str, _Kind] = {}
+    machines: dict[tuple[int, bool], _Kind] = {}
+    room: dict[tuple[str, bool], _Kind] = {}
     for tablet in sorted(after.tablets, key=lambda t: (-tablet_bytes(t), t.tablet_id)):
         if tablet.state != "RUNNING":
             continue
@@ -68,15 +71,19 @@ def drain_faults(view: ClusterView, policy: Policy, leaving: Collection[str]) ->
             if target is None:
                 any_room = choose_target(situation, after, policy, load, any_room=True)
                 if any_room is not None:
-                    room.setdefault(tablet.node_role, _Kind()).add(tablet)
+                    room.setdefault((tablet.node_role, tablet.of_dropped_table), _Kind()).add(tablet)
                 else:
-                    machines.setdefault(tablet.replication_factor, _Kind()).add(tablet)
+                    kind = (tablet.replication_factor, tablet.of_dropped_table)
+                    machines.setdefault(kind, _Kind()).add(tablet)
                 break
             load.planned(target.node_id, tablet_bytes(tablet))
             moved = Peer(target.node_id, ReplicaId(peer.replica_id), target.address)
             peers = tuple(moved if p is peer else p for p in tablet.config.peers)
             tablet = replace(tablet, config=replace(tablet.config, peers=peers))
-    return (*(_too_few(after, policy, f, kind) for f, kind in sorted(machines.items())), *_no_room(room))
+    return (
+        *(_too_few(after, policy, key[0], machines[key]) for key in sorted(machines)),
+        *_no_room(room),
+    )
 
 
 def _away(node: NodeView) -> NodeView:
@@ -87,6 +94,10 @@ def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> st
     role = "master" if kind.named[0] == "the catalog" else "node"
     left = {n.host for n in after.nodes if n.role == role and n.takes_replicas and not is_dead(n, policy)}
     lower = "" if role == "master" else ", or lower the replication factor"
+    if kind.dropped:
+        lower = (
+            f"; or {_give_up(kind)}, or take it back (`stele table recall`) and lower its replication factor"
+        )
     return (
         f"{kind.words}: {factor} "
         f"{'replica needs a machine' if factor == 1 else 'replicas need a machine each'}, and {len(left)} "
@@ -95,12 +106,20 @@ def _too_few(after: ClusterView, policy: Policy, factor: int, kind: _Kind) -> st
     )
 
 
-def _no_room(room: dict[str, _Kind]) -> tuple[str, ...]:
+def _no_room(room: dict[tuple[str, bool], _Kind]) -> tuple[str, ...]:
     return tuple(
         f"{kind.words}: no {role} in service on another machine has room for it; enlarge the volumes or add "
-        f"a {role}"
-        for role, kind in sorted(room.items())
+        f"a {role}{f'; or {_give_up(kind)}' if kind.dropped else ''}"
+        for (role, _), kind in sorted(room.items(), key=lambda item: item[0])
     )
+
+
+def _give_up(kind: _Kind) -> str:
+    """What can be done with dropped tables only: nobody uses them, and they are kept in case somebody wants them back."""
+    ids = list(kind.dropped)
+    more = f" and {len(ids) - NAMED_MAX} more" if len(ids) > NAMED_MAX else ""
+    commands = ", ".join(f"`stele table delete {table_id}`" for table_id in ids[:NAMED_MAX])
+    return f"delete the dropped table for good ({commands}{more})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from stele.model.ids import CATALOG_TABLET_ID, OPID_NONE, NodeId, OpId, ReplicaI
 
 LEADERLESS_MS = 30_000
 """A member that is being opened, or knows no leader, for longer than this does not count as live."""
+DROPPED_MARK = " (dropped)"
+"""Ends the table's name in views while the table is dropped and can be taken back."""
 
 
 class NodeState(IntEnum):
@@ -204,6 +206,11 @@ class TabletView:
             if replica.replica_id == replica_id and replica.node_id == node_id:
                 return replica
         return None
+
+    @property
+    def of_dropped_table(self) -> bool:
+        """Whether its table was dropped and can be taken back. Masters tell this by the name alone."""
+        return self.table_name.endswith(DROPPED_MARK)
 
     @property
     def is_current(self) -> bool:

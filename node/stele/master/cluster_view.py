@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stele.driver.policy import Policy
+from stele.driver.view import DROPPED_MARK
 from stele.master.catalog import GONE_TABLES, Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
@@ -343,7 +344,7 @@ def _shown_name(table: TableRecord | None) -> str:
     """The name of a tablet's table in a view. Another table may have the name of a dropped one."""
     if table is None:
         return CATALOG_NAME
-    return f"{table.name} (dropped)" if table.state == "DROPPED" else table.name
+    return f"{table.name}{DROPPED_MARK}" if table.state == "DROPPED" else table.name
 
 
 def _is_shown(scene: Scene, row: TabletRecord, config: Configuration, report: Report) -> bool:
