@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,19 @@ def test_a_commit_that_the_clock_will_not_see_soon_names_the_snapshot(cluster: C
     assert caught.value.code is Code.CLOCK_BEHIND
     assert count(cluster, "late", snapshot=str(written.timestamp)) == 10
     writer.commit([Written(0, 0), None])
+
+
+def test_old_rows_are_read_at_an_iso_time(cluster: Cluster) -> None:
+    writer = made(cluster, "old")
+    writer.commit([writer.write(batches(5))])
+    time.sleep(0.01)
+    then = datetime.now(UTC) + timedelta(milliseconds=1)
+    time.sleep(0.01)
+    writer.commit([writer.write(batches(10))])
+    assert count(cluster, "old", snapshot=then.isoformat()) == 5
+    zoned = then.astimezone(timezone(timedelta(hours=2)))
+    assert count(cluster, "old", snapshot=zoned.isoformat()) == 5
+    assert count(cluster, "old") == 10
 
 
 def test_a_commit_ends_once_a_read_on_this_machine_sees_all_rows(cluster: Cluster) -> None:
