@@ -29,3 +29,8 @@ def test_no_small_move_is_made_that_larger_ones_make_wrong() -> None:
 def test_a_placement_by_hand_goes_before_moves_for_balance() -> None:
     """The only turn went to balance between two moves of a tablet placed by hand; the second one made it wrong."""
     moves_world.run(5005)
+
+
+def test_a_heal_goes_before_moves_for_balance_also_while_its_tablet_moves() -> None:
+    """A placement by hand ended, and voters of its tablet were still missing. Balance took the moment between them."""
+    moves_world.run(6417)

@@ -34,11 +34,7 @@ def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy:
     for node in view.nodes:
         if judged.replicas[node.node_id] and node.heartbeat_age_ms > policy.lost_after_ms:
             return f"node {node.node_id[:8]} is silent"
-    moving = {
-        s.tablet.tablet_id
-        for s in judged.restless()
-        if s.intent is not None and s.intent.moves and all(m.live for m in s.voters)
-    }
+    moving = {s.tablet.tablet_id for s in judged.restless() if _rests_after_move(s)}
     for s in judged.restless():
         may_move = at_rest(s) or (s.intent is not None and s.intent.moves)
         if s.tablet.by_hand and may_move and _choice(s, view, policy, load) is not None:
@@ -51,6 +47,13 @@ def unrest(judged: Judgements, steps: Sequence[Step], view: ClusterView, policy:
             what = f"tablet {step.tablet_id[:8]}" if step.tablet_id else "a node"
             return f"{what} changes first: {step.title}, {step.reason}"
     return ""
+
+
+def _rests_after_move(s: Situation) -> bool:
+    """Whether a move is under way, and nothing else is left to do with the tablet."""
+    if s.intent is None or not s.intent.moves or not all(m.live for m in s.voters):
+        return False
+    return s.needed == (0 if s.joining in s.good else 1)
 
 
 def no_longer_wanted(s: Situation) -> str:
