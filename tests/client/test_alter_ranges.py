@@ -131,6 +131,8 @@ async def test_a_range_that_another_program_made_anew_is_not_dropped_by_a_drop_t
             lambda: master.lead is not None and not master.lead.is_alive(master.catalog.nodes[holder.node_id])
         )
         await again.alter(add_ranges=[(0, 10)], timeout_s=10)  # whose node has nothing to delete for it
+        for comment in "abcd":  # after these the masters no longer remember the drop
+            await again.alter(comment=comment)
         await again.put({"n": 6, "k": 6})
         with pytest.raises(Retryable) as caught:
             await drop

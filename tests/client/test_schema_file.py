@@ -96,6 +96,7 @@ def test_a_definition_is_read(tmp_path: Path) -> None:
         ),
         ("buckets: 4", "buckets: '4'", "buckets: the text '4'; expected a whole number, 2 or more"),
         ("buckets: 4", "buckets: true", "buckets: true; expected a whole number, 2 or more"),
+        ("buckets: 4", "buckets: 4, seed: true", "seed: true; expected a whole number, 0 or more"),
         ("buckets: 4", "buckets: 1", "buckets: 1; expected a whole number, 2 or more"),
         (
             "replicationFactor: 3",

@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from stele.model import keys
 from stele.model.block import RowOp, encode_block
 from stele.model.errors import Corrupt
+from stele.model.ids import HybridTime
 from stele.model.schema import Schema
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Lookup
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located
-from tests.tablet.twin import FOREVER, flush, new_store, rows_of, write_entry
+from tests.tablet.twin import FOREVER, START_US, flush, new_store, rows_of, write_entry
 
 WIDE = Schema.make([("k", "int64"), *((f"c{n}", "int64", True) for n in range(300))], ["k"])
 NARROW = Schema.make([("k", "int64"), ("v", "int64", True), ("w", "int64", True)], ["k"])
@@ -114,3 +116,20 @@ def test_damage_that_a_lookup_finds_is_told_where_the_entry_is_applied(tmp_path:
     found = begun.run()
     with pytest.raises(Corrupt, match="damaged"):
         store.apply(entry, found)
+
+
+def test_a_key_is_read_from_a_file_as_it_was_at_the_snapshot(tmp_path: Path) -> None:
+    """A file has all versions of a key; also one before the first version, and one behind a delete."""
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    key = pa.RecordBatch.from_arrays([pa.array([7], pa.int64())], names=["k"])
+    gone = encode_block(RowOp.DELETE, [int(NARROW.columns[0].id)], key, 1)
+    upserts = {n: _block(NARROW, RowOp.UPSERT, [7], n * 10) for n in (1, 2, 4)}
+    for index, body in sorted({**upserts, 3: gone}.items()):
+        _apply(store, index, body)
+    flush(store)
+    found = []
+    for index in range(5):
+        with store.view(HybridTime((START_US + index) << 12)) as view:
+            rows, _ = view.get(keys.encode_keys(key, NARROW))
+            found.append([row["v"] for row in rows.to_pylist()])
+    assert found == [[], [10], [20], [], [40]]
