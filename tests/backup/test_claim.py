@@ -32,6 +32,29 @@ async def hold():
 asyncio.run(hold())
 """
 
+RIVAL = """
+import asyncio, sys
+from stele.backup import claim
+from stele.backup.folder import Folder
+from stele.model.errors import Rejected
+
+claim.BEAT_S, claim.WATCH_S, claim._LOOK_S = 0.1, 20.0, 0.02
+
+async def claim_one(folder):
+    try:
+        async with claim.Claim(Folder.at(folder), "create", lambda note: None) as held:
+            print("held", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+            await held.check()
+    except Rejected as exc:
+        print(exc.code.name, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+for folder in iter(sys.stdin.readline, ""):
+    asyncio.run(claim_one(folder.strip()))
+    print("ended", flush=True)
+"""
+
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +83,45 @@ async def test_two_at_once_are_refused(tmp_path: Path, quick: None) -> None:
         assert "waiting up to" in notes[0]
         assert len(files(tmp_path)) == 1
     assert files(tmp_path) == []
+
+
+async def test_one_that_comes_later_waits_for_no_holder_whatever_its_name(
+    tmp_path: Path, quick: None
+) -> None:
+    place = Folder.at(tmp_path)
+    async with Claim(place, "create", print), asyncio.timeout(60):
+        later = Claim(place, "prune", print)
+        later._name = f"{WRITERS}/0.json"
+        with pytest.raises(Rejected, match="writes to"):
+            async with later:
+                pass
+
+
+def test_of_two_that_begin_at_once_one_goes_on(tmp_path: Path) -> None:
+    """Each waited for the other, took it for gone and removed its claim: both went on, and both ended in vain."""
+    command = [sys.executable, "-c", RIVAL]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    rivals = [subprocess.Popen(command, **pipes) for _ in range(2)]  # type: ignore[call-overload]
+
+    def tell(words: str) -> None:
+        for rival in rivals:
+            rival.stdin.write(words + "\n")
+            rival.stdin.flush()
+
+    def heard() -> list[str]:
+        return sorted(rival.stdout.readline().strip() for rival in rivals)
+
+    try:
+        for number in range(8):
+            tell(str(tmp_path / str(number)))
+            assert heard() == ["CHANGE_IN_PROGRESS", "held"]
+            tell("")
+            assert heard() == ["ended", "ended"]
+            assert files(tmp_path / str(number)) == []
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.communicate()
 
 
 def test_prune_waits_for_no_writer_and_removes_nothing_of_it(tmp_path: Path, quick: None) -> None:
@@ -100,6 +162,27 @@ async def test_one_of_another_machine_or_a_torn_one_is_watched(
     async with Claim(Folder.at(tmp_path), "create", notes.append):
         assert [path.name for path in files(tmp_path)] != ["other.json"] and len(files(tmp_path)) == 1
     assert len(notes) == 1 and "waiting up to" in notes[0]
+
+
+async def test_one_whose_file_is_seen_half_written_is_no_dead_one(tmp_path: Path, quick: None) -> None:
+    """A renewal writes the file in place: a reader may find it empty."""
+    (tmp_path / WRITERS).mkdir()
+    path, who = tmp_path / WRITERS / "other.json", {"host": "h", "pid": 1, "machine": "m", "started": "1"}
+    path.write_text(json.dumps({**who, "beat": 0}))
+    waited = asyncio.Event()
+
+    async def renew() -> None:
+        await waited.wait()
+        path.write_text("")
+        await asyncio.sleep(0.5)
+        path.write_text(json.dumps({**who, "beat": 1}))
+
+    renewing = asyncio.create_task(renew())
+    with pytest.raises(Rejected, match="process 1 on h"):
+        async with Claim(Folder.at(tmp_path), "create", lambda note: waited.set()):
+            pass
+    await renewing
+    assert files(tmp_path) == [path]
 
 
 async def test_a_process_with_the_number_of_a_dead_one_is_another(tmp_path: Path) -> None:

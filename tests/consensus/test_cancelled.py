@@ -36,6 +36,21 @@ async def test_a_flush_whose_caller_went_away_is_finished(group_of: MakeGroup) -
     assert leader.machine is not None and flushed == leader.machine.applied
 
 
+async def test_a_write_whose_caller_went_away_ends_for_all_that_wait_for_it(group_of: MakeGroup) -> None:
+    """A snapshot above its timestamp waits, too: it would be served without the write's rows."""
+    group, _ = await group_of(1)
+    await group.write(rows([1]))
+    leader = await group.leader()
+    writes = leader.writes
+    future = writes.submit(rows([2]))
+    staying = asyncio.create_task(writes.outcome(future, None))
+    await give_up(asyncio.create_task(writes.outcome(future, None)), 1)
+    assert not future.done() and writes.proposals.outstanding(1 << 63) == [future]
+    await asyncio.wait((staying,), timeout=WAIT_S)
+    assert not staying.cancelled() and staying.result().code is Code.OK
+    assert table(leader) == {1: "x1", 2: "x2"}
+
+
 @pytest.mark.parametrize("ms", [0, 1, 2, 5, 10, 20])
 async def test_a_create_whose_caller_went_away_is_carried_out(tmp_path: Path, ms: int) -> None:
     node = await TestNode(Network(), tmp_path / "n").start()

@@ -121,6 +121,34 @@ async def test_masters_that_took_the_place_of_those_given_are_known() -> None:
             await member.stop()
 
 
+class Itself(Member):
+    """Does not lead, and takes itself for the one that does."""
+
+    asked = 0
+
+    async def ListTables(self, request: Any, context: Any) -> Any:
+        self.asked += 1
+        raise NotLeader("not yet", leader_hint=self.node_id)
+
+
+async def test_masters_that_name_none_that_leads_are_not_asked_without_rest() -> None:
+    """Each is asked once in a round. A pause is 25 ms at least, and doubles."""
+    group = Group()
+    itself, others = Itself(group), [Member(group) for _ in range(2)]
+    members = [itself, *others]
+    await asyncio.gather(*(member.start() for member in members))
+    pool = ChannelPool(Identity(group.cluster_id))
+    try:
+        masters = Masters(pool, [member.address for member in members], first_contact_s=None)
+        async with asyncio.timeout(60):
+            with pytest.raises(NotLeader):
+                await masters.call("ListTables", master_pb2.ListTablesRequest(), timeout_s=1.5)
+        assert 2 <= itself.asked <= 8
+    finally:
+        await pool.close()
+        await asyncio.gather(*(member.stop() for member in members))
+
+
 class Unsure(Member):
     """Ends its calls as `ends` says, one after another; None is an answer."""
 

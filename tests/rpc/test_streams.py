@@ -314,6 +314,54 @@ async def test_a_request_that_was_sent_and_got_no_answer_in_time_may_have_been_d
         await streams.close()
 
 
+async def test_each_request_ends_once_whatever_else_comes_for_it() -> None:
+    """Its answer twice, after its time, after it was given up or abandoned, and the end of the stream."""
+    may_answer = asyncio.Event()
+
+    async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
+        if request.kv.key != b"answered":
+            await may_answer.wait()
+        return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse())
+
+    async with serving(answer) as (address, pool), asyncio.timeout(60):
+        streams = Streams(pool)
+        stream = streams.to(NODE, address)
+        ends = dict[str, list[Any]]()
+
+        def start(name: str, timeout_s: float = 60.0) -> int:
+            return stream.start(asking(name.encode()), timeout_s, ends.setdefault(name, []).append)
+
+        async def ended(name: str) -> None:
+            while not ends[name]:
+                await asyncio.sleep(0.01)
+
+        answered, _, given_up, left = start("answered"), start("late", 0.3), start("given up"), start("left")
+        await ended("answered")
+        stream.give_up(given_up, "was silent")
+        stream.abandon(left)
+        await ended("late")
+        assert stream._connection is not None
+        again = tserver_pb2.ClientResponse(request_id=answered, kv=tserver_pb2.KvResponse())
+        stream._connection.data_received(frame(again.SerializeToString()))
+        may_answer.set()
+        await stream.ask(asking(b"last"), timeout_s=60)  # its answer comes behind the others'
+        may_answer.clear()
+        start("cut off")
+        while stream._queue:
+            await asyncio.sleep(0.01)
+        stream._connection.close()
+        await ended("cut off")
+        await streams.close()
+        told = {name: [type(end).__name__ for end in its] for name, its in ends.items()}
+        assert told == {
+            "answered": ["ClientResponse"],
+            "late": ["Retryable"],
+            "given up": ["GivenUp"],
+            "left": [],
+            "cut off": ["Retryable"],
+        }
+
+
 async def test_what_is_asked_while_a_connection_is_full_is_sent_once_there_is_room() -> None:
     async def answer(request: tserver_pb2.ClientRequest) -> tserver_pb2.ClientResponse:
         return tserver_pb2.ClientResponse(kv=tserver_pb2.KvResponse())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -42,6 +43,7 @@ class FakeMaster(MasterServiceServicer):
         self.host = f"{self._loopback.prefix}.1"
         self.address = f"{self.host}:{PORT}"
         self.listed: list[tuple[NodeId, str]] = []
+        self.asks_again = False  # for what it was told already
         self.heard: Counter[str] = Counter()
         self.reports: Counter[str] = Counter()
         self.told: list[tuple[bool, list[str]]] = []
@@ -72,6 +74,8 @@ class FakeMaster(MasterServiceServicer):
             term=1,
             node_id=id_to_pb(self.node_id),
             node_state=pb.ACTIVE,
+            needs_reregister=self.asks_again,
+            needs_full_report=self.asks_again,
             masters=[pb.MasterInfoPB(node_id=id_to_pb(n), address=a) for n, a in self.listed],
         )
 
@@ -237,6 +241,18 @@ def changes(node: Node, count: int) -> list[StreamKey]:
     for key in keys:
         node.host.changed_key(key)
     return keys
+
+
+async def test_a_master_that_asks_again_and_again_is_not_told_without_rest(tmp_path: Path) -> None:
+    """A pause is 50 ms at least."""
+    (leader,) = await made(1)
+    leader.asks_again = True
+    async with beating(tmp_path, (leader.address,), leader):
+        await wait_until(heard(leader, 5))
+        began, before = asyncio.get_running_loop().time(), leader.heard.total()
+        await wait_until(heard(leader, 20))
+        passed_s = asyncio.get_running_loop().time() - began
+        assert leader.heard.total() - before <= 2 + passed_s / 0.05
 
 
 async def test_what_changes_is_not_kept_for_a_name_of_nobody(

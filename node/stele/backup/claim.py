@@ -1,7 +1,8 @@
 """One writer per folder of backups: each has a file in `writers/` that it renews, and looks for others there.
 
 No file system has locks that hold everywhere, so no backup relies on this. Files of two writers never share a name, and a
-manifest names only its own. Invariant: of two living writers, at most one goes on once they have noticed each other.
+manifest names only its own. Invariant: of two living writers, at most one goes on once they have noticed each other. Of
+those that begin at once, the one whose name is lowest goes on, and the others are refused.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ class Claim:
         self._name = f"{WRITERS}/{new_id()}.json"
         self._who = {"what": what, "since": datetime.now(UTC).isoformat(timespec="seconds"), **_myself()}
         self._beats = 0
+        self._waits = True
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Claim:
         try:
             await in_thread(self._begin)
+            # Others that begin now see by the renewals that this process lives.
+            self._renewing = asyncio.create_task(self._renew())
             for other in await in_thread(self._others):
                 await self._outlast(other)
         except BaseException:
             await self._end()
             raise
-        self._renewing = asyncio.create_task(self._renew())
+        self._waits = False  # the next renewal tells
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
         await self._end()
 
     async def check(self) -> None:
@@ -76,7 +77,8 @@ class Claim:
         self._write()
 
     def _write(self) -> None:
-        self._folder.write(self._name, json.dumps({**self._who, "beat": self._beats}).encode())
+        told = {**self._who, "beat": self._beats, "waits": self._waits}
+        self._folder.write(self._name, json.dumps(told).encode())
 
     def _others(self) -> list[str]:
         mine = self._name.rpartition("/")[2]
@@ -84,12 +86,12 @@ class Claim:
         return [f"{WRITERS}/{name}" for name in names if name.endswith(".json") and name != mine]
 
     async def _outlast(self, other: str) -> None:
-        """Return once the other writer is gone. Raises Rejected once it is seen alive."""
-        first = await in_thread(self._read, other)
-        if first is None:
+        """Return once the other writer is gone. Raises Rejected once it is seen alive, unless it must let this one go first."""
+        last = await in_thread(self._read, other)
+        if last is None:
             return
-        who = _told(first)
-        if not _has_ended(_parsed(first)):
+        if not _has_ended(_parsed(last)):
+            who = _told(last)
             self._note(
                 f"waiting up to {WATCH_S:.0f} s to see whether {who} still writes to {self._folder.shown}"
             )
@@ -99,11 +101,16 @@ class Claim:
                 now = await in_thread(self._read, other)
                 if now is None:
                     return
-                if now != first:
+                if now == last:
+                    continue
+                found = _parsed(now)
+                # A part of a file that is written just now says only that its writer lives.
+                if found and not (found.get("waits") and self._name < other):
                     raise Rejected(
-                        f"{who} writes to {self._folder.shown}; wait until it has ended, or stop it",
+                        f"{_told(now)} writes to {self._folder.shown}; wait until it has ended, or stop it",
                         code=Code.CHANGE_IN_PROGRESS,
                     )
+                last, until = now, time.monotonic() + WATCH_S
         await in_thread(self._folder.delete, other)
 
     def _read(self, name: str) -> bytes | None:
@@ -124,6 +131,9 @@ class Claim:
                 await in_thread(self._write)
 
     async def _end(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
         with suppress(SteleError):
             await in_thread(self._folder.delete, self._name)
 

@@ -104,6 +104,7 @@ class Way:
         raise."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
         maybe_done, failures_inside = False, 0
+        passed: set[str] = set()  # the nodes that were asked since the last rest
 
         def last_word(error: SteleError) -> SteleError:
             return _last_word(error, maybe_done, timeout_s - (deadline - time.monotonic()))
@@ -145,8 +146,10 @@ class Way:
                 attempt_s *= 2
             if deadline - time.monotonic() <= max(backoff_s, wait_s) or failures_inside >= _INTERNAL_TRIES:
                 return last_word(error)
-            at_once = given_up or await self._turn_to(target, error)
+            passed.add(target.node_id if target is not None else "")
+            at_once = given_up or await self._turn_to(target, error, passed)
             if not at_once and error.code is not Code.THROTTLED:
+                passed.clear()
                 await asyncio.sleep(max(wait_s, backoff_s * (0.5 + self._rng.random())))
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             # An attempt that cannot be answered in time would only make the outcome less certain.
@@ -231,14 +234,14 @@ class Way:
             request.kv.lowest_unfinished = lowest_unfinished
             request.kv.tablet_incarnation = self._place.incarnation
 
-    async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError) -> bool:
-        """Decide whom to ask next. True: ask at once, because a leader was named."""
+    async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError, passed: set[str]) -> bool:
+        """Decide whom to ask next. True: ask at once, because a leader was named that was not asked just now."""
         same_again = error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) or error.retry_after_ms
         if same_again and asked is not None:
             return False
         if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
             if error.leader_hint != asked.node_id and self._place.led_by(error.leader_hint):
-                return True
+                return error.leader_hint not in passed
         elif asked is not None:
             self._place.ask_next(asked)
             if error.code not in _REFRESH:
