@@ -89,7 +89,7 @@ async def test_one_that_comes_later_waits_for_no_holder_whatever_its_name(
     tmp_path: Path, quick: None
 ) -> None:
     place = Folder.at(tmp_path)
-    async with Claim(place, "create", print), asyncio.timeout(60):
+    async with Claim(place, "create", print), asyncio.timeout(20):
         later = Claim(place, "prune", print)
         later._name = f"{WRITERS}/0.json"
         with pytest.raises(Rejected, match="writes to"):
