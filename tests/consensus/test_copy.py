@@ -231,6 +231,9 @@ async def test_tombstones(group_of: MakeGroup) -> None:
     assert list(node.replicas.tombstones)
     with pytest.raises(Rejected):
         await node.manager.create(group.superblock(int(victim.replica_id)), group.config)
+    source = group.node_of(leader)
+    with pytest.raises(Rejected, match="a replica_id is never used again"):
+        await node.manager.start_copy(order(group, source, int(victim.replica_id)), DirectSource(source))
     await node.manager.delete(group.tablet_id, 0, DataState.DELETED, -1, "table removed")
     directory: Path = node.manager.replica_directory(victim.superblock.key)
     assert not directory.exists()
