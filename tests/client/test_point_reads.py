@@ -85,6 +85,27 @@ async def test_gets_that_come_while_others_are_under_way_wait_and_see_later_writ
         await under_way
 
 
+async def test_keys_wait_for_the_round_under_way_and_leave_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for each tablet, although the keys came in turns of their own and their tablets were idle."""
+    async with small_cluster(tmp_path, nodes=1, timeout_s=60) as (cluster, client):
+        table = await filled(client)
+        await table.get_many(range(100))
+        monkeypatch.setattr(point_reads, "GATE_S", 60.0)
+        (node,) = cluster.nodes
+        node.speaks.clear()
+        before = requests(cluster)
+        gets = [asyncio.ensure_future(table.get(0))]
+        await asyncio.sleep(0.05)
+        for n in range(1, 100):
+            gets.append(asyncio.ensure_future(table.get(n)))
+            await asyncio.sleep(0)
+        node.speaks.set()
+        assert await asyncio.gather(*gets) == [row(n) for n in range(100)]
+        assert requests(cluster) - before <= 1 + 8
+
+
 async def test_a_key_that_does_not_fit_fails_alone(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (_, client):
         table = await filled(client)

@@ -1,10 +1,11 @@
 """Reads rows by key, many with one request. Used by the reads of an open table.
 
-Keys that are asked for in one turn of the event loop leave together, a request for each tablet. While a request to a
-tablet is under way, further keys of it wait and share the next one.
+Keys that are asked for in one turn of the event loop leave together, a request for each tablet. While such a round is
+under way, further keys wait and leave with the next one. So requests have many keys, and a node gets the requests for all
+its tablets in one frame. A request that is full leaves at once.
 
 Invariants: each key's future ends exactly once. A request leaves after all its keys were asked for, so a row is as new
-as its caller's call. A slow tablet delays its own keys only, and no key for longer than its caller waits.
+as its caller's call. A slow tablet delays the others only for GATE_S, and once; and no key for longer than its caller waits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
 from stele.client.lookup import Key, key_row, rows_of
+from stele.client.plain_keys import Values, message_of, plain_keys
 from stele.client.ranges import Ranges
 from stele.client.tablet import TabletClient
 from stele.client.waiting_rows import fail, fail_all
@@ -34,6 +37,8 @@ KEYS_MAX, VALUES_MAX = 256, 16_384
 """Most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
 _SLACK = 0.1
 """A key is not asked for again for so small a part of the time that its caller waits."""
+GATE_S = 0.05
+"""How long one tablet's request may delay the requests to other tablets, once."""
 WINDOW_KEYS = 4_096
 """So many keys of one call are asked for at once. Other callers' keys wait behind no more."""
 
@@ -52,19 +57,54 @@ class _Sought:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """Keys of one tablet that leave together. `keys`: a row for each. `alone`: they were too many with others, so they are
-    not joined again."""
+    """Keys of one tablet that leave together. `keys`: one for each caller, as plain values or in Arrow. `alone`: they were
+    too many with others, so they are not joined again."""
 
     schema: Schema
     column_ids: ColumnIds
-    keys: pa.RecordBatch
+    keys: list[Values] | pa.RecordBatch
     sought: list[_Sought]
     alone: bool = False
 
     def some(self, places: Sequence[int], *, alone: bool = False) -> _Part:
         """The keys at these places."""
-        keys = self.keys.take(pa.array(places, pa.int64()))
+        if isinstance(self.keys, list):
+            keys = [self.keys[at] for at in places]
+        else:
+            keys = self.keys.take(pa.array(places, pa.int64()))
         return _Part(self.schema, self.column_ids, keys, [self.sought[at] for at in places], alone)
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The keys in Arrow."""
+        plain = plain_keys(self.schema)
+        return plain.batch(self.keys) if plain is not None and isinstance(self.keys, list) else self.keys
+
+    @property
+    def message(self) -> bytes:
+        """The keys as a request has them."""
+        plain = plain_keys(self.schema)
+        if plain is not None and isinstance(self.keys, list):
+            return plain.encode(self.keys)
+        return message_of(self.batch)
+
+    @property
+    def full(self) -> bool:
+        """Whether a request takes no more keys."""
+        return len(self.sought) >= _keys_max(self.schema, self.column_ids)
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """The keys of all, which have the same columns."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    lists = [part.keys for part in parts if isinstance(part.keys, list)]
+    if len(lists) == len(parts):
+        keys: list[Values] | pa.RecordBatch = list(chain.from_iterable(lists))
+    else:
+        keys = pa.Table.from_batches([part.batch for part in parts]).combine_chunks().to_batches()[0]
+    return _Part(first.schema, first.column_ids, keys, [one for part in parts for one in part.sought])
 
 
 class PointReads:
@@ -88,6 +128,8 @@ class PointReads:
         self._asked: dict[ColumnIds, list[_Sought]] = {}  # in this turn
         self._waiting: dict[int, deque[_Part]] = {}
         self._busy: set[int] = set()  # tablets with a request under way
+        self._round: set[int] = set()  # tablets whose requests the next round waits for
+        self._gate: asyncio.Handle | None = None  # begins the next round
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def get(self, key: Key, column_ids: ColumnIds) -> Row:
@@ -136,7 +178,8 @@ class PointReads:
             for ordinal, part in self._parts(column_ids, sought):
                 if ordinal != OUTSIDE:
                     self._waiting.setdefault(ordinal, deque()).append(part)
-                    self._send(ordinal)
+                    if part.full:
+                        self._send(ordinal)
                 elif asked:
                     for one in part.sought:
                         _end(one, None)
@@ -144,10 +187,45 @@ class PointReads:
                     self._begin(self._seek(part))
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             fail_all([one.future for one in sought], exc)
+        if self._gate is None:
+            self._begin_round()
+
+    def _begin_round(self) -> None:
+        """Send the waiting keys: a request to each tablet that has none under way."""
+        self._gate = None
+        self._round = set(self._waiting) - self._busy
+        for ordinal in list(self._round):
+            self._send(ordinal)
+        if self._round:
+            self._gate = asyncio.get_running_loop().call_later(GATE_S, self._begin_round)
+
+    def _ended(self, ordinal: int) -> None:
+        """A tablet's request is no longer under way."""
+        self._busy.discard(ordinal)
+        waiting = self._waiting.get(ordinal)
+        if waiting and (waiting[0].full or waiting[0].alone):
+            self._send(ordinal)
+        elif ordinal in self._round:
+            self._round.remove(ordinal)
+            if not self._round and self._gate is not None:
+                self._gate.cancel()
+                self._gate = asyncio.get_running_loop().call_soon(self._end_round)
+        elif waiting and self._gate is None:
+            self._begin_round()
+
+    def _end_round(self) -> None:
+        """By now, answered callers have asked for their next key. It waits for its tablet in the next turn."""
+        self._gate = asyncio.get_running_loop().call_soon(self._begin_round)
 
     def _parts(self, column_ids: ColumnIds, sought: Sequence[_Sought]) -> list[tuple[int, _Part]]:
         """Keys by tablet, in parts that one request takes. Keys that do not fit are refused."""
-        schema, rows, fitting = self._schema(), [], []
+        schema = self._schema()
+        plain = plain_keys(schema)
+        values = None if plain is None else plain.values([one.key for one in sought])
+        if plain is not None and values is not None:
+            whole = _Part(schema, column_ids, values, list(sought))
+            return _split(whole, plain.assign(values, self._ranges.now))
+        rows, fitting = [], []
         for one in sought:
             try:
                 rows.append(key_row(schema, one.key))
@@ -160,16 +238,8 @@ class PointReads:
         for error in errors:
             one = fitting[error.row]
             fail(one.future, Rejected(f"table {self._name()}: key {shown(one.key)}: {error.message}"))
-        by_tablet: dict[int, list[int]] = {}
-        for at, ordinal in enumerate(assign(keys, schema, self._ranges.now).tolist()):
-            by_tablet.setdefault(ordinal, []).append(at)
-        most = _keys_max(schema, column_ids)
         whole = _Part(schema, column_ids, keys, [fitting[at] for at in kept.tolist()])
-        parts = []
-        for ordinal, places in by_tablet.items():
-            for start in range(0, len(places), most):
-                parts.append((ordinal, whole.some(places[start : start + most])))
-        return parts
+        return _split(whole, assign(keys, schema, self._ranges.now).tolist())
 
     async def _seek(self, part: _Part) -> None:
         """Ask the masters for a range that covers these keys."""
@@ -202,12 +272,8 @@ class PointReads:
             parts.append(waiting.popleft())
         if not waiting:
             del self._waiting[ordinal]
-        if len(parts) > 1:
-            keys = pa.Table.from_batches([part.keys for part in parts]).combine_chunks().to_batches()[0]
-            every = [one for part in parts for one in part.sought]
-            first = _Part(first.schema, first.column_ids, keys, every)
         self._busy.add(ordinal)
-        self._begin(self._read(ordinal, first))
+        self._begin(self._read(ordinal, _joined(parts)))
 
     async def _read(self, ordinal: int, part: _Part) -> None:
         try:
@@ -220,12 +286,11 @@ class PointReads:
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
             self._failed(ordinal, part, exc)
         finally:
-            self._busy.discard(ordinal)
-            self._send(ordinal)
+            self._ended(ordinal)
 
     async def _answer(self, ordinal: int, part: _Part) -> None:
         request = tserver_pb2.ReadRequest(
-            keys=part.keys.serialize().to_pybytes(),
+            keys=part.message,
             column_ids=part.column_ids,
             schema_version=part.schema.version,
         )
@@ -281,6 +346,19 @@ class PointReads:
 def _keys_max(schema: Schema, column_ids: ColumnIds) -> int:
     """The most keys of one request for these columns."""
     return min(KEYS_MAX, max(1, VALUES_MAX // (len(column_ids) or len(schema.columns))))
+
+
+def _split(whole: _Part, ordinals: Sequence[int]) -> list[tuple[int, _Part]]:
+    """The keys of each tablet, in parts that one request takes."""
+    by_tablet: dict[int, list[int]] = {}
+    for at, ordinal in enumerate(ordinals):
+        by_tablet.setdefault(ordinal, []).append(at)
+    most = _keys_max(whole.schema, whole.column_ids)
+    return [
+        (ordinal, whole.some(places[start : start + most]))
+        for ordinal, places in by_tablet.items()
+        for start in range(0, len(places), most)
+    ]
 
 
 def _end(sought: _Sought, row: Row) -> None:

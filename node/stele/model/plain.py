@@ -65,10 +65,16 @@ class PlainRows:
 
 def plain_rows(schema: Schema) -> PlainRows | None:
     """The encoder for a schema; None if it has columns of other types, or only one column."""
-    fits = [_FITS.get(column.type) for column in schema.columns]
-    if len(fits) < 2 or None in fits or layout_of(schema) is None:
+    fits = checks_of(schema)
+    if fits is None or len(fits) < 2 or layout_of(schema) is None:
         return None
-    return PlainRows(schema, [each for each in fits if each is not None])
+    return PlainRows(schema, fits)
+
+
+def checks_of(schema: Schema) -> list[Callable[[Sequence[Any]], bool]] | None:
+    """For each column: whether some values of it may be encoded here. None if a column never may."""
+    fits = [_FITS.get(column.type) for column in schema.columns]
+    return None if None in fits else [each for each in fits if each is not None]
 
 
 _DICT, _INT, _FLOAT, _STR = {dict}, {int}, {float}, {str}
