@@ -142,3 +142,25 @@ def test_a_view_that_is_open_stays_whole_when_the_retention_falls(tmp_path: Path
     assert [value for batch in view.scan() for value in batch.column("a").to_pylist()] == ["version 1"]
     view.close()
     store.close()
+
+
+def test_rows_that_were_written_in_the_future_end_no_history(tmp_path: Path) -> None:
+    """A leader's clock was an hour ahead. Else the present would be too old to read."""
+    options = StoreOptions(steady_us=lambda: 0, wall_us=lambda: START_US + 10)
+    store = new_store(tmp_path / "t", options, BASE)
+    for index, at_us in ((1, 1), (2, 60 * MINUTE_US)):
+        rows = [{0: 1, 1: f"version {index}", 2: index}]
+        made = entry_of(index, block(rows, RowOp.UPSERT, BASE, [0, 1, 2]), BASE)
+        store.apply(replace(made, timestamp=HybridTime((START_US + at_us) << 12)))
+    assert at_first(store) == ["version 1"]
+    store.close()
+
+
+def test_a_change_of_the_schema_that_came_before_does_nothing(tmp_path: Path) -> None:
+    """Whoever sends it again is told that it is done."""
+    store = filled(tmp_path / "t", Clock())
+    change = writeop.schema_change(altered(store.schema, [SetHistory(60_000)]))
+    for index in (3, 4):
+        outcome = store.apply(Entry(1, index, EntryKind.WRITE, (START_US + index) << 12, change))
+        assert outcome.code is Code.OK and store.schema.version == 2
+    store.close()
