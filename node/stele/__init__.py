@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from stele.client.blocking import Client
     from stele.client.blocking_kv import KeySpace
     from stele.client.blocking_scan import Scanner
-    from stele.client.blocking_table import Session, Table
+    from stele.client.blocking_session import Session
+    from stele.client.blocking_table import Table
     from stele.client.columns import column
     from stele.client.connect import connect, connect_async
     from stele.client.dropping import DroppedTable
@@ -44,7 +45,8 @@ _MODULES = {
     "stele.client.blocking": ("Client",),
     "stele.client.blocking_kv": ("KeySpace",),
     "stele.client.blocking_scan": ("Scanner",),
-    "stele.client.blocking_table": ("Session", "Table"),
+    "stele.client.blocking_session": ("Session",),
+    "stele.client.blocking_table": ("Table",),
     "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.holds": ("TableHold",),

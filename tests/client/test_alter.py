@@ -65,7 +65,7 @@ async def test_whether_a_column_is_unknown_is_left_open_while_no_master_answers(
         table = await made(client)
         with pytest.raises(Rejected, match="colour"):
             await table.put({"id": 1, "colour": "red"})
-        table._sought_at = -math.inf  # as a second later
+        table._rows._sought_at = -math.inf  # as a second later
         await cluster.stop("master")
         for _ in range(2):  # the second one asks nobody, and is told the same
             with pytest.raises(

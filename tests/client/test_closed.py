@@ -222,7 +222,7 @@ async def test_tasks_that_are_cancelled_before_they_begin_leave_a_table_as_it_wa
     async with opened(tmp_path) as (cluster, client, table, _), asyncio.timeout(60):
         (tablet,) = cluster.tablets_of("t")
         tablet.before.append(lambda: Retryable("wait", code=Code.THROTTLED))
-        row = table._write(RowOp.UPSERT, {"id": 2})
+        row = table._rows.put(RowOp.UPSERT, {"id": 2})
         while not (again := asking_again()):
             await asyncio.sleep(0)
         for _ in range(turns):
@@ -240,7 +240,7 @@ async def test_a_loop_that_ends_begins_nothing_for_a_row_under_way(tmp_path: Pat
         node = cluster.nodes[0]
         node.came.clear()
         node.speaks.clear()
-        row = table._write(RowOp.UPSERT, {"id": 2})
+        row = table._rows.put(RowOp.UPSERT, {"id": 2})
         await node.came.wait()
         for stream in client._streams._streams.values():
             assert stream._task is not None
@@ -257,7 +257,7 @@ async def test_a_client_is_of_use_though_all_tasks_of_its_loop_were_cancelled(tm
         node = cluster.nodes[0]
         node.came.clear()
         node.speaks.clear()
-        row = table._write(RowOp.UPSERT, {"id": 2})
+        row = table._rows.put(RowOp.UPSERT, {"id": 2})
         await node.came.wait()
         streams = list(client._streams._streams.values())
         ended = [stream._task for stream in streams if stream._task is not None]
@@ -266,7 +266,7 @@ async def test_a_client_is_of_use_though_all_tasks_of_its_loop_were_cancelled(tm
         await asyncio.wait(ended)
         with pytest.raises(Retryable):
             await row
-        last = table._write(RowOp.UPSERT, {"id": 3})
+        last = table._rows.put(RowOp.UPSERT, {"id": 3})
         node.speaks.set()
         assert await last > 0
         assert list(client._streams._streams.values()) == streams
@@ -310,12 +310,12 @@ async def test_a_block_is_waited_for_while_anybody_waits_for_one_of_its_rows(tmp
         rows = []
         for number in (2, 3):
             rows.append(asyncio.ensure_future(table.put({"id": number})))
-            while sum(map(len, table._batcher._waiting.values())) < len(rows):
+            while sum(map(len, table._rows._batcher._waiting.values())) < len(rows):
                 await asyncio.sleep(0.01)
         node.speaks.set()
         await ahead
         node.speaks.clear()
-        while not any(len(part.futures) == 2 for part in table._batcher._leaving.values()):
+        while not any(len(part.futures) == 2 for part in table._rows._batcher._leaving.values()):
             await asyncio.sleep(0)
         rows[0].cancel()
         closing = asyncio.ensure_future(client.close())

@@ -155,7 +155,7 @@ async def test_a_write_that_is_refused_until_its_end_leaves_nothing(cluster: Loc
         table = await client.create_table("t", SCHEMA, HASHED, replication_factor=1)
         await table.put({"id": 1, "name": "n"})
         rows = pa.table({"id": range(100), "name": ["n" * 1000] * 100})
-        table._batcher._timeout_s = 0.3
+        table._rows._batcher._timeout_s = 0.3
         node.host.low_space = lambda: True  # type: ignore[method-assign]
         gc.collect()
         gc.disable()

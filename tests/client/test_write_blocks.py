@@ -199,7 +199,7 @@ async def test_rows_of_plain_values_and_others_share_blocks_in_their_order(tmp_p
         tasks = []
         for turn in turns:
             tasks += [asyncio.ensure_future(table.apply(op, row)) for op, row in turn]
-            while sum(map(len, table._batcher._waiting.values())) < 1 + turns.index(turn):
+            while sum(map(len, table._rows._batcher._waiting.values())) < 1 + turns.index(turn):
                 await asyncio.sleep(0.01)
         tablet.before.extend([lambda: None, lambda: Rejected("too large", code=Code.TOO_LARGE)])
         node.speaks.set()
@@ -225,7 +225,7 @@ async def test_rows_of_one_turn_are_dealt_out_together(tmp_path: Path) -> None:
             return super().deal(group)
 
     async with one_tablet(tmp_path) as (_, table, _):
-        table._batcher._dealer = Counting(SCHEMA, PartitionSchema())
+        table._rows._batcher._dealer = Counting(SCHEMA, PartitionSchema())
         await asyncio.gather(*(table.put({"id": n, "name": "row", "n": n}) for n in range(10)))
     assert sizes == [10]
 
@@ -233,19 +233,19 @@ async def test_rows_of_one_turn_are_dealt_out_together(tmp_path: Path) -> None:
 async def test_a_row_given_in_the_turn_of_a_round_that_sends_nothing_is_written(tmp_path: Path) -> None:
     """The round finds a bad row alone, and the only tablet busy: nothing that ends later would begin the next one."""
     async with one_tablet(tmp_path) as (cluster, table, _), asyncio.timeout(60):
-        node, batcher = cluster.nodes[0], table._batcher
+        node, batcher = cluster.nodes[0], table._rows._batcher
         await table.put({"id": 0})
         node.came.clear()
         node.speaks.clear()
-        ahead = table._write(RowOp.UPSERT, {"id": 1})
+        ahead = table._rows.put(RowOp.UPSERT, {"id": 1})
         await node.came.wait()
         while batcher._gate is not None:  # the next round, which finds nothing, has begun
             await asyncio.sleep(GATE_S / 10)
-        bad = table._write(RowOp.UPSERT, {"id": "bad"})
+        bad = table._rows.put(RowOp.UPSERT, {"id": "bad"})
         assert batcher._gate is not None
         batcher._gate.cancel()
         batcher._begin_round()
-        late = table._write(RowOp.UPSERT, {"id": 2})
+        late = table._rows.put(RowOp.UPSERT, {"id": 2})
         node.speaks.set()
         assert await ahead < await late
         with pytest.raises(Rejected, match="bad"):
@@ -256,14 +256,14 @@ async def test_rows_that_cannot_be_joined_fail_and_those_behind_them_are_written
     """As more text than an array of Arrow's holds cannot; here their types differ."""
     async with one_tablet(tmp_path) as (_, table, _), asyncio.timeout(60):
         await table.put({"id": 0})
-        batcher, loop = table._batcher, asyncio.get_running_loop()
+        batcher, loop = table._rows._batcher, asyncio.get_running_loop()
         rows: list[asyncio.Future[int]] = [loop.create_future() for _ in range(2)]
         parts = [
             Part(batcher._dealer, RowOp.UPSERT, SCHEMA.column_ids, pa.record_batch({"id": [value]}), [row])
             for value, row in zip((1, "one"), rows)
         ]
         batcher._waiting[0] = deque(parts)
-        behind = table._write(RowOp.UPDATE, {"id": 0, "n": 1})
+        behind = table._rows.put(RowOp.UPDATE, {"id": 0, "n": 1})
         ends = await asyncio.gather(*rows, return_exceptions=True)
         assert [type(end) for end in ends] == [pa.ArrowInvalid] * 2
         assert await behind > 0

@@ -344,7 +344,7 @@ class Gone(dict[str, Any]):
 async def test_a_row_that_cannot_be_looked_at_fails_alone(tmp_path: Path) -> None:
     async with one_tablet(tmp_path) as (_, table, _), asyncio.timeout(60):
         await table.put({"id": 1})
-        rows = [table._write(RowOp.UPDATE, row) for row in (Gone(id=1, n=1), {"id": 1, "n": 2})]
+        rows = [table._rows.put(RowOp.UPDATE, row) for row in (Gone(id=1, n=1), {"id": 1, "n": 2})]
         ends = await asyncio.gather(*rows, return_exceptions=True)
         assert isinstance(ends[0], LookupError) and isinstance(ends[1], int)
 

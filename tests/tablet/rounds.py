@@ -20,12 +20,12 @@ from stele.model.hashing import hash_binary
 from stele.model.rows import null_faults
 from stele.model.schema import Schema
 from stele.model.writeop import WriteHeader
+from stele.tablet.applying import Applying
 from stele.tablet.block_checks import complete, key_columns
 from stele.tablet.locate import StoreRows
 from stele.tablet.machine import Outcome
 from stele.tablet.memtable import SMALL_ROWS
 from stele.tablet.sorted_runs import Mask, Positions
-from stele.tablet.store import TabletStore
 from stele.tablet.writing import U64, Located, _verdict
 
 _PRESENT = "the key is present; use upsert to overwrite it"
@@ -44,12 +44,12 @@ class WrittenRows(StoreRows):
             self.memory[0].append_keyed(batch, time, deleted, size, keys)
 
 
-class StoreByRounds(TabletStore):
-    """A store that writes big blocks in rounds, and small ones row by row."""
+class ApplyingByRounds(Applying):
+    """Writes big blocks in rounds, and small ones row by row."""
 
     def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Any:
         try:
-            return decode_block(body, self.schema, trusted=True)
+            return decode_block(body, self._schema, trusted=True)
         except Rejected:
             return super()._look_up(header, body, brief=brief)
 
@@ -57,7 +57,7 @@ class StoreByRounds(TabletStore):
         if not isinstance(plan, Block):
             return super()._write(entry, plan)
         state = self._contents.state
-        rows = WrittenRows(self.schema, (state.active, *state.frozen), state.files)
+        rows = WrittenRows(self._schema, (state.active, *state.frozen), state.files)
         return Outcome(entry.timestamp, write_block(rows, plan, entry.timestamp, len(entry.payload)))
 
 

@@ -146,8 +146,8 @@ def test_a_wrong_wall_clock_ends_no_history(tmp_path: Path, years: int) -> None:
     wall_us = START_US + years * 365 * 24 * HOUR_US
     options = StoreOptions(wall_us=lambda: wall_us, steady_us=lambda: 7)
     tablet = Tablet(tmp_path / "t")
-    tablet.store.options = options
-    tablet.store._written_us = 7
+    tablet.store.close()
+    tablet.store = TabletStore.open(tmp_path / "t", options)
     tablet.write([1])
     first = tablet.now_us
     tablet.now_us += 1_000_000

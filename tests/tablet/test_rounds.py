@@ -26,7 +26,7 @@ from stele.tablet.machine import Lookup, Outcome
 from stele.tablet.manifest import NAME as MANIFEST
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located
-from tests.tablet.rounds import StoreByRounds
+from tests.tablet.rounds import ApplyingByRounds
 from tests.tablet.twin import FOREVER, SCHEMA, START_US, compact, flush, header, new_store, rows_of
 
 NUMBERED = Schema.make(
@@ -43,7 +43,7 @@ class Pair:
     def __init__(self, home: Path, schema: Schema) -> None:
         self.schema = schema
         self.stores = [new_store(home / name, FOREVER, schema) for name in ("at-once", "in-rounds")]
-        self.stores[1].__class__ = StoreByRounds
+        self.stores[1]._applying.__class__ = ApplyingByRounds
         self.index = 0
         self.times: list[int] = []
         self.meanwhile: Callable[[TabletStore], object] | None = (

@@ -10,7 +10,8 @@ from stele.client.async_client import AsyncClient
 from stele.client.blocking import Client
 from stele.client.blocking_kv import KeySpace
 from stele.client.blocking_scan import Scanner
-from stele.client.blocking_table import Session, Table
+from stele.client.blocking_session import Session
+from stele.client.blocking_table import Table
 from stele.client.connect import connect, connect_async
 from stele.client.dropping import DroppedTable
 from stele.client.holds import TableHold

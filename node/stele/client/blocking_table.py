@@ -1,4 +1,4 @@
-"""A table and a session of the blocking client. Each method runs the asynchronous method of the same name and
+"""A table of the blocking client. Each method runs the asynchronous method of the same name and
 waits.
 
 Invariant: the only state here is the client. A call raises what the asynchronous method raises.
@@ -6,10 +6,9 @@ Invariant: the only state here is the client. A call raises what the asynchronou
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from stele.client.altering import ALTER_TIMEOUT_S
 from stele.client.arrow_input import ArrowData, batches_of
 from stele.client.block_writes import BULK_BYTES
 from stele.client.blocking_scan import Scanner
+from stele.client.blocking_session import Session
 from stele.client.holds import TableHold
 from stele.client.jobs import JobPart
 from stele.client.lookup import Key, Row
@@ -28,7 +28,6 @@ from stele.client.results import WriteResult
 from stele.client.session import AsyncSession
 from stele.client.table import AsyncTable
 from stele.model.block import RowOp
-from stele.model.errors import Closed
 from stele.model.holds import BYTES_DEFAULT
 from stele.model.partitioning import Partitioning
 from stele.model.schema import Schema
@@ -499,91 +498,3 @@ class Table:
             )
 
         return Session(self._client, self._client.run(make()))
-
-
-class Session:
-    """One caller's rows, written in the background in the given order. Leaving the `with` block flushes.
-
-    Example:
-        >>> with table.new_session(flush_interval_s=0.5) as session:
-        ...     session.insert({"day": date(2024, 5, 5), "name": "roof", "value": 17.0})
-    """
-
-    def __init__(self, client: Client, session: AsyncSession) -> None:
-        self._client = client
-        self._session = session
-
-    def __repr__(self) -> str:
-        return reprs.blocking(self._session)
-
-    def insert(self, row: Row) -> None:
-        """Queue a whole row whose key must not exist. `flush` raises the error of a wrong row.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.insert({"day": date(2024, 5, 5), "name": "roof", "value": 17.0})
-        """
-        self.apply(RowOp.INSERT, row)
-
-    def upsert(self, row: Row) -> None:
-        """Queue a whole row that replaces a row with its key. See `insert`.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.upsert({"day": date(2024, 5, 1), "name": "roof", "value": 17.0})
-        """
-        self.apply(RowOp.UPSERT, row)
-
-    def update(self, row: Row) -> None:
-        """Queue some columns of a row whose key must exist. See `insert`.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.update({"day": date(2024, 5, 1), "name": "roof", "value": None})
-        """
-        self.apply(RowOp.UPDATE, row)
-
-    def delete(self, row: Row) -> None:
-        """Queue the removal of the row with this key, which must exist. See `insert`.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.delete({"day": date(2024, 5, 1), "name": "roof"})
-        """
-        self.apply(RowOp.DELETE, row)
-
-    def apply(self, op: RowOp | str, row: Row) -> None:
-        """Queue one row of any operation. Waits while the buffer is full.
-
-        Raises SteleError if an earlier flush failed. Then this row was not queued, and `flush` says which of
-        the others were not written.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.apply("insert_ignore", {"day": date(2024, 5, 1), "name": "roof", "value": 0.0})
-            >>> table.get((date(2024, 5, 1), "roof"), ["value"])
-            {'value': 21.5}
-        """
-        self._client.run(self._session.apply(op, row))
-
-    def flush(self) -> WriteResult:
-        """Write what is queued. Returns what was written since the last flush.
-
-        Raises RowErrors if rows were refused or not acknowledged since then; the others are written.
-
-        Example:
-            >>> with table.new_session() as session:
-            ...     session.upsert({"day": date(2024, 5, 6), "name": "roof", "value": 16.0})
-            ...     session.flush().rows_written
-            1
-        """
-        return self._client.run(self._session.flush())
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(Closed) if kind is not None else contextlib.nullcontext():
-            self._client.run(self._session.__aexit__(kind, exc, trace))

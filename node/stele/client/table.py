@@ -6,9 +6,6 @@ names.
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -19,7 +16,6 @@ import pyarrow as pa
 from stele.client import arguments, html, reprs
 from stele.client.altering import ALTER_TIMEOUT_S, alter, history_steps, notes_of, range_steps, steps_of
 from stele.client.arrow_input import ArrowData
-from stele.client.batcher import Batcher
 from stele.client.block_writes import BULK_BYTES, BlockWrites, write_all
 from stele.client.bulk import BulkWriter, Refusal
 from stele.client.holds import TableHold, TableHolds
@@ -30,20 +26,18 @@ from stele.client.predicates import Predicates
 from stele.client.ranges import Ranges
 from stele.client.reads import Bound, TableReads, Wanted
 from stele.client.results import WriteResult
+from stele.client.row_writes import RowWrites
 from stele.client.scan import AsyncScanner
 from stele.client.session import AsyncSession
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool
 from stele.model.block import RowOp
-from stele.model.errors import Advice, Rejected, Retryable
+from stele.model.errors import Advice, Rejected
 from stele.model.holds import BYTES_DEFAULT
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning
-from stele.model.rows import check_row
 from stele.model.schema import Schema
-
-_SEEK_S = 1.0
 
 
 class AsyncTable:
@@ -73,7 +67,6 @@ class AsyncTable:
             raise Rejected(
                 f"{info.name} is a key space, not a table", advice=Advice.OPEN_KEYSPACE, name=info.name
             )
-        self._schema: Schema = info.schema
         self.locations = locations
         self._ranges = Ranges(locations)
         self._holds = TableHolds(streams.pool, locations, observed.now)
@@ -82,19 +75,9 @@ class AsyncTable:
         self._unsettled = unsettled
         self._timeout_s = timeout_s
         self._tablets: dict[int, TabletClient] = {}
-        self._sought_at = -math.inf
-        self._not_told: Retryable | None = None
-        """Why the masters did not answer when they were last asked for new columns."""
         self._blocks = BlockWrites(self, self._ranges, timeout_s)
         self.reads = TableReads(self, self._ranges, streams, flight, observed, timeout_s=timeout_s)
-        self._batcher = Batcher(
-            info.name,
-            info.schema,
-            self.partition_schema,
-            self.tablet,
-            timeout_s=timeout_s,
-            ranges=self._ranges,
-        )
+        self._rows = RowWrites(info.schema, self._ranges, streams, self.tablet, timeout_s)
 
     @property
     def partition_schema(self) -> PartitionSchema:
@@ -109,24 +92,7 @@ class AsyncTable:
     @property
     def schema(self) -> Schema:
         """The columns and key that this table knows. See `refresh`."""
-        if self.locations.outdated:
-            self._take_news()
-        return self._schema
-
-    def _take_news(self) -> None:
-        """Adopt a newer schema, if the masters have sent one.
-
-        This is not done with each answer of theirs: a program that uses a column's old name continues until
-        it must learn the new one.
-        """
-        locations, told = self.locations, self.locations.info.schema
-        if told is not None and told.version > self._schema.version:
-            self._schema = told
-            self._batcher.adopt(told)
-        if (
-            told is locations.newest_schema
-        ):  # otherwise the table is ALTERING, and its next columns come later
-            locations.outdated = False
+        return self._rows.schema
 
     async def refresh(self) -> None:
         """Ask the masters for the table's present columns and tablets.
@@ -140,7 +106,7 @@ class AsyncTable:
         """
         self._streams.ensure_open()
         await self.locations.refresh()
-        self._take_news()
+        self._rows.take_news()
 
     async def alter(
         self,
@@ -182,7 +148,7 @@ class AsyncTable:
         steps = [*steps_of(add, drop, rename, defaults), *ranges, *history_steps(history_s)]
         notes = notes_of(owner, comment)
         await alter(self.locations, steps, rename_to, notes, arguments.seconds(timeout_s, "timeout_s"))
-        self._take_news()
+        self._rows.take_news()
 
     @property
     def info(self) -> TableInfo:
@@ -220,26 +186,26 @@ class AsyncTable:
             Retryable: UNKNOWN_OUTCOME: it may have been written. NO_QUORUM and other codes: it was not.
             Closed: the client was closed; nothing was written. Every other call may raise it too.
         """
-        return await self._write(RowOp.UPSERT, row)
+        return await self._rows.put(RowOp.UPSERT, row)
 
     upsert = put
 
     async def insert(self, row: Row) -> int:
         """Insert one row. Raises what `put` raises; ALREADY_PRESENT if its key exists."""
-        return await self._write(RowOp.INSERT, row)
+        return await self._rows.put(RowOp.INSERT, row)
 
     async def update(self, row: Row) -> int:
         """Change the given columns of the row with this key. Raises what `put` raises; NOT_FOUND if there is
         none."""
-        return await self._write(RowOp.UPDATE, row)
+        return await self._rows.put(RowOp.UPDATE, row)
 
     async def delete(self, row: Row) -> int:
         """Delete the row with this key. Raises what `put` raises; NOT_FOUND if there is none."""
-        return await self._write(RowOp.DELETE, row)
+        return await self._rows.put(RowOp.DELETE, row)
 
     async def apply(self, op: RowOp | str, row: Row) -> int:
         """Write one row with any operation, also the _ignore ones. Raises what `put` raises."""
-        return await self._write(arguments.row_op(op), row)
+        return await self._rows.put(arguments.row_op(op), row)
 
     def new_session(
         self,
@@ -487,47 +453,12 @@ class AsyncTable:
 
     async def close(self) -> None:
         """Wait for single rows in flight that somebody still waits for."""
-        await self._batcher.close()
+        await self._rows.close()
 
     def _ensure_usable(self) -> None:
         """Raises Closed if the client was closed; Rejected NOT_FOUND if the table is known to be deleted."""
         self._streams.ensure_open()
         self.locations.ensure_there()
-
-    def _write(self, op: RowOp, row: Row) -> asyncio.Future[int]:
-        self._streams.ensure_open()
-        check_row(row)
-        if self.locations.outdated:
-            self._take_news()
-        if self._batcher.in_force.outdated:
-            self._batcher.adopt_ranges()
-        if isinstance(row, dict) and not row.keys() <= self._schema.by_name.keys():
-            return asyncio.get_running_loop().create_task(self._write_unknown(op, row))
-        return self._batcher.put(op, row)
-
-    async def _write_unknown(self, op: RowOp, row: Row) -> int:
-        """Write a row with a column that this table does not know: somebody may have added it since.
-
-        The masters are asked only now and then, because most such rows are wrong. While they do not answer, nobody knows
-        whether this one is: the caller may try again."""
-        if time.monotonic() - self._sought_at > _SEEK_S:
-            self._sought_at = time.monotonic()
-            self._not_told = None
-            try:
-                await self.locations.refresh(timeout_s=_SEEK_S)
-            except Retryable as exc:
-                self._not_told = exc
-            self._take_news()
-        try:
-            return await self._batcher.put(op, row)
-        except Rejected as refusal:
-            if self._not_told is None:
-                raise
-            raise Retryable(
-                f"{refusal.args[0]}. Somebody may have added such a column since, but no master answers: "
-                f"{self._not_told.args[0]}",
-                code=self._not_told.code,
-            ) from refusal
 
     def tablet(self, ordinal: int) -> TabletClient:
         """The client of one tablet. Raises SteleError."""

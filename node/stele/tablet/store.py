@@ -13,44 +13,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import structlog
 import xxhash
 
-from stele.model import writeop
-from stele.model.alter import follows
 from stele.model.amounts import duration
-from stele.model.block import decode_block, of_schema, size_told
-from stele.model.clock import from_physical_us, physical_us, utc
-from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, SteleError
+from stele.model.clock import physical_us, utc
+from stele.model.entry import Entry
+from stele.model.errors import Code, Rejected, SteleError
 from stele.model.holds import Held
 from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
-from stele.model.writeop import BodyKind, WriteHeader
+from stele.model.writeop import WriteHeader
 from stele.tablet import copying, manifest
-from stele.tablet.block_checks import check_block, grown_too_large
+from stele.tablet.applying import Applying
+from stele.tablet.block_checks import check_block
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.contents import Contents, State
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files
 from stele.tablet.flushing import StoreFlush, read_once
+from stele.tablet.history import History
 from stele.tablet.holding import Costs, Holding
-from stele.tablet.jobs import IDLE_US, Jobs
-from stele.tablet.locate import StoreRows
-from stele.tablet.machine import Checkpoint, Lookup, Outcome, WouldBlock
+from stele.tablet.jobs import Jobs
+from stele.tablet.machine import Checkpoint, Lookup, Outcome
 from stele.tablet.manifest import Manifest
 from stele.tablet.masks import MASKS, LiveMasks, MaskCache
-from stele.tablet.memtable import SMALL_ROWS, MemTable, MemView
+from stele.tablet.memtable import MemTable, MemView
 from stele.tablet.merging import Merges
 from stele.tablet.progress import Progress
 from stele.tablet.splitting import split_keys
 from stele.tablet.view import View
-from stele.tablet.writing import Plan, plan_block
+from stele.tablet.writing import Plan
 
 _log = structlog.get_logger("stele.tablet")
 
@@ -61,15 +58,6 @@ def _wall_us() -> int:
 
 def _steady_us() -> int:
     return time.monotonic_ns() // 1_000
-
-
-_BRIEF_LOOKUPS_MAX = 400
-"""The most key lookups in files on the event loop: about 4 ms if all keys are found."""
-_BRIEF_CELLS_MAX = 256
-"""The most values that small updates on the event loop complete. Each row may be in a chunk of its own, and
-then every column of that chunk is handled."""
-_LOOKUPS_BESIDE_FILES = 4
-"""What a looked-up row costs beside the files, in file lookups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +91,23 @@ class TabletStore:
         self.directory = directory
         self.options = options
         self._contents = Contents(directory, options.files, state)
-        self._merges = Merges(self._contents, lambda: self._drop_mark)
         self._once = once
         self._jobs = jobs
         self._progress = progress
         self._flushed = progress.applied
-        self._readable = progress.last_timestamp
-        self._written_us = options.steady_us()
         self._holding = Holding(state.manifest.held)
+        self._applying = Applying(self._contents, once, jobs, progress, self._holding, options.steady_us)
+        self._history = History(
+            self._contents,
+            self._applying,
+            progress,
+            self._holding,
+            jobs,
+            default_us=options.history_us,
+            wall_us=options.wall_us,
+            steady_us=options.steady_us,
+        )
+        self._merges = Merges(self._contents, lambda: self._history.drop_mark)
         self.hold_costs: Costs = {}
         """What `measure_holds` found last."""
         self._job: StoreFlush | None = None
@@ -184,27 +181,18 @@ class TabletStore:
     @property
     def history_us(self) -> int:
         """How long old versions are kept for snapshots, in microseconds before the present."""
-        return self.schema.history_ms * 1_000 or self.options.history_us
+        return self._history.length_us
 
     @property
     def history_mark(self) -> int:
         """Hybrid time below which no snapshot is served: `free_mark`, but no later than any hold, and no earlier than
         what the manifest says was dropped."""
-        return max(self._contents.state.manifest.history_mark, self._holding.mark(self.free_mark))
+        return self._history.mark
 
     @property
     def free_mark(self) -> int:
-        """What `history_mark` would be without holds. It follows the present, but stays below the newest write.
-
-        Snapshots above the newest write all show the same rows, and are always served. Each replica has its
-        own mark; marks differ by how late each replica has applied. If the newest write is in the future, the
-        wall clock counts, because otherwise the present would be history.
-        """
-        # `apply` sets these in the reverse order, so another thread can only see too short a time.
-        newest, written_us = self.last_timestamp, self._written_us
-        rested_us = max(0, self.options.steady_us() - written_us)
-        lag = min(physical_us(newest) + rested_us, self.options.wall_us()) - self.history_us
-        return min(self._readable, from_physical_us(lag)) if lag > 0 else 0
+        """What `history_mark` would be without holds. It follows the present, but stays below the newest write."""
+        return self._history.free_mark
 
     @property
     def kept_from(self) -> int:
@@ -228,21 +216,11 @@ class TabletStore:
         self.hold_costs = self._holding.costs(self._contents.state.files, self.free_mark)
 
     @property
-    def _drop_mark(self) -> int:
-        """Versions that only snapshots below this hybrid time see may be dropped."""
-        # In this order: a job that enters in between has its first write above the mark.
-        return min(self.history_mark, self._jobs.held)
-
-    @property
     def clients_idle_us(self) -> int | None:
         """See StateMachine. Jobs are clients, too."""
         wrote_us = self._jobs.last_us
-        ends = (self._once.idle_us, None if wrote_us is None else wrote_us + self._jobs_idle_us)
+        ends = (self._once.idle_us, None if wrote_us is None else wrote_us + self._applying.jobs_idle_us)
         return max((end for end in ends if end is not None), default=None)
-
-    @property
-    def _jobs_idle_us(self) -> int:
-        return max(IDLE_US, self.schema.history_ms * 1_000)
 
     @property
     def memory_bytes(self) -> int:
@@ -305,137 +283,11 @@ class TabletStore:
     def begin(self, entry: Entry) -> Outcome | Lookup:
         """See StateMachine. Looks up a small block's rows at once, if the files' parts that it needs were
         read before."""
-        if entry.kind is not EntryKind.WRITE:
-            return self.apply(entry)
-        header, body = writeop.decode(entry.payload)
-        if self._is_plain(header) or header.kind is not BodyKind.BLOCK or self._once.knows(header):
-            return self._apply_write(entry, header, body, None)
-        if not self._may_be_brief(body):
-            return Lookup(partial(self._look_up, header, body))
-        try:
-            found = self._look_up(header, body, brief=True)
-        except WouldBlock:
-            return Lookup(partial(self._look_up, header, body))
-        return self._apply_write(entry, header, body, found)
+        return self._applying.begin(entry)
 
     def apply(self, entry: Entry, found: Plan | SteleError | None = None) -> Outcome:
         """See StateMachine."""
-        if entry.kind is EntryKind.WRITE:
-            return self._apply_write(entry, *writeop.decode(entry.payload), found)
-        self._progress.advance(entry)
-        if entry.kind is EntryKind.CEILING:
-            self._once.expire(entry.timestamp)
-            self._holding.pass_time(entry.timestamp)
-            self._jobs.expire(entry.timestamp, self._jobs_idle_us)
-        return Outcome()
-
-    def _is_plain(self, header: WriteHeader) -> bool:
-        """Whether a block's effect does not depend on the stored rows. Those of another attempt may be its own."""
-        plain = header.plain and header.schema_version == self.schema.version
-        return plain and not self._jobs.has_others(header.attempt)
-
-    def _apply_write(
-        self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
-    ) -> Outcome:
-        self._written_us = self.options.steady_us()
-        self._progress.advance(entry)
-        self._holding.pass_time(entry.timestamp)
-        if header.kind is BodyKind.SCHEMA:
-            return self._change_schema(entry, header, body)
-        if header.kind is BodyKind.HOLD:
-            return self._holding.change(entry, header, body)
-        if header.kind is not BodyKind.BLOCK:
-            raise Corrupt(
-                f"entry {entry.opid}: body kind {header.kind.name} in a table; expected BLOCK, SCHEMA or HOLD"
-            )
-        self._jobs.expire(entry.timestamp, self._jobs_idle_us)
-        earlier = self._once.earlier(header, entry.timestamp)
-        if earlier is not None:
-            return earlier
-        refused = None if header.attempt is None else self._jobs.enter(header.attempt, entry.timestamp)
-        outcome = refused or self._apply_block(entry, header, body, found)
-        self._once.record(header, outcome)
-        self._readable = entry.timestamp
-        return outcome
-
-    def _apply_block(
-        self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
-    ) -> Outcome:
-        wrote = True
-        if self._is_plain(header):
-            try:
-                self._contents.state.active.append_plain(body, entry.timestamp, len(entry.payload))
-            except Rejected as exc:
-                raise writeop.not_understood(header, body, exc) from exc
-            outcome = Outcome(entry.timestamp)
-        else:
-            plan = found if found is not None else self._look_up(header, body)
-            outcome = self._write(entry, plan)
-            wrote = not isinstance(plan, Plan) or bool(plan.puts)
-        if wrote and header.attempt is not None:
-            self._jobs.wrote(header.attempt, entry.timestamp)
-        return outcome
-
-    def _change_schema(self, entry: Entry, header: WriteHeader, body: memoryview) -> Outcome:
-        """Take a newer schema: rows from here on go to a memtable of their own. Stored rows stay as they are
-        and are read by column ids."""
-        try:
-            new = Schema.from_json(str(body, "utf-8"))
-        except (Rejected, UnicodeDecodeError) as exc:
-            why = exc if isinstance(exc, Rejected) else Rejected(f"schema: {exc}")
-            raise writeop.not_understood(header, body, why) from exc
-        old = self.schema
-        if follows(new, old):
-            self._contents.freeze(new)
-            _log.info("schema changed", directory=self.directory.name, version=new.version)
-            return Outcome(entry.timestamp, schema_version=int(new.version))
-        if new.version > old.version:
-            why_not = f"schema version {new.version} does not follow version {old.version}: key, types or ids differ"
-            return Outcome(entry.timestamp, code=Code.SCHEMA_MISMATCH, message=why_not)
-        return Outcome(entry.timestamp)
-
-    def _may_be_brief(self, body: memoryview) -> bool:
-        rows, columns = size_told(body)
-        of_table = len(self.schema.columns)
-        if columns < of_table and rows * of_table > _BRIEF_CELLS_MAX:
-            return False
-        lookups = rows * (_LOOKUPS_BESIDE_FILES + len(self._contents.state.files))
-        return rows <= SMALL_ROWS and lookups <= _BRIEF_LOOKUPS_MAX
-
-    def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Plan | SteleError:
-        """What a block does, or the error that applying must raise. The error counts only for a new write.
-        Any thread.
-
-        With `brief`, raises WouldBlock."""
-        try:
-            block = decode_block(body, self.schema, trusted=True)
-        except Rejected as exc:
-            if exc.code is Code.SCHEMA_MISMATCH and not of_schema(body, self.schema):
-                return Plan(refused=exc)
-            return writeop.not_understood(header, body, exc)
-        if block.schema_version < self.schema.version and (why := grown_too_large(block, self.schema)):
-            return Plan(refused=why)  # its leader checked it with an older schema
-        state = self._contents.state
-        rows = StoreRows(state.active.schema, (state.active, *state.frozen), state.files, brief=brief)
-        try:
-            others = self._jobs.others(header.attempt)
-            return plan_block(rows, block, writeop.HEADER.size + len(body), others)
-        except SteleError as exc:
-            return exc
-
-    def _write(self, entry: Entry, plan: Plan | SteleError) -> Outcome:
-        """Apply a plan. Since it was made, rows may have moved to files, but none has changed."""
-        if isinstance(plan, SteleError):
-            raise plan
-        if plan.refused is not None:
-            return Outcome(entry.timestamp, code=plan.refused.code, message=str(plan.refused.args[0]))
-        active = self._contents.state.active
-        for put in plan.puts:
-            if put.keys is None or isinstance(put.keys, list):
-                active.append(put.batch, entry.timestamp, put.deleted, put.size_bytes, put.keys)
-            else:
-                active.append_keyed(put.batch, entry.timestamp, put.deleted, put.size_bytes, put.keys)
-        return Outcome(entry.timestamp, plan.errors)
+        return self._applying.apply(entry, found)
 
     def check_block(self, block: bytes) -> bool:
         """Check a block before it is proposed. Returns whether it is plain
@@ -460,7 +312,7 @@ class TabletStore:
         """
         with self._contents.swap_lock:
             state, applied = self._contents.state, self.applied
-            at = self._readable if snapshot is None else int(snapshot)
+            at = self._applying.readable if snapshot is None else int(snapshot)
             mark = self.history_mark
             if at < mark:
                 raise Rejected(
@@ -502,7 +354,7 @@ class TabletStore:
             self._progress,
             self._once.frozen(),
             self._jobs.frozen(),
-            self._drop_mark,
+            self._history.drop_mark,
             self._holding.held,
         )
         self._contents.freeze(self.schema)
