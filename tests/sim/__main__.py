@@ -22,7 +22,7 @@ from tests.sim.plan import draw_plan
 from tests.sim.shrink import shrink
 from tests.sim.world import SimulationFailure, World, run_seed, say_less
 
-_MEASURED = ("raft", "consensus", "wal", "tablet")
+_MEASURED = ("raft", "consensus", "wal", "tablet", "driver")
 Result = tuple[int, int, Counter[str], str]
 
 

@@ -6,7 +6,7 @@ Each replaces one attribute of one class or module while a run lasts; its commen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +16,14 @@ from stele.consensus import bootstrap, incarnations, recovering
 from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
+from stele.model.schema import Schema
 from stele.raft import RaftCore
 from stele.raft import effects as fx
 from stele.raft.roles import Parts
+from stele.tablet import applying, sorted_runs
 from stele.tablet.exactly_once import ExactlyOnce
+from stele.tablet.locate import StoreRows
+from stele.tablet.memtable import MemTable
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
@@ -29,7 +33,7 @@ from tests.sim.world import SimulationFailure, World
 from tests.wal.simfs import PowerOff
 
 _initial_state, _carry_out, _sync = bootstrap.initial_state, CoreRuntime._carry_out, ActiveSegment.sync
-_next_ceiling = Timestamps.next_ceiling
+_next_ceiling, _frozen, _kept = Timestamps.next_ceiling, ExactlyOnce.frozen, sorted_runs._kept
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,10 @@ def _takes_for_committed(times: Timestamps, at_least: int = 0) -> int | None:
     return ceiling
 
 
+def _in_memory(schema: Schema, memory: Sequence[MemTable], files: object, *, brief: bool) -> StoreRows:
+    return StoreRows(schema, memory, (), brief=brief)
+
+
 def _core(label: str, weather: Weather, told: str = "", first: int = 1, **part: Any) -> Bug:
     parts = Parts(**part)
     return Bug(label, RaftCore, "parts", parts, told, first, weather, strict=bool(told))
@@ -151,7 +159,7 @@ _DISKS = (
 
 _CLIENTS = (
     # A read is served at once, without an answer from a majority (Raft §8).
-    Bug("a read without a majority", Reads, "linearizable_read", _at_once, "not linearizable", 10),
+    Bug("a read without a majority", Reads, "linearizable_read", _at_once, "not linearizable"),
     # A retry is carried out again (ExactlyOnce).
     Bug("a retry carried out twice", ExactlyOnce, "earlier", _nothing, "again|linearizable", 2),
 )
@@ -254,4 +262,35 @@ _RECOVERIES = (
     ),
 )
 
-BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS, *_RECOVERIES)
+_TABLES = (
+    # Whether a row is present is asked of memory alone, not of the files.
+    Bug(
+        "a lookup that skips the files",
+        applying,
+        "StoreRows",
+        _in_memory,
+        "linearizable|shows",
+        weather=Weather.TABLE,
+    ),
+    # A flush or a merge drops a delete although an older file still has the row.
+    Bug(
+        "a delete dropped too soon",
+        sorted_runs,
+        "_kept",
+        lambda versions, mark, bottom: _kept(versions, mark, True),
+        "shows|linearizable|differ",
+        weather=Weather.TABLE,
+    ),
+    # A flush writes no exactly-once state: after a restart a retry is new.
+    Bug(
+        "clients forgotten by a flush",
+        ExactlyOnce,
+        "frozen",
+        lambda once: _frozen(ExactlyOnce()),
+        "again|differ",
+        first=2,
+        weather=Weather.TABLE,
+    ),
+)
+
+BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS, *_RECOVERIES, *_TABLES)

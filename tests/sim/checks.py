@@ -20,6 +20,7 @@ from stele.raft.core import RaftCore
 from stele.raft.effects import HardState, Role
 from stele.raft.messages import Message, TimeoutNow, UpdateRequest, UpdateResponse, VoteRequest, VoteResponse
 from stele.tablet.machine import Outcome
+from tests.sim.content import Rows, rows_of
 from tests.sim.twin import Image
 
 
@@ -37,7 +38,7 @@ class History:
         self.acknowledged: list[int] = []
         """Timestamps of the writes whose success clients heard of."""
         self.snapshots = 0
-        self._checksums: dict[int, tuple[int, int]] = {}
+        self._checksums: dict[int, tuple[object, int]] = {}
         """By index: the state after that entry, and the replica that had it first."""
         self._done: dict[tuple[bytes, int], int] = {}
         """By client and sequence: the index of the entry that did the write, not a repetition of it."""
@@ -124,8 +125,8 @@ class History:
         for peer in after.peers:
             self.members[peer.replica_id] = True
 
-    def applied(self, replica: int, entry: Entry, outcome: Outcome, checksum: int | None) -> None:
-        """A replica's key space has applied an entry. All replicas must get the same state, and each write is
+    def applied(self, replica: int, entry: Entry, outcome: Outcome, checksum: object) -> None:
+        """A replica's store has applied an entry. All replicas must get the same state, and each write is
         done once."""
         if entry.kind is EntryKind.WRITE and not outcome.duplicate:
             header, _ = writeop.decode(entry.payload)
@@ -153,11 +154,14 @@ class History:
         ensure(time <= highest, f"{entry.opid} has timestamp {time}, above the ceiling {highest} of its term")
         self._last_time = time
 
-    def snapshot_served(self, snapshot: int, applied: int) -> None:
-        """A reader got everything applied up to there as the whole content of `snapshot`, for ever."""
+    def snapshot_served(self, snapshot: int, applied: int, rows: Rows | None = None) -> None:
+        """A reader got everything applied up to there as the whole content of `snapshot`, for ever. `rows`: of a table."""
         behind = (e for e in self.committed[applied:] if e.kind is EntryKind.WRITE)
         missing = [e.opid for e in behind if e.timestamp <= snapshot]
         ensure(not missing, f"the snapshot {snapshot} lacks {missing}, committed before it was served")
+        if rows is not None:
+            due = rows_of(self.committed, snapshot)
+            ensure(rows == due, f"the snapshot {snapshot} shows {rows}; what was committed gives {due}")
         self._snapshot = max(self._snapshot, snapshot)
         self.snapshots += 1
 

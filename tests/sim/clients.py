@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from stele.model import writeop
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError, ensure
-from stele.model.kvop import KeyOp, KeyOperation, encode_operations
-from stele.model.writeop import BodyKind, WriteHeader
+from stele.model.writeop import WriteHeader
 from tests.linear.checker import Undecided, by_key, contradiction
 from tests.linear.history import NEVER, Kind, Operation, State, Told
+from tests.sim.content import Rows
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _CLIENTS = 3
 _KEYS = 4
 _OUTSTANDING_MAX = 4
-_OPS = {Kind.PUT: KeyOp.REPLACE, Kind.INSERT: KeyOp.INSERT, Kind.DELETE_IGNORE: KeyOp.DELETE}
 _TIMEOUT_MS = 700.0
 _GIVES_UP_MS = 4_000.0
 
@@ -38,7 +37,8 @@ class _Write:
     kind: Kind
     value: State
     begun: float
-    payload: bytes = b""
+    body: bytes = b""
+    header: WriteHeader | None = None
     attempt: int = 0
     over: bool = False
 
@@ -81,21 +81,21 @@ class Clients:
             return
         self._next[client] += 1
         sequence = self._next[client]
-        kind = rng.choice((Kind.PUT, Kind.PUT, Kind.INSERT, Kind.DELETE_IGNORE))
-        value = None if kind is Kind.DELETE_IGNORE else (client, sequence)
+        content = self._world.content
+        kind = rng.choice(content.kinds)
+        value = None if kind in (Kind.DELETE, Kind.DELETE_IGNORE) else content.value(client, sequence)
         key = self._key(rng.randrange(_KEYS))
         write = _Write(client, sequence, key, kind, value, self._world.now)
         waiting[sequence] = write
-        body = encode_operations([KeyOperation(_OPS[kind], key.encode(), _encoded(value))])
-        header = WriteHeader(
+        write.body = body = content.body(kind, key, value)
+        write.header = WriteHeader(
             bytes([client + 1 + _CLIENTS * self._era]) * 16,
             sequence,
             min(waiting),
             1_700_000_000_000_000,
             writeop.digest(body),
-            kind=BodyKind.KEYSPACE,
+            kind=content.body_kind,
         )
-        write.payload = writeop.encode(header, body)
         self._attempt(write)
 
     def _attempt(self, write: _Write) -> None:
@@ -116,9 +116,7 @@ class Clients:
 
     def _arrives(self, write: _Write, attempt: int, node: SimNode, life: int) -> None:
         if node.life == life and not write.over:
-            node.run(
-                _serve_write(node, write.payload), lambda task: self._answered(write, attempt, node, task)
-            )
+            node.run(_serve_write(node, write), lambda task: self._answered(write, attempt, node, task))
 
     def _answered(self, write: _Write, attempt: int, node: SimNode, task: asyncio.Task[Any]) -> None:
         world = self._world
@@ -129,10 +127,11 @@ class Clients:
         world.at(world.now + world.latency(), self._told, write, attempt, outcome, error)
 
     def _told(self, write: _Write, attempt: int, outcome: Any, error: BaseException | None) -> None:
+        world = self._world
         if write.over:
             return
         if error is None:
-            error = outcome.error()
+            error = world.content.refusal(outcome)
         if error is None:
             self._world.history.acknowledge(outcome.timestamp)
             self._over(write, Told.DONE)
@@ -140,6 +139,8 @@ class Clients:
             self._world.failed(f"a write ended with {error!r}", error)
         elif error.code is Code.ALREADY_PRESENT:
             self._over(write, Told.PRESENT)
+        elif error.code is Code.NOT_FOUND:
+            self._over(write, Told.ABSENT)
         elif error.code is Code.TOO_OLD:
             self._over(write, Told.UNKNOWN)
         elif isinstance(error, Retryable) and attempt == write.attempt:
@@ -183,7 +184,7 @@ class Clients:
             )
 
         if node.life == life:
-            node.run(_serve_read(node, key.encode()), answered)
+            node.run(_serve_read(node, key), answered)
 
     def _read_told(self, key: str, begun: float, value: State) -> None:
         self.reads += 1
@@ -201,8 +202,7 @@ class Clients:
 
     def _snapshot_told(self, node: SimNode, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and task.exception() is None:
-            snapshot, applied = task.result()
-            self._world.judge(node.history.snapshot_served, snapshot, applied)
+            self._world.judge(node.history.snapshot_served, *task.result())
 
     # The end
 
@@ -229,40 +229,29 @@ class Clients:
             )
 
 
-def _encoded(value: State) -> bytes:
-    return b"" if value is None else b"%d %d" % value
-
-
-def _decoded(value: bytes | None) -> State:
-    if value is None:
-        return None
-    client, sequence = value.split()
-    return int(client), int(sequence)
-
-
-async def _serve_write(node: SimNode, payload: bytes) -> Any:
+async def _serve_write(node: SimNode, write: _Write) -> Any:
     replica = node.replica
     if replica is None or replica.machine is None:
         raise Retryable("no rows here")
     replica.check_leader()
+    assert write.header is not None
+    payload = node.world.content.payload(replica.machine, write.header, write.body)
     header, _ = writeop.decode(payload)
     replica.machine.admit(header, node.clocks.wall_us(), replica.options.clock_error_max_ms * 1000)
     return await replica.writes.propose(payload, 1_000)
 
 
-async def _serve_read(node: SimNode, key: bytes) -> State:
-    replica = node.replica
-    if replica is None:
+async def _serve_read(node: SimNode, key: str) -> State:
+    if node.replica is None:
         raise Retryable("no rows here")
-    await replica.reads.linearizable_read()
-    if node.machine is None:
-        raise Retryable("no rows here")
-    return _decoded(node.machine.read(key))
+    return await node.world.content.read(node.replica, key)
 
 
-async def _serve_snapshot(node: SimNode, snapshot: int) -> tuple[int, int]:
+async def _serve_snapshot(node: SimNode, snapshot: int) -> tuple[int, int, Rows | None]:
     replica = node.replica
     if replica is None:
         raise Rejected("no rows here")
     await replica.reads.snapshot_ready(snapshot)
-    return snapshot, replica.applied_index
+    if replica.machine is None:
+        raise Rejected("no rows here")
+    return snapshot, replica.applied_index, node.world.content.at(replica.machine, snapshot)

@@ -1,4 +1,4 @@
-"""One simulated node: a real log and a real replica with a real key space. Only its clocks, disk, threads and
+"""One simulated node: a real log and a real replica with a real store. Only its clocks, disk, threads and
 network are simulated.
 
 A life begins with `boot` and ends with `crash` (power) or `exits` (only the process). Invariant: only the
@@ -60,7 +60,10 @@ class SimNode:
         # What is on its volume
         self.disk = Disk()
         self.directory = world.directory / f"n{replica_id}"
-        self.superblock = Superblock(TABLET, replica_id, TableId("1" * 32), "t", "keyspace", DataState.READY)
+        content = world.content
+        self.superblock = Superblock(
+            TABLET, replica_id, TableId("1" * 32), "t", content.kind, DataState.READY, content.schema
+        )
         self.twins: dict[StreamKey, Twin] = {}
         self.clocks = Clocks(world)
         self.fit = True
@@ -126,7 +129,7 @@ class SimNode:
 
     @property
     def machine(self) -> Any:
-        """The key space; None if there is none."""
+        """The store; None if there is none."""
         return self.replica.machine if self.replica is not None else None
 
     # Clocks

@@ -71,6 +71,9 @@ class Plan:
     heals: float = 0.0  # the share of the planner's passes that run while there are faults
     recovers_ms: float = 0.0  # when a majority is lost, of which one survivor recovers; 0: never
     leaves: str = ""  # how a minority stays to the end: "dead", "deaf", "mute", "cut off"; "": all come back
+    table: bool = False  # whether the tablet is one of a table, not a key space
+    merges_per_s: float = 0.0
+    history_ms: float = 900_000.0  # how long a table keeps replaced rows
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
@@ -94,6 +97,7 @@ class Weather(Enum):
     CHURN = "churn"  # one membership change after the other, across partitions
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
     CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; only on request
+    TABLE = "table"  # the rows of a table; also some of the others, where nobody asks for a weather
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed
 
 
@@ -105,7 +109,7 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
-    return _with_recovery(plan, weather)
+    return _with_table(_with_recovery(plan, weather), weather)
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -113,7 +117,7 @@ def _with_weather(seed: int, weather: Weather | None) -> Plan:
     drawn = rng.choice(_WEATHERS)
     weather = weather or drawn
     plan = _mixed(seed, rng)
-    if weather in (Weather.MIXED, Weather.RECOVERY):
+    if weather in (Weather.MIXED, Weather.RECOVERY, Weather.TABLE):
         return plan
     if weather is Weather.CLOCKS:
         return replace(
@@ -340,6 +344,22 @@ def _with_recovery(plan: Plan, weather: Weather | None) -> Plan:
         full_disks_per_s=0.0,
         cuts_per_s=0.0,
         rots_per_s=0.0,
+    )
+
+
+def _with_table(plan: Plan, weather: Weather | None) -> Plan:
+    """A table in the place of a key space: it is flushed and merged, and keeps its history for a while. Drawn from a
+    source of its own."""
+    rng = random.Random(f"table/{plan.seed}")
+    wanted = rng.random() < 0.3 if weather is None else weather is Weather.TABLE
+    if not wanted:
+        return plan
+    return replace(
+        plan,
+        table=True,
+        flushes_per_s=plan.flushes_per_s or rng.choice((0.5, 3.0)),
+        merges_per_s=rng.choice((0.0, 0.5, 3.0)),
+        history_ms=rng.choice((50.0, 1_000.0, 900_000.0)),
     )
 
 

@@ -18,6 +18,8 @@ from stele.model.config import Configuration
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Retryable
 from stele.model.ids import OPID_NONE, OpId, StreamKey, TabletId
+from stele.tablet.compaction import run_job
+from stele.tablet.store import TabletStore
 
 if TYPE_CHECKING:
     from tests.sim.node import SimNode
@@ -49,6 +51,24 @@ class Rows:
         if replica is not None and replica.running and replica.machine is not None:
             node.world.met["a flush"] += 1
             node.run(replica.storage.flush(), _heard)
+
+    def merge(self) -> None:
+        """The store of a table merges files, all of them or some."""
+        node, replica = self._node, self._node.replica
+        if replica is not None and replica.running and isinstance(replica.machine, TabletStore):
+            node.run(self._merge(replica.machine, full=node.world.rng.random() < 0.5), self._merged)
+
+    async def _merge(self, machine: TabletStore, *, full: bool) -> None:
+        job = machine.plan_compaction(full=full)
+        if job is not None:
+            result = await self._node.host.in_thread(run_job, job)
+            await self._node.host.in_thread(machine.install_compaction, result)
+            self._node.world.met["a merge"] += 1
+
+    def _merged(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._node.replica is not None and self._node.replica.running:
+            self._node.world.failed(f"a merge of {self._node.replica_id} ended with {error!r}", error)
 
     def collect(self) -> None:
         """The log drops what nobody needs."""

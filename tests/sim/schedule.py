@@ -34,6 +34,7 @@ class Schedule:
             ("write", plan.writes_per_s, self._write),
             ("read", plan.reads_per_s, self._read),
             ("flush", plan.flushes_per_s, self._flush),
+            ("merge", plan.merges_per_s, self._merge),
             ("collect", 4.0, self._collect),
             ("heal", _HEALS_PER_S, self._heal),
             ("tombstone", 2.0, driver.tombstone_removed),
@@ -116,6 +117,11 @@ class Schedule:
         node = self._world.some_up()
         if node is not None:
             node.rows.flush()
+
+    def _merge(self) -> None:
+        node = self._world.some_up()
+        if node is not None:
+            node.rows.merge()
 
     def _collect(self) -> None:
         node = self._world.some_up()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from zlib import crc32
 
 import pytest
 
 from tests.sim.bugs import BUGS, Bug
-from tests.sim.plan import Weather, draw_plan
-from tests.sim.world import World, say_less
+from tests.sim.plan import Plan, Weather, draw_plan
+from tests.sim.world import Outcome, World, say_less
 
 pytestmark = pytest.mark.sim
 
@@ -21,10 +22,16 @@ def _quiet() -> None:
     say_less()
 
 
+@cache
+def run(plan: Plan) -> Outcome:
+    """A run of sound code. Several tests ask for the same one; a run takes a second, and gives the same each time."""
+    return World(plan).run()
+
+
 @pytest.mark.parametrize("first", range(1, 13, 6))
 def test_seeds(first: int) -> None:
     for seed in range(first, first + 6):
-        World(draw_plan(seed)).run()
+        run(draw_plan(seed))
 
 
 @pytest.mark.parametrize(
@@ -36,19 +43,19 @@ def test_seeds(first: int) -> None:
     ],
 )
 def test_seeds_that_found_a_fault(seed: int) -> None:
-    World(draw_plan(seed)).run()
+    run(draw_plan(seed))
 
 
 @pytest.mark.parametrize("weather", Weather)
 def test_every_weather(weather: Weather) -> None:
-    World(draw_plan(31, weather)).run()
+    run(draw_plan(31, weather))
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.label)
 def test_planted_faults_are_found(bug: Bug) -> None:
     found = bug.found_after(bug.first, 3)
     assert found is not None, f"{bug.label} went unseen"
-    World(bug.plan(bug.first + found[0] - 1)).run()  # sound code passes
+    run(bug.plan(bug.first + found[0] - 1))  # sound code passes
 
 
 def test_a_seed_tells_the_same_story_whatever_the_hashes() -> None:
@@ -82,7 +89,7 @@ def test_a_seed_writes_the_same_bytes_to_every_disk() -> None:
 
 def test_groups_come_to_rest() -> None:
     worlds = [plan for seed in range(1, 61) if (plan := draw_plan(seed)).rest_after_ms is not None]
-    assert sum(World(plan).run().rests for plan in worlds[:3]) > 10
+    assert sum(run(plan).rests for plan in worlds[:3]) > 10
 
 
 def test_no_seeds_are_refused() -> None:

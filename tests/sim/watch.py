@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stele.consensus import quiet
@@ -20,20 +22,25 @@ from stele.raft import effects as fx
 from stele.raft.events import Event
 from stele.raft.invariants import Facts, check, check_change_step, check_role_step, check_step, facts
 from stele.tablet.keyspace import KeySpace
+from stele.tablet.machine import Outcome
+from stele.tablet.store import StoreOptions, TabletStore
 from stele.wal import pool, recovery
 from tests.sim.loop import running_node
 from tests.sim.node import SimNode
-from tests.sim.plan import Plan
 
-_begin = KeySpace.begin
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
 CHECKSUM_EVERY = 16
+Apply = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def watching(plan: Plan) -> Iterator[None]:
-    """Within this context, cores and key spaces of simulated nodes are watched, and groups rest as the plan
+def watching(world: World) -> Iterator[None]:
+    """Within this context, cores and stores of simulated nodes are watched, and groups rest as the plan
     says. The ids of segments come from the seed: rot changes only bytes that are not 0, so it must find the
     same ones in each run."""
+    plan = world.plan
     ids = random.Random(f"segments/{plan.seed}")
     with contextlib.ExitStack() as stack:
         step_many = RaftCore.step_many
@@ -47,16 +54,35 @@ def watching(plan: Plan) -> Iterator[None]:
             node.world.judge(_stepped, node, core, before, effects)
             return effects
 
-        def watched_begin(store: KeySpace, entry: Entry) -> Any:
-            outcome = _begin(store, entry)
-            node = running_node()
-            if node is not None:
-                checksum = store.checksum() if entry.index % CHECKSUM_EVERY == 0 else None
-                node.world.judge(node.history.applied, node.replica_id, entry, outcome, checksum)
-            return outcome
+        def watched(apply: Apply) -> Apply:
+            def applied(store: Any, entry: Entry, *found: Any) -> Any:
+                outcome = apply(store, entry, *found)
+                node = running_node()
+                if node is not None and isinstance(outcome, Outcome):
+                    due = entry.index % CHECKSUM_EVERY == 0
+                    checksum = world.content.checksum(store) if due else None
+                    world.judge(node.history.applied, node.replica_id, entry, outcome, checksum)
+                return outcome
+
+            return applied
+
+        init = TabletStore.__init__
+
+        def init_in_world(store: TabletStore, directory: Path, options: StoreOptions, *parts: Any) -> None:
+            """A node's threads have its clocks, too."""
+            clocks = world.node_of(directory).clocks
+            options = replace(
+                options,
+                history_us=int(1_000 * plan.history_ms),
+                wall_us=clocks.wall_us,
+                steady_us=lambda: int(1_000 * clocks.monotonic_ms()),
+            )
+            init(store, directory, options, *parts)
 
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
-        stack.enter_context(mock.patch.object(KeySpace, "begin", watched_begin))
+        for owner, name in ((KeySpace, "begin"), (TabletStore, "begin"), (TabletStore, "apply")):
+            stack.enter_context(mock.patch.object(owner, name, watched(getattr(owner, name))))
+        stack.enter_context(mock.patch.object(TabletStore, "__init__", init_in_world))
         for module in (pool, recovery):
             stack.enter_context(mock.patch.object(module, "new_segment_id", lambda: ids.getrandbits(63) + 1))
         if plan.rest_after_ms is not None:

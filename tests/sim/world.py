@@ -29,6 +29,7 @@ from stele.raft.messages import Message
 from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.checks import History
 from tests.sim.clients import Clients
+from tests.sim.content import CONTENTS
 from tests.sim.driver import Driver, sim_peer
 from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
@@ -95,6 +96,7 @@ class World:
         self.met: Counter[str] = Counter()
         self.directory = Path(".")
         first = Configuration(-1, tuple(sim_peer(n) for n in range(1, plan.voters + 1)))
+        self.content = CONTENTS["table" if plan.table else "keyspace"]
         self.history = History(first)
         self.histories = [self.history]
         """All of them: a recovery begins another."""
@@ -141,6 +143,10 @@ class World:
     def all_nodes(self) -> list[SimNode]:
         """All nodes, in order of their ids."""
         return list(self.nodes.values())
+
+    def node_of(self, directory: Path) -> SimNode:
+        """The node in whose directory a store lies."""
+        return self.nodes[int(directory.relative_to(self.directory).parts[0].removeprefix("n"))]
 
     def latency(self) -> float:
         """How long a message takes, in milliseconds."""
@@ -196,7 +202,7 @@ class World:
         """
         self.directory = Path(tempfile.mkdtemp(prefix="stele-sim-", dir=_SHM if _SHM.is_dir() else None))
         try:
-            with watching(self.plan):
+            with watching(self):
                 self._run()
         except (SteleError, AssertionError, KeyError, IndexError, TypeError) as exc:
             what = f"seed {self.plan.seed} at {self.now:.1f} ms: {exc!r}"
