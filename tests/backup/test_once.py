@@ -82,7 +82,7 @@ def test_a_restore_may_be_repeated_and_another_table_is_never_taken_for_it(
     (again,) = backup.restore(client, tmp_path, tables={"t": "copy"}, again=True)
     assert (again.name, again.rows) == ("copy", 500)
     client.open_table("copy").put({"id": 7, "name": "other"})
-    with pytest.raises(Rejected, match="has not the rows of the backup") as refused:
+    with pytest.raises(Rejected, match="does not have the rows of the backup") as refused:
         backup.restore(client, tmp_path, made.backup_id, tables={"t": "copy"}, again=True)
     assert refused.value.code is Code.ALREADY_PRESENT
 

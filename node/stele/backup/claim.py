@@ -67,7 +67,7 @@ class Claim:
         """Raises Retryable if somebody took this process to be gone, because it stood still for long."""
         if await in_thread(self._folder.size, self._name) is None:
             raise Retryable(
-                f"{self._folder.shown}: another process took over, since this one stood still for more than "
+                f"{self._folder.shown}: another process took over, because this one stood still for more than "
                 f"{WATCH_S:.0f} s; run it again once the other has ended",
                 code=Code.TIMED_OUT,
             )
@@ -139,7 +139,7 @@ class Claim:
 
 
 def _myself() -> dict[str, Any]:
-    """What tells this process from all others: of this machine since it was booted, in this namespace of processes."""
+    """What identifies this process: its machine, boot and process namespace, its pid, and when it started."""
     pid = os.getpid()
     return {"host": socket.gethostname(), "pid": pid, "started": _started(pid), "machine": _machine()}
 

@@ -134,7 +134,7 @@ async def _settled(
     )
     if wrong := [*report.faults, *report.differences]:
         raise Rejected(
-            f"table {', '.join(t.name for t in mine)} exists already, and has not the rows of the backup: {wrong[0]}; restore "
+            f"table {', '.join(t.name for t in mine)} exists already, and does not have the rows of the backup: {wrong[0]}; restore "
             "under another name, or rename the existing one first",
             code=Code.ALREADY_PRESENT,
         )

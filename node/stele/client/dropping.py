@@ -88,8 +88,8 @@ async def drop(ask: Ask, info: TableInfo, keep_s: float | None, timeout_s: float
             return _from_pb(answer.table)
         if time.monotonic() >= deadline:
             raise Retryable(
-                f"{info.name} is dropped, but {_named(answer.unreached)} did not answer: a program that has it open and "
-                "reaches them may still use it, until the masters hear these nodes again; what it writes is kept, too",
+                f"{info.name} is dropped, but {_named(answer.unreached)} did not answer: programs that have it open may "
+                "still write there until these nodes reach the masters again; those rows are kept, too",
                 code=Code.UNKNOWN_OUTCOME,
             )
 

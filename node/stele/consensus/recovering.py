@@ -73,7 +73,7 @@ def make_sole_voter(
 ) -> Configuration:
     """Append what makes the replica the only voter; `done` is called once it is synced. Returns the configuration.
 
-    The term is above all that this replica knows, too, and the promotion is its own vote in it.
+    The term is also above every term that this replica knows. The PROMOTE record is its vote for itself in that term.
 
     Raises:
         as StreamLog appends.

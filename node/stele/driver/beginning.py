@@ -111,7 +111,8 @@ def _to_replace(s: Situation) -> Member | None:
 
 
 def waits_for_parked(s: Situation) -> Step | None:
-    """Whether no majority could accept one more voter, and only parked members that will return are away."""
+    """A blocked step if the tablet must wait for parked members: no voter can be added, and only members that will return
+    are away. Else None."""
     away = [m for m in s.voters if not m.live]
     if s.can_grow() or not away or not all(m.kept for m in away):
         return None

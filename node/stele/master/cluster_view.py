@@ -198,8 +198,8 @@ def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_
 def view_bytes(table: TableRecord, tablets: int) -> int:
     """The most bytes that a healthy table with this many tablets takes in a view.
 
-    Each configuration holds addresses, of up to 48 characters: the catalog's one, and the one that each
-    replica reports.
+    It has one configuration from the catalog, and one from each replica. Each configuration holds the addresses
+    of all members, of up to 48 characters.
     """
     name, peers = len(table.name.encode()), table.replication_factor
     config = 24 + 80 * peers

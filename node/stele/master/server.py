@@ -55,7 +55,7 @@ class MasterExtension:
         self._ports.replicas.add_listener(self._replica_started)
 
     def why_unready(self) -> str:
-        """Why this master does not know the catalog, or who leads it."""
+        """What this master still lacks: the catalog, or its leader. "" if it is ready."""
         if self._catalog_log.key_space is None:
             return "this master waits for a copy of the catalog"
         if not self._catalog_log.leader_node:

@@ -148,7 +148,7 @@ class Handover:
         return "" if progress.has_data else "does not hold the rows yet"
 
     def _lag(self, target: ReplicaId) -> str:
-        """What a sound replica lacks, if proposals would be held for long until it has all; else ""."""
+        """Why a sound target is too far behind: proposals would be held too long until it has all. "" if it is not."""
         progress = self._peers.progress[target]
         if self._keeps_up(progress) and progress.inflight_bytes <= LAG_BYTES_MAX:
             return ""

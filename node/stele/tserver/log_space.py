@@ -144,7 +144,7 @@ class LogSpace:
 
 
 def _no_flush_helps(replica: Replica) -> bool:
-    """Whether no flush of its store would make a replica release its log."""
+    """Whether the replica would keep its log even if its store were flushed."""
     if replica.state is ReplicaState.FAILED:
         return True
     machine, core = replica.machine, replica.core

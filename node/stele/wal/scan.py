@@ -43,7 +43,7 @@ class Found(Enum):
 
 
 class Behind(Enum):
-    """What is known of the bytes behind a place without a whole group."""
+    """What the bytes after the last whole group show."""
 
     NOTHING = "nothing"
     UNSYNCED = "whole groups that show only earlier bytes as synced"

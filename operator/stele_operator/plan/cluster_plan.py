@@ -204,8 +204,8 @@ def _too_many(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
 
 
 def _too_many_masters(o: Observation, everyone: tuple[Member, ...]) -> list[Finding]:
-    """Tell of more lost masters than maxLostNodes allows. The driver then leaves the catalog as it is (its `too_many_lost`).
-    Tables heal all the same."""
+    """Report that more masters are lost than maxLostNodes allows. The driver then leaves the catalog as it is (its
+    `too_many_lost`). Tables still heal."""
     spec, in_use = o.cluster.spec, lost_in_use(o, everyone, "master")
     if spec is None or len(in_use) <= spec.healing.maxLostNodes:
         return []
