@@ -34,3 +34,8 @@ def test_a_placement_by_hand_goes_before_moves_for_balance() -> None:
 def test_a_heal_goes_before_moves_for_balance_also_while_its_tablet_moves() -> None:
     """A placement by hand ended, and voters of its tablet were still missing. Balance took the moment between them."""
     moves_world.run(6417)
+
+
+def test_a_witness_that_fewer_replicas_make_needless_can_leave() -> None:
+    """The factor went from 3 to 1 while it joined. Its vote was needed to remove it, since a dead voter still had one."""
+    moves_world.run(8218)

@@ -263,12 +263,15 @@ class _Planner:
 
     def drop_unneeded(self, s: Situation) -> Step | None:
         """There are enough good voters without the joining replica: the dead one returned, or fewer are
-        wanted."""
+        wanted. Without a witness's vote there may be no majority. Then a dead voter loses its vote first, or the
+        witness gets its rows after all."""
         intent = s.intent
         if intent is None or s.needed > 0 or _is_voter(s.joining):
             return None
         reason = f"{len(s.good)} healthy voters without it"
         if s.joining is not None:
+            if s.joining.peer.votes and not s.can_remove(s.joining):
+                return demote(s, f"so that {s.joining.name} can be removed, which is not needed any more")
             return remove(s, s.joining, reason)
         return _cancel(s, intent, reason)
 
