@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stele.model.config import Configuration, Peer, decode_configuration, encode_configuration
+from stele.model.config import (
+    Configuration,
+    MemberType,
+    Peer,
+    decode_configuration,
+    encode_configuration,
+)
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, ReplicaId
 from stele.rpc.convert import config_from_pb, config_to_pb
@@ -38,3 +44,18 @@ def test_a_recovered_configuration_is_newer_whatever_its_index() -> None:
         > Configuration(900, PEERS).version
         > Configuration(7, PEERS).version
     )
+
+
+@pytest.mark.parametrize(("voters", "majority"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4)])
+def test_two_majorities_have_a_voter_in_common_and_a_witness_is_a_voter(voters: int, majority: int) -> None:
+    peers = [Peer(NodeId(f"{n:032x}"), ReplicaId(n), "") for n in range(voters)]
+    peers[0] = Peer(NodeId("0" * 32), ReplicaId(0), "", MemberType.WITNESS)
+    learner = Peer(NodeId("f" * 32), ReplicaId(9), "", MemberType.NON_VOTER)
+    config = Configuration(7, (*peers, learner))
+    assert config.majority == majority and 2 * config.majority > len(config.voters) == voters
+
+
+def test_a_replica_is_named_only_on_its_node() -> None:
+    config = Configuration(7, PEERS)
+    assert config.names(1, "a" * 32)
+    assert not config.names(1, "b" * 32) and not config.names(2, "a" * 32)

@@ -190,6 +190,7 @@ def _id(n: int) -> bytes:
 def test_examples() -> None:
     assert _of(ONE, (0, ">=", 5), (0, "<", 7)) == [(_id(5), _id(7))]
     assert _of(ONE, (0, ">", 5), (0, "<=", 7)) == [(_id(6), _id(8))]
+    assert _of(ONE, (0, ">=", 500), (0, "<", 900), (0, ">=", 5), (0, "<", 5000)) == [(_id(500), _id(900))]
     assert _of(ONE, (0, "in", (9, 1, 2, 9)), (0, "!=", 1)) == [(_id(2), _id(3)), (_id(9), _id(10))]
     assert _of(ONE, (0, "in", (3, 1, 2))) == [(_id(1), _id(4))], "neighbours are one range"
     assert _of(ONE, (0, ">", (1 << 63) - 1)) == [] == _of(ONE, (0, "<", -(1 << 63)))

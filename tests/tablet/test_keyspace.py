@@ -203,6 +203,8 @@ def test_operations_code_round_trip_and_faults() -> None:
     for end in range(len(data)):
         with pytest.raises(Corrupt):
             decode_operations(data[:end])
+    with pytest.raises(Corrupt, match="1 bytes left over"):
+        decode_operations(data + b"\0")
     with pytest.raises(Rejected, match=r"a key has 0 bytes.*written twice"):
         encode_operations([KeyOperation(KeyOp.REPLACE, b"")] * 2)
     with pytest.raises(Rejected) as caught:
