@@ -25,9 +25,7 @@ def begun(folder: Path) -> tuple[Manifest, Path]:
 
 
 def next_run(folder: Path, plan: Manifest) -> Unfinished:
-    work = Unfinished(Folder.at(folder), plan, "0000bbbb")
-    work.look()
-    return work
+    return Unfinished(Folder.at(folder), plan, "0000bbbb")
 
 
 def found(folder: Path, plan: Manifest) -> list[tuple[int, int, bool]]:

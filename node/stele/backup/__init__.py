@@ -12,7 +12,7 @@ whole. Then it has every row of its tables at its one snapshot.
 
 from __future__ import annotations
 
-from stele.backup.blocking import compare, create, drill, list_backups, prune, remove, restore
+from stele.backup.blocking import compare, create, drill, list_backups, prune, remove, restore, verify
 from stele.backup.creating import create_async
 from stele.backup.drilling import Drilled, drill_async
 from stele.backup.finding import Backup, State
@@ -22,13 +22,15 @@ from stele.backup.pruning import Pruned, prune_async
 from stele.backup.removing import remove_async
 from stele.backup.restoring import Restored, restore_async
 from stele.backup.telling import Progress
-from stele.backup.verifying import Report, TableReport, compare_async, verify
+from stele.backup.verifying import Report, TableReport, compare_async, verify_async
+from stele.backup.workers import InProcess, Workers
 
 __all__ = [
     "Backup",
     "FileEntry",
     "Drilled",
     "Folder",
+    "InProcess",
     "Location",
     "Manifest",
     "Progress",
@@ -39,6 +41,7 @@ __all__ = [
     "TableEntry",
     "TableReport",
     "TabletEntry",
+    "Workers",
     "compare",
     "compare_async",
     "create",
@@ -53,4 +56,5 @@ __all__ = [
     "restore",
     "restore_async",
     "verify",
+    "verify_async",
 ]

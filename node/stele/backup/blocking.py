@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 from stele.backup.creating import create_async
@@ -18,7 +19,8 @@ from stele.backup.pruning import Pruned, prune_async
 from stele.backup.removing import remove_async
 from stele.backup.restoring import Restored, restore_async
 from stele.backup.telling import Note, OnProgress, quiet
-from stele.backup.verifying import OnRows, Report, compare_async, no_rows
+from stele.backup.verifying import OnRows, Report, compare_async, no_rows, verify_async
+from stele.backup.workers import Workers
 from stele.client.blocking import Client
 from stele.client.partitioning import Partitionings
 from stele.client.tablet_scan import PARALLEL_TABLETS
@@ -36,6 +38,7 @@ def create(
     hold_for_s: float | None = None,
     parallel: int = PARALLEL_TABLETS,
     key: str = "",
+    workers: Workers | None = None,
     on_progress: OnProgress = quiet,
     on_note: Note = quiet,
 ) -> Manifest:
@@ -52,6 +55,7 @@ def create(
             hold_for_s=hold_for_s,
             parallel=parallel,
             key=key,
+            workers=workers,
             on_progress=on_progress,
             on_note=on_note,
         )
@@ -69,10 +73,31 @@ def compare(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] | Mapping[str, str] = (),
+    workers: Workers | None = None,
     on_rows: OnRows = no_rows,
 ) -> Report:
     """`compare_async` with a blocking client."""
-    return client.run(compare_async(client.asynchronous, folder, backup, tables=tables, on_rows=on_rows))
+    return client.run(
+        compare_async(client.asynchronous, folder, backup, tables=tables, workers=workers, on_rows=on_rows)
+    )
+
+
+def verify(
+    folder: Location,
+    backup: str | None = None,
+    *,
+    tables: str | Sequence[str] = (),
+    workers: Workers | None = None,
+    on_rows: OnRows = no_rows,
+) -> Report:
+    """`verify_async` for programs without an event loop, and for notebooks, which have one. It needs no client."""
+    checking = verify_async(folder, backup, tables=tables, workers=workers, on_rows=on_rows)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(checking)
+    with ThreadPoolExecutor(1, "stele-verify") as thread:
+        return thread.submit(asyncio.run, checking).result()
 
 
 def restore(
@@ -84,6 +109,7 @@ def restore(
     partitioning: Partitionings = None,
     replication_factor: int | None = None,
     again: bool = False,
+    workers: Workers | None = None,
     on_rows: OnRows = no_rows,
     on_note: Note = quiet,
 ) -> list[Restored]:
@@ -97,6 +123,7 @@ def restore(
             partitioning=partitioning,
             replication_factor=replication_factor,
             again=again,
+            workers=workers,
             on_rows=on_rows,
             on_note=on_note,
         )

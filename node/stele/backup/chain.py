@@ -97,17 +97,18 @@ class Chain:
 
     def rows(self, folder: Folder, table: TableEntry, tablet: TabletEntry) -> Iterator[pa.RecordBatch]:
         """The rows of a tablet of `newest` at its moment, in key order, with the columns of `table`. Raises Corrupt."""
-        parts = self.parts(table, tablet)
-        if len(parts) == 1:
-            yield from parts[0].batches(folder)
-            return
-        streams = [
-            _Stream(number, _shaped(part, folder, table.schema), table.schema)
-            for number, part in enumerate(parts)
-        ]
-        arrow = table.schema.to_arrow()
-        for batch in _merged(streams):
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=arrow)
+        yield from rows_of_parts(folder, self.parts(table, tablet), table.schema)
+
+
+def rows_of_parts(folder: Folder, parts: Sequence[Part], schema: Schema) -> Iterator[pa.RecordBatch]:
+    """The rows that all parts of a tablet give together, in key order, with the columns of `schema`. Raises Corrupt."""
+    if len(parts) == 1:
+        yield from parts[0].batches(folder)
+        return
+    streams = [_Stream(number, _shaped(part, folder, schema), schema) for number, part in enumerate(parts)]
+    arrow = schema.to_arrow()
+    for batch in _merged(streams):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=arrow)
 
 
 def _shaped(part: Part, folder: Folder, wanted: Schema) -> Iterator[pa.RecordBatch]:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-
-import pyarrow as pa
 
 from stele.backup.claim import Claim
 from stele.backup.finding import find_backups, with_key
@@ -26,21 +24,19 @@ from stele.backup.increments import (
     no_increment,
     why_no_base,
 )
+from stele.backup.jobs import WriteTablet, of_tablet
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
-from stele.backup.parallel import in_parallel
 from stele.backup.planning import plan_of, unfinished, why_not
-from stele.backup.row_files import FILE_BYTES, RowFile, file_columns
+from stele.backup.row_files import FILE_BYTES
 from stele.backup.telling import Note, OnProgress, Progress, quiet
-from stele.backup.unfinished import Done, Unfinished, remove
+from stele.backup.unfinished import Unfinished, remove
+from stele.backup.workers import Did, InProcess, Workers
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
-from stele.client.change_plan import change_plan
 from stele.client.holds import expires_ms
 from stele.client.table import AsyncTable
 from stele.client.tablet_scan import PARALLEL_TABLETS, ScanPlan
-from stele.model import keys
-from stele.model.clock import physical_us, utc
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected
 from stele.model.ids import new_id
 from stele.rpc.threads import in_thread
 
@@ -63,6 +59,7 @@ async def create_async(
     hold_for_s: float | None = None,
     parallel: int = PARALLEL_TABLETS,
     key: str = "",
+    workers: Workers | None = None,
     on_progress: OnProgress = quiet,
     on_note: Note = quiet,
 ) -> Manifest:
@@ -78,7 +75,7 @@ async def create_async(
     `key`: makes this backup once. If a complete one has the key, that one is returned. An unfinished one is continued only if it
     has the same key. "": each call makes a backup.
 
-    `on_progress` is called in other threads. `on_note` is told what is unusual.
+    `workers`: who reads the tablets; None: this process. `on_progress` is called in other threads. `on_note` is told what is unusual.
 
     Raises:
         Rejected: NOT_FOUND: a table is not there. SNAPSHOT_TOO_OLD: the rows of that moment are gone.
@@ -94,6 +91,7 @@ async def create_async(
     # Before the tables are asked for: tablets that come later have no rows at this time.
     snapshot = arguments.snapshot(at) or int(client.now())
     opened = {table.info.table_id: table for table in await _opened(client, names)}
+    who = workers or InProcess(client, opened.values())
     if await in_thread(place.is_there):
         await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     else:
@@ -108,7 +106,7 @@ async def create_async(
         newest = await in_thread(newest_of, place, opened, client.identity.cluster_id)
 
         async def make(base: Manifest | None) -> Manifest:
-            maker = _Maker(client, place, claim, opened, snapshot, base, count, on_progress, on_note)
+            maker = _Maker(client, place, claim, opened, snapshot, base, who, count, on_progress, on_note)
             maker.key = called
             if keep_ms is not None:
                 maker.chain_before, maker.chain_s = newest, keep_ms / 1_000
@@ -143,6 +141,7 @@ class _Maker:
         opened: dict[str, AsyncTable],
         snapshot: int,
         base: Manifest | None,
+        workers: Workers,
         parallel: int,
         on_progress: OnProgress,
         on_note: Note,
@@ -153,6 +152,7 @@ class _Maker:
         self._opened = opened
         self._snapshot = snapshot
         self._base = base
+        self._workers = workers
         self._parallel = parallel
         self._on_progress = on_progress
         self._note = on_note
@@ -197,7 +197,15 @@ class _Maker:
         plan = work.plan
         hold = "" if self.chain_s is None else chain_hold(self.chain_before, plan.backup_id)
         run = _Run(
-            self._place, self._claim, work, self._opened, scans, self._base, self._parallel, self._on_progress
+            self._place,
+            self._claim,
+            work,
+            self._opened,
+            scans,
+            self._base,
+            self._workers,
+            self._parallel,
+            self._on_progress,
         )
         held = HistoryHeld(
             list(self._opened.values()),
@@ -240,6 +248,7 @@ class _Run:
         opened: dict[str, AsyncTable],
         scans: dict[str, ScanPlan],
         base: Manifest | None,
+        workers: Workers,
         parallel: int,
         on_progress: OnProgress,
     ) -> None:
@@ -248,13 +257,13 @@ class _Run:
         self._work = work
         self._base = base
         self._opened = opened
+        self._workers = workers
         self._parallel = parallel
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._rows = Counter[str]()
         self._tablets_done = Counter[str]()
         self._bytes = Counter[str]()
-        self._found: dict[str, Done] = {}  # by tablet
         self._scans = {  # by table; the plan was made of these, or is equal to what would be
             table_id: replace(
                 scan,
@@ -264,94 +273,46 @@ class _Run:
             )
             for table_id, scan in scans.items()
         }
-        self._places = {place.tablet_id: place for scan in scans.values() for place in scan.tablets}
 
     async def run(self, resumed: bool, hold: str) -> Manifest:
         """`hold`: what the manifest says of it."""
         plan = self._work.plan
-        await in_thread(self._work.look if resumed else self._work.begin)
+        if not resumed:
+            await in_thread(self._work.begin)
         for table in plan.tables:
-            self._told(table, 0)
+            self._told(table, Did())
         for table_id, scan in self._scans.items():
             await self._opened[table_id].reads.prepare(scan)  # then no lost leader stops the reading
-        jobs = [(table, tablet) for table in plan.tables for tablet in table.tablets]
-        await in_parallel(jobs, self._parallel, self._tablet)
+        jobs = [self._job(table, tablet) for table in plan.tables for tablet in table.tablets]
+        tables = [table for table in plan.tables for _ in table.tablets]
+        done = await self._workers.run(
+            jobs, self._parallel, lambda number, did: self._told(tables[number], did)
+        )
         await self._claim.check()
+        found = iter(done)  # only what attempts returned: others may have left files, and records
         manifest = replace(
             plan,
             finished=datetime.now(UTC),
             hold=hold,
             tables=tuple(
-                replace(
-                    table,
-                    tablets=tuple(replace(t, files=self._found[t.tablet_id].files) for t in table.tablets),
-                )
+                replace(table, tablets=tuple(replace(t, files=next(found).files) for t in table.tablets))
                 for table in plan.tables
             ),
         )
         await in_thread(self._work.publish, manifest)
         return manifest
 
-    async def _tablet(self, job: tuple[TableEntry, TabletEntry]) -> None:
-        table, tablet = job
-        done = await in_thread(self._work.load, table, tablet)
-        self._told(table, sum(file.rows for file in done.files), size=sum(file.bytes for file in done.files))
-        if not done.whole:
-            scan = self._scans[table.table_id]
-            if not tablet.whole:
-                assert self._base is not None
-                scan = change_plan(scan, self._base.snapshot, every=False)
-            if done.last_key is not None:
-                scan = replace(scan, spec=replace(scan.spec, lower_key=done.last_key + b"\x00"))
+    def _job(self, table: TableEntry, tablet: TabletEntry) -> WriteTablet:
+        small = replace(self._work.plan, tables=(replace(table, tablets=(tablet,)),))
+        scan = of_tablet(self._scans[table.table_id], tablet.tablet_id)
+        base = None if self._base is None else self._base.snapshot
+        return WriteTablet(self._place, small, scan, base, FILE_BYTES)
 
-            def write(batches: Iterator[pa.RecordBatch]) -> Done:
-                return self._write(table, tablet, done, batches)
-
-            reader = self._opened[table.table_id]
-            try:
-                done = await reader.reads.read_tablet(scan, self._places[tablet.tablet_id], write)
-            except Rejected as exc:
-                raise self._explained(table, exc) from exc
-            if self._places[tablet.tablet_id].incarnation != tablet.incarnation:
-                raise Rejected(
-                    f"tablet {tablet.tablet_id} of table {table.name} lost its majority and was recovered while it was backed "
-                    "up; run the same again",
-                    code=Code.SNAPSHOT_TOO_OLD,
-                )
-        self._found[tablet.tablet_id] = done
-        self._told(table, 0, tablets=1)
-
-    def _write(
-        self, table: TableEntry, tablet: TabletEntry, done: Done, batches: Iterator[pa.RecordBatch]
-    ) -> Done:
-        """Write the rows of a tablet behind those that are done. Called in a thread of its own."""
-        columns, file, last_key = file_columns(table.schema, whole=tablet.whole), None, done.last_key
-        try:
-            for batch in batches:
-                if file is None:
-                    name = self._work.file_name(table, tablet, done.next_number)
-                    file = RowFile(self._place, name, columns)
-                file.write(pa.RecordBatch.from_arrays(batch.columns, schema=columns))
-                last_key = keys.encode_keys(batch.slice(batch.num_rows - 1), table.schema)[0].as_py()
-                self._told(table, batch.num_rows)
-                if file.bytes >= FILE_BYTES:
-                    whole_file, file = file.finish(), None
-                    done = self._work.record(tablet, done, whole_file, last_key, whole=False)
-                    self._told(table, 0, size=whole_file.bytes)
-            last = None if file is None else file.finish()
-        except BaseException:
-            if file is not None:
-                file.abandon()
-            raise
-        if last is not None:
-            self._told(table, 0, size=last.bytes)
-        return self._work.record(tablet, done, last, last_key, whole=True)
-
-    def _told(self, table: TableEntry, rows: int, *, tablets: int = 0, size: int = 0) -> None:
+    def _told(self, table: TableEntry, did: Did) -> None:
         with self._lock:
-            self._rows[table.table_id] += rows
-            self._tablets_done[table.table_id] += tablets
-            self._bytes[table.table_id] += size
+            self._rows[table.table_id] += did.rows
+            self._tablets_done[table.table_id] += did.ended
+            self._bytes[table.table_id] += did.bytes
             now = Progress(
                 table.name,
                 self._rows[table.table_id],
@@ -360,26 +321,3 @@ class _Run:
                 self._bytes[table.table_id],
             )
             self._on_progress(now)
-
-    def _explained(self, table: TableEntry, error: Rejected) -> SteleError:
-        """What an error of a node means for the backup, and what to do."""
-        plan = self._work.plan
-        if error.code is Code.CURSOR_LOST:
-            return Rejected(f"table {table.name}: {error.args[0]}", code=Code.SNAPSHOT_TOO_OLD)
-        if error.code is Code.SNAPSHOT_TOO_OLD:
-            return Rejected(
-                f"table {table.name}: the rows of {utc(physical_us(plan.snapshot))} are gone before all were read: "
-                f"{error.args[0]}; `stele table alter {table.name} --history 2h` keeps those of later backups for longer",
-                code=error.code,
-            )
-        if error.code is Code.TABLET_DELETED:
-            return Rejected(
-                f"table {table.name} was deleted, or a range of it was dropped, while it was backed up; run the same again",
-                code=error.code,
-            )
-        if error.code is Code.SCHEMA_MISMATCH:
-            return Rejected(
-                f"the columns of table {table.name} were changed while it was backed up; run the same again",
-                code=error.code,
-            )
-        return error

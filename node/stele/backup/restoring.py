@@ -8,24 +8,23 @@ The same restore goes on with it, since writing the same rows again changes noth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-
-import pyarrow as pa
 
 from stele.backup.chain import Chain
 from stele.backup.finding import choose
 from stele.backup.folder import Folder, Location
-from stele.backup.manifest import Manifest, TableEntry, TabletEntry
-from stele.backup.parallel import in_parallel
+from stele.backup.jobs import RestoreTablet, alone
+from stele.backup.manifest import Manifest, TableEntry
 from stele.backup.telling import Note, quiet
 from stele.backup.verifying import OnRows, compare_async, named_tables, no_rows
+from stele.backup.workers import Did, InProcess, Workers
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
+from stele.client.jobs import Job
 from stele.client.partitioning import Partitionings, partition_schema
 from stele.client.table import AsyncTable
-from stele.model.block import RowOp
 from stele.model.errors import Advice, Code, Corrupt, Rejected, SteleError
 from stele.model.partition import PartitionSchema
 from stele.model.partitioning import by_ids, by_names
@@ -33,7 +32,6 @@ from stele.model.schema import Schema
 from stele.rpc.threads import in_thread
 
 _PARALLEL_TABLETS = 4
-_BUFFER_BYTES = 16 << 20
 _NAME_CHARS = 200
 _CREATE_TIMEOUT_S = 120.0
 
@@ -56,14 +54,15 @@ async def restore_async(
     partitioning: Partitionings = None,
     replication_factor: int | None = None,
     again: bool = False,
+    workers: Workers | None = None,
     on_rows: OnRows = no_rows,
     on_note: Note = quiet,
 ) -> list[Restored]:
     """Make tables from a backup. `backup`: its id or the first digits of it; None: the newest.
 
     `tables`: names of some of its tables, or new names by their names in the backup; default: all, as they were called.
-    `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `on_rows` is called
-    with a table's name in the backup and the number of rows that were written, as it happens.
+    `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `workers`:
+    who writes the rows; None: this process. `on_rows` is called with a table's name in the backup and the number of rows that were written, as it happens.
 
     `again`: a table that is there already counts as restored if it has the very rows of the backup. The table that was backed up
     never does. So a restore whose end nobody heard of may be repeated.
@@ -79,7 +78,7 @@ async def restore_async(
     chain = await in_thread(Chain.of, place, manifest)
     chosen = [manifest.table(n) for n in new_names] if new_names else list(manifest.tables)
     targets = [_Target.of(manifest, t, new_names.get(t.name, t.name)) for t in chosen]
-    settled = await _settled(client, place, manifest, targets, again=again, note=on_note)
+    settled = await _settled(client, place, manifest, targets, workers, again=again, note=on_note)
     targets = [target for target in targets if target.entry.name not in settled]
     for target in targets:
         if partitioning is not None:
@@ -91,7 +90,7 @@ async def restore_async(
         for target in targets:
             made.append(target)
             await target.make(client, on_note)
-            await target.fill(place, chain, on_rows)
+            await target.fill(place, chain, workers or InProcess(client, [target.table]), on_rows)
     except BaseException:
         for target in made:
             await target.remove(client)
@@ -105,6 +104,7 @@ async def _settled(
     place: Folder,
     manifest: Manifest,
     targets: Sequence[_Target],
+    workers: Workers | None,
     *,
     again: bool,
     note: Note,
@@ -130,7 +130,11 @@ async def _settled(
     if not mine:
         return {}
     report = await compare_async(
-        client, place, manifest.backup_id, tables={t.entry.name: t.name for t in mine}
+        client,
+        place,
+        manifest.backup_id,
+        tables={t.entry.name: t.name for t in mine},
+        workers=workers,
     )
     if wrong := [*report.faults, *report.differences]:
         raise Rejected(
@@ -200,27 +204,27 @@ class _Target:
             )
         note(f"going on with table {self.scratch}, which is left from a restore that did not end")
 
-    async def fill(self, place: Folder, chain: Chain, on_rows: Callable[[str, int], None]) -> None:
+    async def fill(self, place: Folder, chain: Chain, workers: Workers, on_rows: OnRows) -> None:
         """Write all rows, and count them."""
-
-        async def write(tablet: TabletEntry) -> None:
-            # Each of several tablets has a writer, since the rows of one may all go to the same new tablet.
-            writer = self.table.arrow_writer(
-                RowOp.UPSERT,
-                buffer_bytes=_BUFFER_BYTES,
-                on_rows=lambda rows: on_rows(self.entry.name, rows),
+        # An attempt that nobody waits for may still run when the table has its name, and others write to it.
+        job = Job.new() if workers.repeats and self.table.takes_jobs else None
+        jobs = [
+            RestoreTablet(
+                place,
+                alone(chain.parts(self.entry, tablet)),
+                self.entry.schema,
+                self.table.info.table_id,
+                self.scratch,
+                None if job is None else job.part(number),
             )
-            try:
-                batches = chain.rows(place, self.entry, tablet)
-                while (batch := await in_thread(_next, batches)) is not None:
-                    self.rows += batch.num_rows
-                    await writer.feed(batch)
-                (await writer.finish()).raise_for_errors()
-            except BaseException:
-                await writer.abandon()
-                raise
+            for number, tablet in enumerate(self.entry.tablets)
+        ]
 
-        await in_parallel(self.entry.tablets, _PARALLEL_TABLETS, write)
+        def tell(_: int, did: Did) -> None:
+            if did.rows:
+                on_rows(self.entry.name, did.rows)
+
+        self.rows = sum(await workers.run(jobs, _PARALLEL_TABLETS, tell))
         there = await self.table.scan().count()
         if there != self.rows:
             raise Corrupt(
@@ -249,7 +253,3 @@ class _Target:
 
 def _plain(partitioning: PartitionSchema, schema: Schema) -> PartitionSchema:
     return by_ids(by_names(partitioning, schema), schema)
-
-
-def _next(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return next(batches, None)

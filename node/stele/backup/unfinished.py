@@ -6,7 +6,6 @@ that `load` returns were read again and are whole, and no row lies between them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from stele.backup.row_files import checked_bytes
 from stele.model.errors import Code, Corrupt, Rejected, SteleError
 
 _RECORDS = "unfinished"
-_RECORD = re.compile(r"([0-9a-f]+)-(\d+)\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +42,12 @@ class Done:
 
 
 class Unfinished:
-    """The folder of one backup while it is written. `run`: tells this process's files from those of earlier ones."""
+    """The folder of one backup while it is written. `run`: tells the files of one attempt from those of others."""
 
     def __init__(self, folder: Folder, plan: Manifest, run: str) -> None:
         self._folder = folder
         self.plan = plan
         self._run = run
-        self._known: dict[str, set[int]] = {}
 
     def begin(self) -> None:
         """Write the plan, and make all folders."""
@@ -59,17 +56,10 @@ class Unfinished:
             self._folder.make(f"{backup}/{name}")
         self._folder.put(f"{backup}/{PLAN}", self.plan.sealed())
 
-    def look(self) -> None:
-        """Find the records of earlier runs."""
-        self._known.clear()
-        for name in self._folder.entries(f"{self.plan.backup_id}/{_RECORDS}"):
-            if match := _RECORD.match(name):
-                self._known.setdefault(match[1], set()).add(int(match[2]))
-
     def load(self, table: TableEntry, tablet: TabletEntry) -> Done:
         """What is there of a tablet and whole. Reads its files. Raises SteleError if they cannot be read now."""
-        known, done = self._known.get(tablet.tablet_id, set()), Done()
-        while not done.whole and done.next_number in known:
+        done = Done()
+        while not done.whole and self._is_recorded(tablet, done.next_number):
             try:
                 done = self._with_next(table, tablet, done)
             except Corrupt:
@@ -119,6 +109,9 @@ class Unfinished:
         self._folder.put(self._record(tablet, before.next_number), seal(content))
         files = before.files if file is None else (*before.files, file)
         return Done(files, last_key, before.next_number + 1, whole)
+
+    def _is_recorded(self, tablet: TabletEntry, number: int) -> bool:
+        return self._folder.size(self._record(tablet, number)) is not None
 
     def _record(self, tablet: TabletEntry, number: int) -> str:
         return f"{self.plan.backup_id}/{_RECORDS}/{tablet.tablet_id}-{number:05}.json"

@@ -9,28 +9,22 @@ Invariant: everything that is wrong is reported, not only the first fault.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from stele.backup.chain import Chain, Part
+from stele.backup.chain import Chain
 from stele.backup.finding import choose
 from stele.backup.folder import Folder, Location
-from stele.backup.manifest import Manifest, TableEntry, TabletEntry
-from stele.backup.parallel import in_parallel
-from stele.backup.row_files import file_columns, rows_of
+from stele.backup.jobs import CheckTablet, Sum, SumTablet, alone, of_tablet
+from stele.backup.manifest import Manifest, TableEntry
 from stele.backup.unfinished import strays
+from stele.backup.workers import Did, InProcess, Workers
 from stele.client import arguments
 from stele.client.async_client import AsyncClient
 from stele.client.table import AsyncTable
 from stele.client.tablet_scan import PARALLEL_TABLETS
-from stele.model import checksum, keys
-from stele.model.errors import Code, Corrupt, Rejected
-from stele.model.partition import assign
+from stele.model import checksum
+from stele.model.errors import Code, Rejected
 from stele.rpc.threads import in_thread
 
 _PARALLEL_FILES = 4
@@ -85,37 +79,31 @@ class Report:
         return [difference for table in self.tables for difference in table.differences]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    rows: int = 0
-    checksum: int = 0
-    faults: tuple[str, ...] = ()
-
-
-def verify(
+async def verify_async(
     folder: Location,
     backup: str | None = None,
     *,
     tables: str | Sequence[str] = (),
+    workers: Workers | None = None,
     on_rows: OnRows = no_rows,
 ) -> Report:
     """Check a backup against itself. Reads all its files; asks no cluster. `on_rows` is called in other threads.
 
-    `backup`: its id or the first digits of it; None: the newest. `tables`: only these.
+    `backup`: its id or the first digits of it; None: the newest. `tables`: only these. `workers`: who reads the files; None:
+    this process.
 
     Raises:
         Rejected: NOT_FOUND: no such folder, backup or table.
         Corrupt: the manifest is damaged. Faults of files do not raise: they are in the report.
     """
-    place = Folder.at(folder)
-    manifest = choose(place, backup, chosen := arguments.names(tables, "tables"))
-    chain, reports = Chain.of(place, manifest), []
-    with ThreadPoolExecutor(_PARALLEL_FILES, "stele-verify") as threads:
-        for table in _of(manifest, chosen):
-            check = _checker(place, chain, table, on_rows, sums=False)
-            found = list(threads.map(check, table.tablets))
-            reports.append(_report(table, found, None))
-    return Report(manifest, reports, strays(place, manifest), chain.backups)
+    place = await in_thread(Folder.at, folder)
+    chosen = arguments.names(tables, "tables")
+    manifest = await in_thread(choose, place, backup, chosen)
+    chain, reports = await in_thread(Chain.of, place, manifest), []
+    for table in _of(manifest, chosen):
+        found = await _checked(place, chain, table, workers or InProcess(None), on_rows, sums=False)
+        reports.append(_report(table, found, None))
+    return Report(manifest, reports, await in_thread(strays, place, manifest), chain.backups)
 
 
 async def compare_async(
@@ -124,12 +112,14 @@ async def compare_async(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] | Mapping[str, str] = (),
+    workers: Workers | None = None,
     on_rows: OnRows = no_rows,
 ) -> Report:
     """Check a backup against itself, and against tables of a cluster.
 
     `tables`: names of some of its tables, or the names of tables to compare them with, by their names in the backup. A
     table that was backed up is read as it was at the backup's time. Another one, such as a restored one, is read now.
+    `workers`: who reads files and tablets; None: this process.
 
     Raises:
         Rejected: NOT_FOUND: no such table. SNAPSHOT_TOO_OLD: its rows of that time are gone, so it cannot be compared.
@@ -140,23 +130,16 @@ async def compare_async(
     chosen = _of(manifest, list(others))
     chain = await in_thread(Chain.of, place, manifest)
     opened = [await client.open_table(others.get(table.name, table.name)) for table in chosen]
+    who = workers or InProcess(client, opened)
     reports = []
     for table, live in zip(chosen, opened, strict=True):
-        check = _checker(place, chain, table, on_rows, sums=True)
-        sums: dict[str, _Sum] = {}
-
-        async def look(tablet: TabletEntry, sums: dict[str, _Sum] = sums, check: _Check = check) -> None:
-            sums[tablet.tablet_id] = await in_thread(check, tablet)
-
-        await in_parallel(table.tablets, _PARALLEL_FILES, look)
-        report = _report(table, [sums[t.tablet_id] for t in table.tablets], live)
-        await _compare(report, manifest, table, live, sums)
+        found = await _checked(place, chain, table, who, on_rows, sums=True)
+        report = _report(table, found, live)
+        sums = {tablet.tablet_id: each for tablet, each in zip(table.tablets, found, strict=True)}
+        await _compare(report, manifest, table, live, sums, who)
         reports.append(report)
     beside = await in_thread(strays, place, manifest)
     return Report(manifest, reports, beside, chain.backups)
-
-
-_Check = Callable[[TabletEntry], _Sum]
 
 
 def named_tables(given: str | Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -171,65 +154,33 @@ def _of(manifest: Manifest, names: Sequence[str]) -> list[TableEntry]:
     return [manifest.table(name) for name in dict.fromkeys(names)] if names else list(manifest.tables)
 
 
-def _report(table: TableEntry, found: Sequence[_Sum], live: AsyncTable | None) -> TableReport:
+def _report(table: TableEntry, found: Sequence[Sum], live: AsyncTable | None) -> TableReport:
     faults = [fault for each in found for fault in each.faults]
     total = sum(each.checksum for each in found) & checksum.MASK if live is not None else None
     rows = sum(each.rows for each in found)
     return TableReport(table.name, rows, table.file_bytes, len(table.files), total, "", faults)
 
 
-def _checker(place: Folder, chain: Chain, table: TableEntry, on_rows: OnRows, *, sums: bool) -> _Check:
-    """A function that reads all files of one tablet, also of the backups that this one builds on."""
+async def _checked(
+    place: Folder, chain: Chain, table: TableEntry, workers: Workers, on_rows: OnRows, *, sums: bool
+) -> list[Sum]:
+    """What was found of the files of each tablet, also of those of the backups that this one builds on."""
+    jobs = [CheckTablet(place, alone(chain.parts(table, t)), table.schema, sums) for t in table.tablets]
 
-    def check(tablet: TabletEntry) -> _Sum:
-        parts = chain.parts(table, tablet)
-        of_parts = [_of_part(place, part, on_rows, sums=sums and len(parts) == 1) for part in parts]
-        if len(parts) == 1:
-            return of_parts[0]
-        rows, total, faults = 0, 0, tuple(fault for each in of_parts for fault in each.faults)
-        if not faults:
-            for batch in chain.rows(place, table, tablet):
-                rows += batch.num_rows
-                total += checksum.checksum(batch, table.schema) if sums else 0
-        return _Sum(rows, total & checksum.MASK, faults)
+    def tell(_: int, did: Did) -> None:
+        if did.rows:
+            on_rows(table.name, did.rows)
 
-    return check
-
-
-def _of_part(place: Folder, part: Part, on_rows: OnRows, *, sums: bool) -> _Sum:
-    """Read the files of a tablet in one backup."""
-    table, tablet = part.table, part.tablet
-    columns = file_columns(table.schema, whole=tablet.whole)
-    rows = total = 0
-    last: pa.Scalar | None = None
-    faults = []
-    for file in tablet.files:
-        name = part.manifest.name_of(table, file)
-        try:
-            for batch in rows_of(place, name, file, columns):
-                found = keys.encode_keys(batch, table.schema)
-                if not _ascends(found, last):
-                    raise Corrupt(f"{place.called(name)}: its keys do not ascend")
-                if (assign(batch, table.schema, table.partitioning) != tablet.ordinal).any():
-                    raise Corrupt(f"{place.called(name)}: it has rows of another tablet")
-                last = found[-1]
-                rows += batch.num_rows
-                total += checksum.checksum(batch, table.schema) if sums else 0
-                on_rows(table.name, batch.num_rows)
-        except Corrupt as exc:
-            faults.append(str(exc.args[0]))
-    return _Sum(rows, total & checksum.MASK, tuple(faults))
-
-
-def _ascends(found: pa.BinaryArray, last: pa.Scalar | None) -> bool:
-    """Whether each key is above the one before it, the first above `last`."""
-    if last is not None and not pc.less(last, found[0]).as_py():
-        return False
-    return bool(np.all(pc.less(found[:-1], found[1:]).to_numpy(zero_copy_only=False)))
+    return await workers.run(jobs, _PARALLEL_FILES, tell)
 
 
 async def _compare(
-    report: TableReport, manifest: Manifest, table: TableEntry, live: AsyncTable, sums: Mapping[str, _Sum]
+    report: TableReport,
+    manifest: Manifest,
+    table: TableEntry,
+    live: AsyncTable,
+    sums: Mapping[str, Sum],
+    workers: Workers,
 ) -> None:
     """Read the table, and say in the report how it differs."""
     same = live.info.table_id == table.table_id
@@ -239,31 +190,17 @@ async def _compare(
         return
     names = table.schema.to_arrow().names
     scan = live.scan(names, snapshot=manifest.snapshot if same else None, ordered=True).plan
-    arrow = table.schema.to_arrow()
-    found: dict[str, _Sum] = {}
-
-    def add(batches: Iterator[pa.RecordBatch]) -> _Sum:
-        rows = total = 0
-        for batch in batches:
-            rows += batch.num_rows
-            total += checksum.checksum(
-                pa.RecordBatch.from_arrays(batch.columns, names=arrow.names), table.schema
-            )
-        return _Sum(rows, total & checksum.MASK)
-
-    async def read(number: int) -> None:
-        place = scan.tablets[number]
-        try:
-            found[place.tablet_id] = await live.reads.read_tablet(scan, place, add)
-        except Rejected as exc:
-            if exc.code is not Code.SNAPSHOT_TOO_OLD:
-                raise
-            raise Rejected(
-                f"{report.compared} cannot be compared, since its rows of that time are gone: {exc.args[0]}",
-                code=exc.code,
-            ) from exc
-
-    await in_parallel(range(len(scan.tablets)), PARALLEL_TABLETS, read)
+    ids = [tablet.tablet_id for tablet in scan.tablets]
+    jobs = [SumTablet(of_tablet(scan, t), table.schema, live.info.table_id, live.name) for t in ids]
+    try:
+        found = dict(zip(ids, await workers.run(jobs, PARALLEL_TABLETS, _unheard), strict=True))
+    except Rejected as exc:
+        if exc.code is not Code.SNAPSHOT_TOO_OLD:
+            raise
+        raise Rejected(
+            f"{report.compared} cannot be compared, since its rows of that time are gone: {exc.args[0]}",
+            code=exc.code,
+        ) from exc
     rows, total = (
         sum(each.rows for each in found.values()),
         sum(s.checksum for s in found.values()) & checksum.MASK,
@@ -277,6 +214,10 @@ async def _compare(
         report.differences.append(
             f"{report.compared}: tablets that differ: {', '.join(other[:10]) or 'none'}"
         )
+
+
+def _unheard(_: int, __: Did) -> None:
+    """The rows were told of when the files were read."""
 
 
 def _columns(table: TableEntry, live: AsyncTable) -> str:

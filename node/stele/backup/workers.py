@@ -1,0 +1,100 @@
+"""Who runs the jobs of a backup: this process, or workers elsewhere such as Spark's executors.
+
+A job is the work on one tablet: small, with a small result, and pickled on its way. Knows no files and no formats.
+Invariant: workers neither claim a folder, nor hold history, nor publish anything. Whoever called them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from stele.backup.parallel import in_parallel
+from stele.client.async_client import AsyncClient
+from stele.client.table import AsyncTable
+from stele.model.errors import Code, InvariantViolation, Rejected
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Did:
+    """What a job has done since it told last. `ended`: it has a result."""
+
+    rows: int = 0
+    bytes: int = 0
+    ended: bool = False
+
+
+class Bench:
+    """Where jobs run: a client, and the tables that were opened already. `client` None: only for jobs that ask no cluster."""
+
+    def __init__(self, client: AsyncClient | None, tables: Iterable[AsyncTable] = ()) -> None:
+        self._client = client
+        self._tables = {table.info.table_id: table for table in tables}
+
+    async def table(self, table_id: str, name: str) -> AsyncTable:
+        """The table with this id, whatever it is called now. `name`: for messages.
+
+        Raises:
+            Rejected: TABLET_DELETED: it is gone.
+        """
+        if table_id not in self._tables:
+            if self._client is None:
+                raise InvariantViolation("this job was sent to workers without a client")
+            names = {info.table_id: info.name for info in await self._client.list_tables()}
+            if table_id not in names:
+                raise Rejected(f"table {name} was deleted", code=Code.TABLET_DELETED)
+            self._tables[table_id] = await self._client.open_table(names[table_id])
+        return self._tables[table_id]
+
+
+class Job(Protocol[R_co]):
+    """The work on one tablet. It can be pickled, and so can its result.
+
+    An attempt may be cut off anywhere, and another attempt may run at the same time. Neither does harm."""
+
+    async def run(self, bench: Bench, tell: Callable[[Did], None]) -> R_co:
+        """Do it. `tell` may be called in any thread. Raises SteleError."""
+
+
+Tell = Callable[[int, Did], None]
+"""Called with the number of a job and what it did, in any thread."""
+
+
+class Workers(Protocol):
+    """Runs jobs."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an attempt may still run while, or after, another attempt at its job succeeds."""
+
+    async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
+        """The results of all jobs, in their order; of each job that of one attempt which ended well.
+
+        `parallel`: how many run at once in this process; workers elsewhere have limits of their own. `tell` hears of each
+        row once, with whole jobs at the latest. The first error ends the other jobs, and is raised.
+        """
+
+
+class InProcess:
+    """Runs jobs in this process, each once."""
+
+    repeats = False
+
+    def __init__(self, client: AsyncClient | None, tables: Iterable[AsyncTable] = ()) -> None:
+        self._bench = Bench(client, tables)
+
+    async def run(self, jobs: Sequence[Job[R]], parallel: int, tell: Tell) -> list[R]:
+        """As `Workers.run` has it."""
+        found: dict[int, R] = {}
+
+        async def one(number: int) -> None:
+            found[number] = await jobs[number].run(self._bench, partial(tell, number))
+            tell(number, Did(ended=True))
+
+        await in_parallel(range(len(jobs)), parallel, one)
+        return [found[number] for number in range(len(jobs))]
