@@ -158,3 +158,34 @@ def test_names_of_nodes_that_nobody_knows_take_bounded_memory() -> None:
         calls(book, 1, f"{n:032x}")
     assert len(book._heard) == bounds.PEERS_HEARD_MAX
     assert book.incarnation(f"{0:032x}") == 0
+
+
+def test_a_caller_of_another_protocol_is_refused() -> None:
+    for version in (0, 2):
+        with pytest.raises(Rejected, match=f"protocol version {version} is unknown here") as caught:
+            check(Identity(CLUSTER, HERE, 1), PeerBook(), Caller(CLUSTER, version, NODE, "", 1, 0))
+        assert caught.value.code is Code.UNSUPPORTED_VERSION
+
+
+def test_the_masters_word_on_a_node_counts_also_where_it_is_lower() -> None:
+    """A higher one came of somebody who spoke in its name."""
+    book = PeerBook(lambda: NOW_MS)
+    book.told(NODE, 900, "forged:1")
+    book.told(NODE, 4, "true:1")
+    assert (book.incarnation(NODE), book.address(NODE)) == (4, "true:1")
+    calls(book, 4)
+
+
+def test_a_start_that_nobody_can_have_reached_is_refused_also_where_the_node_was_heard() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    book.observe(NODE, 5, "node:1")
+    with pytest.raises(Rejected, match="another process speaks in its name"):
+        book.observe(NODE, bounds.INCARNATION_MAX, "forged:1")
+    assert book.address(NODE) == "node:1"
+
+
+def test_an_earlier_start_that_speaks_late_moves_no_address() -> None:
+    book = PeerBook(lambda: NOW_MS)
+    book.observe(NODE, 5, "new:1")
+    book.observe(NODE, 3, "old:1")
+    assert (book.incarnation(NODE), book.address(NODE)) == (5, "new:1")

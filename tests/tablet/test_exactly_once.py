@@ -13,7 +13,7 @@ import pytest
 
 from stele.model.block import RowError, RowOp
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt
+from stele.model.errors import Code, Corrupt, Retryable
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.model.writeop import WriteHeader
 from stele.tablet.block_checks import CHECKED_ROWS_MAX
@@ -424,3 +424,46 @@ def test_a_write_whose_refusals_were_forgotten_is_not_done_again(tmp_path: Path)
         assert retry.code is Code.TOO_OLD
         with each.view() as view:
             assert len(rows_of(view.scan())) == CHECKED_ROWS_MAX - 1
+
+
+def of_client(client_id: bytes, sequence: int, lowest: int = 1) -> WriteHeader:
+    return WriteHeader(client_id, sequence, lowest, START_US, 7)
+
+
+def remembers(state: ExactlyOnce, client_id: bytes, sequence: int, at_us: int = START_US + 1) -> None:
+    """A write that is applied."""
+    head = of_client(client_id, sequence)
+    assert state.earlier(head, at_us << 12) is None
+    state.record(head, Outcome(at_us << 12))
+
+
+def test_new_ids_push_out_no_client_that_wrote_just_now() -> None:
+    """Else the mark would rise to where ids of a late clock are refused."""
+    state = ExactlyOnce(clients_max=2)
+    for client_id in (ONE, TWO):
+        remembers(state, client_id, 1)
+    error_us = 500_000
+    new = of_client(bytes(15) + b"3", 1)
+    with pytest.raises(Retryable) as full:
+        state.admit(new, START_US + 2 * error_us, error_us)
+    assert full.value.code is Code.THROTTLED and full.value.retry_after_ms == 1
+    state.admit(new, START_US + 2 * error_us + 1, error_us)
+    state.admit(of_client(ONE, 2), START_US, error_us)
+
+
+def test_unfinished_writes_are_bounded_and_a_client_can_always_finish() -> None:
+    state = ExactlyOnce(outcomes_max=4)
+    for sequence in (2, 3, 4, 5):
+        remembers(state, ONE, sequence)
+    with pytest.raises(Retryable, match="4 writes of this client id are unfinished") as full:
+        state.admit(of_client(ONE, 6), START_US, 0)
+    assert full.value.code is Code.THROTTLED
+    state.admit(of_client(ONE, 1), START_US, 0)  # what it must finish before the others
+    state.admit(of_client(ONE, 4), START_US, 0)  # a retry
+    state.admit(of_client(ONE, 6, lowest=5), START_US, 0)
+    state.admit(of_client(TWO, 1), START_US, 0)
+    remembers(state, TWO, 1)
+    state.admit(of_client(TWO, 2), START_US, 0)  # its part of them is two
+    remembers(state, TWO, 2)
+    with pytest.raises(Retryable):
+        state.admit(of_client(TWO, 3), START_US, 0)

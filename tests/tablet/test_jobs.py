@@ -480,3 +480,21 @@ def test_a_flush_copies_no_writes_of_jobs_on_the_loop() -> None:
     assert jobs.encode(frozen) == before != state.encoded()
     found = Jobs.decode(before)
     assert np.array_equal(found.others(SECOND), [START_US << 12])
+
+
+def test_a_job_holds_history_after_a_start_too() -> None:
+    state = Jobs()
+    first = Attempt(b"j" * 16, START_US, 3, 1)
+    for at in (9 << 12, 12 << 12):
+        assert state.enter(first, at) is None
+        state.wrote(first, at)
+    assert state.held == (9 << 12) - 1 == Jobs.decode(state.encoded()).held
+
+
+def test_what_an_attempt_wrote_itself_is_not_of_others() -> None:
+    state = Jobs()
+    mine, other = (Attempt(b"j" * 16, START_US, 3, number) for number in (1, 2))
+    for attempt, at in ((mine, 5), (other, 6), (mine, 7)):
+        assert state.enter(attempt, at) is None
+        state.wrote(attempt, at)
+    assert [list(found) for a in (mine, other) if (found := state.others(a)) is not None] == [[6], [5, 7]]
