@@ -16,14 +16,12 @@ from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
 from stele.driver.versions import versions_of
 from stele.driver.wire import standing_from_pb, standing_to_pb
-from stele.model.alter import Step
 from stele.model.errors import Code, Rejected, SteleError
 from stele.model.ids import ClusterId, TabletId, new_id
-from stele.model.partition import PartitionSchema
 from stele.model.ranges import RangeStep
+from stele.model.steps import Step
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.convert_schema import partitioning_from_pb, partitioning_to_pb, steps_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters
 from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
@@ -185,6 +183,9 @@ class MasterLink:
             ]
         )
         if ranges := ranges_of(spec, ids):
+            from stele.model.partition import PartitionSchema
+            from stele.rpc.convert_schema import partitioning_to_pb
+
             partitioning.range.CopyFrom(partitioning_to_pb(PartitionSchema((), ranges)).range)
         request = master_pb2.CreateTableRequest(
             name=name,
@@ -209,6 +210,8 @@ class MasterLink:
     ) -> None:
         """Change a table's columns, ranges and history, and its notes by name. Repeats of this request are one change; a
         later call is another, although it may ask for the same again after somebody took it back."""
+        from stele.rpc.convert_schema import steps_to_pb
+
         alter_id = id_to_pb(new_id())
         made = master_pb2.AlterTableRequest(
             table_id=id_to_pb(table_id), steps=steps_to_pb(steps), alter_id=alter_id
@@ -235,12 +238,13 @@ class MasterLink:
 def _table(pb: master_pb2.TableInfoPB) -> Table:
     names = {c.id: c.name for c in pb.schema.columns}
     ranges = None
-    if (
-        pb.partitioning.range.column_ids
-        and (ranged := partitioning_from_pb(pb.partitioning).range) is not None
-    ):
-        columns = tuple(names.get(i, f"#{i}") for i in ranged.column_ids)
-        ranges = TableRanges(columns, tuple((start, end) for start, end, _ in ranged.covered))
+    if pb.partitioning.range.column_ids:
+        # Imported late: with its libraries it takes 50 MB, which a cluster without such tables need not have.
+        from stele.rpc.convert_schema import partitioning_from_pb
+
+        if (ranged := partitioning_from_pb(pb.partitioning).range) is not None:
+            columns = tuple(names.get(i, f"#{i}") for i in ranged.column_ids)
+            ranges = TableRanges(columns, tuple((start, end) for start, end, _ in ranged.covered))
     return Table(
         table_id=id_from_pb(pb.table_id),
         name=pb.name,

@@ -25,11 +25,12 @@ from stele.backup.row_files import RowFile, file_columns
 from stele.backup.unfinished import Done, Unfinished, remove
 from stele.cli.errors import DISK, REFUSED
 from stele.model import keys
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, altered
+from stele.model.alter import altered
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import new_id
 from stele.model.partition import assign
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, DropColumn, RenameColumn
 from tests.backup.conftest import Run, There
 from tests.backup.tables import NUMBERS, data_files, made_by_hand, numbered, rows
 from tests.tserver.history import settled, without_history

@@ -275,3 +275,15 @@ def test_what_is_under_way_names_nodes_as_kubectl_does(capsys: pytest.CaptureFix
     found.nodes[2].name = ""  # no operator
     show(examine(found))
     assert "; new replica on node 03030303;" in capsys.readouterr().out
+
+
+def test_who_holds_the_change_budget_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = view()
+    found.policy.holding.add(holder="upgrade", away=[master_pb2.AwayPB(node_id=NODES[2], incarnation=3)])
+    found.policy.holding.add(holder="heal/flights-node-3")
+    found.policy.waiting.append("park/flights-node-1")
+    assert show(examine(found)) == 0
+    assert (
+        "change budget: held by upgrade (flights-node-2 (10.0.0.2:7050) is away), heal/flights-node-3; "
+        "park/flights-node-1 must wait"
+    ) in capsys.readouterr().out.splitlines()

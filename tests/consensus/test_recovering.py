@@ -15,11 +15,12 @@ import pytest
 from stele.consensus.recovering import SoleVoter, check_order, with_incarnation
 from stele.consensus.replica import ReplicaState
 from stele.consensus.superblock import read_superblock, write_superblock
-from stele.model.alter import AddColumn, altered
+from stele.model.alter import altered
 from stele.model.config import MemberType, Peer
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, ReplicaId
 from stele.model.incarnation import MARK_BITS, RECOVERIES_AHEAD_MAX, raised, recoveries
+from stele.model.steps import AddColumn
 from stele.rpc.convert import id_to_pb, peer_to_pb
 from stele.rpc.convert_schema import schema_to_pb
 from stele.rpc.proto import consensus_pb2, tserver_pb2

@@ -13,10 +13,10 @@ from stele.master.background import Background
 from stele.master.orders import Orders
 from stele.master.port import put
 from stele.master.records import TableRecord, decode, encode
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, Step
 from stele.model.errors import Code
 from stele.model.ids import new_id
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, Step
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import schema_from_pb, steps_to_pb

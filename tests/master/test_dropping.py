@@ -12,10 +12,10 @@ import pytest
 from stele.master.background import Background
 from stele.master.dropping import _step_ms
 from stele.master.orders import Orders
-from stele.model.alter import AddColumn
 from stele.model.bounds import DROPPED_TABLES_MAX, KEEP_DROPPED_MAX_MS
 from stele.model.errors import Code
 from stele.model.ids import new_id
+from stele.model.steps import AddColumn
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import steps_to_pb
 from stele.rpc.proto import master_pb2 as pb

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stele.model.alter import SetHistory
 from stele.model.errors import Code
 from stele.model.ids import new_id
+from stele.model.steps import SetHistory
 from stele.rpc.convert_schema import schema_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.master.harness import SCHEMA, create_request, made, ready, refused, world

@@ -10,11 +10,11 @@ from typing import Any
 from stele.master.liveness import Report, is_given_up
 from stele.master.orders import Order, Orders, fate_of
 from stele.master.records import RecoveryRecord, TabletRecord, decode, encode
-from stele.model.alter import AddColumn
 from stele.model.config import Configuration
 from stele.model.errors import Code
 from stele.model.ids import CATALOG_TABLET_ID, OpId, new_id
 from stele.model.incarnation import raised, recoveries
+from stele.model.steps import AddColumn
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
 from stele.rpc.convert_schema import steps_to_pb

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from stele.model.alter import AddColumn
 from stele.model.errors import Code
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.ranges import AddRange, DropRange, RangeStep, of_ranges
+from stele.model.steps import AddColumn
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, steps_to_pb
 from stele.rpc.proto import master_pb2 as pb

@@ -9,7 +9,9 @@ import pytest
 
 from stele.driver.executor import Executor
 from stele.driver.policy import Policy
+from stele.driver.view import Away, ClusterView, Holder
 from stele.model.errors import Rejected, SteleError
+from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2 as pb
 from tests.harness.processes import Cluster
 from tests.master.harness import create_request
@@ -88,6 +90,78 @@ async def test_the_leader_master_heals_while_no_driver_is_heard(tmp_path: Path) 
             await caller.until(lambda v: healthy(v, {lost.node_id, second.node_id}))
         finally:
             await caller.pool.close()
+
+
+async def test_what_a_driver_took_away_outlives_it_and_whoever_drives_instead_begins_nothing_beside_it(
+    tmp_path: Path,
+) -> None:
+    """The budget goes from a driver to the leader master, to the next leader master, and to the next driver."""
+    async with Cluster(tmp_path, masters=3, nodes=6) as cluster:
+        caller = Caller(cluster)
+        try:
+            await caller.call("CreateTable", create_request("t", buckets=6))
+            view = await caller.until(lambda v: v.settled and all_run(v, 6))
+            first, second = sorted(n.node_id for n in view.nodes if n.role == "node")[:2]
+            # As an operator does: it writes down who goes, and then makes that pod go. Then it is killed, too.
+            node = view.node(first)
+            assert node is not None
+            away = pb.AwayPB(node_id=id_to_pb(first), incarnation=node.incarnation)
+            upgrade = pb.BudgetHolderPB(holder="upgrade", away=[away])
+            executor = Executor(caller.pool, cluster.master_addresses, holder="test", ttl_ms=60_000)
+            policy = pb.DriverPolicyPB(
+                dead_after_ms=600_000, max_lost_nodes=1, max_copies=4, drive_after_ms=4_000,
+                holding=[upgrade], waiting=["park/x"],
+            )  # fmt: skip
+            await caller.call("SetDriverPolicy", pb.SetDriverPolicyRequest(policy=policy))
+            cluster.kill(cluster.member(first))
+            while silent_ms(await executor.observe(Policy()), first) <= Policy().lost_after_ms:
+                await asyncio.sleep(0.3)
+            drained = pb.WantNodeRequest(node_id=id_to_pb(second), wanted=pb.WANTED_DRAINED, reason="test")
+            await caller.call("WantNode", drained)
+
+            # The leader master takes over what is written down. Leaders leave, but no replica moves.
+            held = (Holder(f"drain/{second[:8]}"), Holder("upgrade", (Away(first, node.incarnation),)))
+            await caller.until(lambda v: v.holding == held)
+            await caller.until(lambda v: all(t.leader_node != second for t in v.tablets))
+            leading = (await caller.view()).leader_master
+            cluster.kill(cluster.member(leading))
+            view = await caller.until(lambda v: v.settled and v.leader_master != leading)
+            assert view.holding == held
+            for _ in range(20):
+                assert not (await caller.view()).intents
+                await asyncio.sleep(0.5)
+            assert (await policy_in_force(caller)).waiting == ["park/x"]
+
+            # Once the node is back the drain begins, and the upgrade waits for its own driver.
+            cluster.restart(cluster.member(first))
+            await caller.until(lambda v: bool(v.intents))
+            await caller.until(lambda v: not v.intents and names_of(v, second) == 0)
+            told = await policy_in_force(caller)
+            assert list(told.waiting) == ["upgrade", "park/x"]
+
+            # The next driver finds it there, and what it writes stays.
+            await executor.observe(Policy())
+            del policy.holding[:]
+            policy.waiting[:] = ["park/x"]
+            await caller.call("SetDriverPolicy", pb.SetDriverPolicyRequest(policy=policy))
+            for _ in range(10):
+                view = await executor.observe(Policy())
+                told = await policy_in_force(caller)
+                assert (view.holding, list(told.waiting)) == ((), ["park/x"])
+                await asyncio.sleep(0.3)
+        finally:
+            await caller.pool.close()
+
+
+def silent_ms(view: ClusterView, node_id: str) -> int:
+    """For how long a node is silent."""
+    node = view.node(node_id)
+    return node.heartbeat_age_ms if node is not None else 0
+
+
+def names_of(view: ClusterView, node_id: str) -> int:
+    """How many tablets name a node."""
+    return sum(t.config.peer_on(node_id) is not None for t in view.tablets)
 
 
 async def until_claimed(executor: Executor) -> None:

@@ -9,20 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stele.model.alter import (
-    ADDED_DEFAULT_BYTES_MAX,
-    STEPS_MAX,
-    AddColumn,
-    ChangeDefault,
-    DropColumn,
-    RenameColumn,
-    Step,
-    altered,
-    follows,
-)
+from stele.model.alter import ADDED_DEFAULT_BYTES_MAX, STEPS_MAX, altered, follows
 from stele.model.block import RowOp, decode_block, encode_block
 from stele.model.errors import Code, Rejected
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step
 from stele.rpc.convert_schema import schema_from_pb, schema_to_pb, steps_from_pb, steps_to_pb
 
 BASE = Schema.make([("k", "int64"), ("a", "string", True), ("b", "int32", False, "5")], key=["k"])

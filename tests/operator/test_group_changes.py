@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import (
     AlterTable,

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from stele.model.alter import AddColumn
 from stele.model.keys import decode_key
 from stele.model.ranges import AddRange, DropRange
+from stele.model.steps import AddColumn
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import AlterTable

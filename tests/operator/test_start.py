@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,3 +138,13 @@ async def test_one_that_waits_ends_when_it_is_told(tmp_path: Path) -> None:
             if operator.returncode is None:
                 operator.kill()
             await operator.communicate()
+
+
+def test_it_stays_without_the_libraries_that_only_tables_with_ranges_need() -> None:
+    """With numpy and pyarrow its process took 137 MB before it knew a cluster, and without them 92."""
+    program = (
+        "import stele_operator.app, stele_operator.masters as m, sys; from stele.rpc.proto import master_pb2 as pb; "
+        "m._table(pb.TableInfoPB(name='t')); print(sorted({'numpy', 'pyarrow'} & sys.modules.keys()))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"

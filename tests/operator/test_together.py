@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stele.driver.view import Away, Holder
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.observe import read_spec
 from stele_operator.plan import Plan, make_plan
@@ -267,6 +268,90 @@ def test_a_node_waits_to_be_parked_for_one_that_is_made_again() -> None:
     for _ in range(12):
         plan = world.step()
     assert world.nodes[of_nodes(world)["flights-node-3"]].parked
+
+
+def budget(world: World, plan: Plan) -> Json:
+    """Who holds the budget and who waits, as the status says."""
+    told: Json = cluster_status(world.observe(), plan, (), "now")["budget"]
+    return told
+
+
+def test_a_roll_and_a_park_do_not_begin_together() -> None:
+    """Both were begun in one pass: nobody was away when it began."""
+    world = made(1, factor=3, tablets=6)
+    change_nodes(world)
+    world.cluster["spec"]["nodes"]["park"] = ["flights-node-1"]
+    o = world.observe()
+    plan = make_plan(o)
+    assert plan.policy is not None and list(plan.policy.parked) == [of_nodes(world)["flights-node-1"]]
+    assert rolled(plan) == []
+    assert found(plan)["RollWaits"].endswith("flights-node-0 waits: flights-node-1 must be parked first")
+    assert cluster_status(o, plan, (), "now")["budget"] == {
+        "holder": "park/flights-node-1",
+        "waiting": ["upgrade"],
+    }
+    world.step()
+    world.cluster["spec"]["nodes"]["park"] = []
+    order, most = roll(world)
+    assert len(order) == 6 and most == 1
+
+
+def test_a_roll_waits_while_nodes_leave_and_is_told() -> None:
+    """It was in no list: neither did it hold the budget, nor did it wait."""
+    world = made(1, factor=3, tablets=6)
+    world.drains = False
+    change_nodes(world)
+    world.cluster["spec"]["nodes"] |= {"replicas": 5, "retire": ["flights-node-1"]}
+    for _ in range(4):
+        o = world.observe()
+        plan = make_plan(o)
+        assert not rolled(plan)
+        assert "flights-node-1 must leave first" in found(plan)["RollWaits"]
+        told = cluster_status(o, plan, (), "now")["budget"]
+        assert told == {"holder": "drain/flights-node-1", "waiting": ["upgrade"]}
+        world.step()
+
+
+def test_the_catalog_names_the_holder_before_a_pod_goes_and_until_it_is_back() -> None:
+    """And another operator, which remembers nothing, finds it there."""
+    world = made(1, factor=3, tablets=6)
+    change_nodes(world)
+    plan = make_plan(world.observe())
+    names = [type(a).__name__ for a in plan.actions]
+    assert names.index("SetDriverPolicy") < names.index("RollPod")
+    world.step()
+    assert world.standing is not None
+    away = of_nodes(world)["flights-node-0"]
+    incarnation = world.nodes[away].incarnation
+    assert world.standing.holding == (Holder("upgrade", (Away(away, incarnation),)),)
+    world.cluster["spec"]["nodes"]["park"] = ["flights-node-3"]
+    plan = world.step()
+    assert world.standing.holding == (Holder("upgrade", (Away(away, incarnation),)),)
+    assert world.standing.waiting == ("park/flights-node-3",)
+    assert rolled(plan) == []
+    for _ in range(12):
+        world.step()
+        assert (away in up(world)) or [a.node_id for a in world.standing.holding[-1].away] == [away]
+    assert world.standing.holding == (Holder("park/flights-node-3"),)
+    assert world.standing.waiting == ("upgrade",)
+    world.cluster["spec"]["nodes"]["park"] = []
+    roll(world)
+    for _ in range(3):
+        world.step()
+    assert (world.standing.holding, world.standing.waiting) == ((), ())
+
+
+def test_a_pod_that_never_comes_back_is_lost_and_the_roll_lets_go_of_it() -> None:
+    world = made(1, factor=3, tablets=6)
+    change_nodes(world)
+    world.step()
+    world.silent.add("flights-node-0")
+    world.drains = False
+    for _ in range(60):
+        plan = world.step()
+    assert world.standing is not None
+    assert world.standing.holding == (Holder("heal/flights-node-0"),)
+    assert budget(world, plan) == {"holder": "heal/flights-node-0", "waiting": ["upgrade"]}
 
 
 def test_whoever_is_away_in_any_case_may_be_parked() -> None:

@@ -25,10 +25,10 @@ from stele.driver.steps import (
     Step,
 )
 from stele.driver.view import ClusterView, NodeState, NodeView, TabletView, Wanted
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import CATALOG_TABLET_ID, NodeId, ReplicaId, TableId, TabletId
 from stele.model.ranges import AddRange, DropRange
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele_operator.plan import Plan
 from stele_operator.plan.actions import (
     AlterTable,

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from stele.model import writeop
-from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step, altered
+from stele.model.alter import altered
 from stele.model.block import DELETES, UPDATES, RowOp, encode_block
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
@@ -23,6 +23,7 @@ from stele.model.ids import HybridTime
 from stele.model.keys import encode_keys
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, Step
 from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
 from stele.tablet.block_checks import check_block
 from stele.tablet.store import StoreOptions, TabletStore

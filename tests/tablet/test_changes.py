@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from stele.model import keys
-from stele.model.alter import AddColumn, altered
+from stele.model.alter import altered
 from stele.model.block import RowOp
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
 from stele.model.predicate import CHANGE_FIELDS, Changes, ScanSpec
+from stele.model.steps import AddColumn
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.tablet.test_alter import BASE, alter_entry, block, entry_of

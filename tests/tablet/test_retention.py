@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from stele.model import writeop
-from stele.model.alter import SetHistory, altered
+from stele.model.alter import altered
 from stele.model.block import RowOp
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
+from stele.model.steps import SetHistory
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.tablet.test_alter import BASE, block, entry_of
 from tests.tablet.twin import START_US, compact, flush, new_store

@@ -96,6 +96,9 @@ def _print(health: ClusterHealth) -> None:
         )
     for intent in health.intents:
         say(f"under way: {intent}")
+    if health.holding or health.waiting:
+        waiting = f"; {', '.join(health.waiting)} must wait" if health.waiting else ""
+        say(f"change budget: held by {', '.join(health.holding) or 'nobody'}{waiting}")
     states = ("healthy", "under-replicated", "unavailable", "creating")
     counts = ", ".join(f"{health.count(s)} {s}" for s in states if health.count(s) or s == "healthy")
     say(f"{_counted(health)}: {counts}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stele.cli.document import Document, Entry, parse
+from stele.model.bounds import HISTORY_DEFAULT_MS, HISTORY_MAX_MS, HISTORY_MIN_MS
 from stele.model.column import Column
 from stele.model.durations import seconds
 from stele.model.errors import Rejected
@@ -23,14 +24,7 @@ from stele.model.nearest import did_you_mean
 from stele.model.notes import note_faults
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.ranges import of_ranges
-from stele.model.schema import (
-    HISTORY_DEFAULT_MS,
-    HISTORY_MAX_MS,
-    HISTORY_MIN_MS,
-    REPLICATION_FACTORS,
-    Schema,
-    column_faults,
-)
+from stele.model.schema import REPLICATION_FACTORS, Schema, column_faults
 from stele.model.split_json import split_key
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from stele.client import arguments
 from stele.client.locations import Locations
-from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import new_id
@@ -19,6 +18,7 @@ from stele.model.partition import PartitionSchema
 from stele.model.partitioning import encoded_bounds
 from stele.model.ranges import AddRange, DropRange, RangeStep
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.rpc.convert import id_to_pb
 from stele.rpc.convert_schema import steps_to_pb
 from stele.rpc.proto import master_pb2

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from stele.model.block import RowOp
+from stele.model.bounds import HISTORY_MAX_MS, HISTORY_MIN_MS
 from stele.model.clock import ahead_of, from_datetime, future_snapshot
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected
-from stele.model.schema import HISTORY_MAX_MS, HISTORY_MIN_MS
 
 _YEAR_S = 365 * 86_400.0
 _HYBRID_TIME_MAX = (1 << 63) - 1

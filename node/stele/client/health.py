@@ -138,6 +138,10 @@ class ClusterHealth:
     tablets: list[TabletHealth]
     intents: list[str]
     settled: bool
+    holding: list[str] = field(default_factory=list)
+    """Who holds the change budget, in words, such as "upgrade (flights-node-0 is away)"."""
+    waiting: list[str] = field(default_factory=list)
+    """Who waits for the change budget."""
 
     @property
     def healthy(self) -> bool:
@@ -188,7 +192,14 @@ def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
         tablets=[_tablet(pb, known) for pb in view.tablets],
         intents=[_intent(pb, known) for pb in view.intents],
         settled=view.settled,
+        holding=[_holder(pb, known) for pb in view.policy.holding],
+        waiting=list(view.policy.waiting),
     )
+
+
+def _holder(pb: master_pb2.BudgetHolderPB, known: Mapping[str, NodeHealth]) -> str:
+    away = [_label(id_from_pb(a.node_id), known) for a in pb.away]
+    return f"{pb.holder} ({', '.join(away)} {'is' if len(away) == 1 else 'are'} away)" if away else pb.holder
 
 
 def _node(pb: master_pb2.NodeViewPB) -> NodeHealth:

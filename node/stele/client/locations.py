@@ -12,11 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from stele.model.bounds import HISTORY_DEFAULT_MS
 from stele.model.cluster_version import FIRST_CLUSTER_VERSION, told
 from stele.model.errors import Closed, Code, Rejected, Retryable
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.partitioning import Partitioning, by_names
-from stele.model.schema import HISTORY_DEFAULT_MS, Schema
+from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, schema_from_pb
 from stele.rpc.masters import Masters

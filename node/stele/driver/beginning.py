@@ -24,10 +24,19 @@ from stele.driver.view import (
 
 
 class Beginning:
-    """Begins what one plan begins. What it plans counts against room and copies of the tablets that come later."""
+    """Begins what one plan begins. What it plans counts against room and copies of the tablets that come later.
+
+    `reserved`: who has a node away by the change budget. Then only heals begin."""
 
     def __init__(
-        self, view: ClusterView, policy: Policy, load: Load, slots: Slots, joining: Joining, epoch: int
+        self,
+        view: ClusterView,
+        policy: Policy,
+        load: Load,
+        slots: Slots,
+        joining: Joining,
+        epoch: int,
+        reserved: str = "",
     ) -> None:
         self._view = view
         self._policy = policy
@@ -35,6 +44,7 @@ class Beginning:
         self._slots = slots
         self._joining = joining
         self._epoch = epoch
+        self._reserved = reserved
 
     def begin(self, s: Situation) -> Step | None:
         """A good voter is missing: record the intent to create one."""
@@ -43,6 +53,8 @@ class Beginning:
         if waits := waits_for_parked(s):
             return waits
         replaced = _to_replace(s)
+        if self._reserved and replaced is not None and replaced.live:
+            return blocked(s, "BudgetHeld", f"{replaced.name}: {replaced.fault}; waits, as {self._reserved}")
         # The group tolerates no fault, so the new vote is needed before the rows are copied
         # (docs/healing.md). With only one live voter a witness would not help.
         witness = s.spare == 0 and len(s.live_voters) >= 2
@@ -69,7 +81,10 @@ class Beginning:
 
     def begin_by_hand(self, s: Situation) -> Step | None:
         """All is well: begin the next move that was asked for by hand."""
-        return begin_by_hand(s, self._view, self._policy, self._load, self._slots, self._epoch)
+        step = begin_by_hand(s, self._view, self._policy, self._load, self._slots, self._epoch)
+        if step is not None and self._reserved:
+            return blocked(s, "BudgetHeld", f"placed by hand; waits, as {self._reserved}")
+        return step
 
     def _no_target(self, s: Situation, replaced: Member | None) -> Step | None:
         """No other machine has a target. A bad member's machine can serve, once the configuration no

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from stele.driver.view import ClusterView, Intent, NodeView, ReplicaView, TabletView
-from stele.driver.wire import claim_from_pb, intent_from_pb, node_from_pb, tablet_from_pb
+from stele.driver.wire import claim_from_pb, holding_from_pb, intent_from_pb, node_from_pb, tablet_from_pb
 from stele.model.errors import Code, Retryable
 from stele.rpc.convert import id_from_pb
 from stele.rpc.masters import Masters
@@ -205,6 +205,7 @@ def view_of(
         leader_master=id_from_pb(pb.leader),
         term=pb.term,
         now_us=pb.now_us,
+        holding=holding_from_pb(pb.policy),
     )
 
 

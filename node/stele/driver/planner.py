@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from stele.driver.beginning import Beginning, waits_for_parked
+from stele.driver.budget import reserved_by
 from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
@@ -102,7 +103,8 @@ class _Planner:
         self.slots = Slots(situations, policy, trials)
         self.joining = Joining(self.copying, self.slots, policy, trials)
         self.leaves = LeaderLeaves(judged.leads, policy, trials)
-        beginning = Beginning(view, policy, self.load, self.slots, self.joining, self.epoch)
+        reserved = reserved_by(view, policy, judged.replicas)
+        beginning = Beginning(view, policy, self.load, self.slots, self.joining, self.epoch, reserved)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
             self.lost_majority,

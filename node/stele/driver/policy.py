@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from stele.driver.view import Holder
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -62,6 +64,8 @@ class Policy:
 
 _DEAD_AFTER_MIN_MS = 3_000
 """Three heartbeats."""
+HOLDERS_MAX, AWAY_MAX = 16, 256
+"""Most holders of the budget that the catalog names, and most nodes that they have away."""
 TIME_MAX_MS = 100 * 365 * 86_400_000
 """The longest time in a policy: a hundred years."""
 
@@ -71,7 +75,8 @@ class StandingPolicy:
     """The part of a policy that the catalog keeps. The leader master drives by it while no driver is heard.
 
     `drive_after_ms`: the silence of all drivers after which it begins; 0: it never does. `owner`: who set
-    it, for people. `held`: why no driver may work now, as the cluster hibernates; "": one may.
+    it, for people. `held`: why no driver may work now, as the cluster hibernates; "": one may. `holding`, `waiting`:
+    who holds the change budget, and who waits for it (budget.py).
     """
 
     dead_after_ms: int
@@ -83,6 +88,8 @@ class StandingPolicy:
     balance_leaders: bool = True
     rebalance: bool = True
     held: str = ""
+    holding: tuple[Holder, ...] = ()
+    waiting: tuple[str, ...] = ()
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -94,6 +101,9 @@ class StandingPolicy:
                 ("max_lost_nodes", self.max_lost_nodes, 0, 1_000),
                 ("max_copies", self.max_copies, 1, 1_000),
                 ("drive_after_ms", self.drive_after_ms, 0, TIME_MAX_MS),
+                ("the number of holders of the budget", len(self.holding), 0, HOLDERS_MAX),
+                ("the number of those who wait for the budget", len(self.waiting), 0, HOLDERS_MAX),
+                ("the number of nodes away", sum(len(h.away) for h in self.holding), 0, AWAY_MAX),
             )
             if not low <= value <= high
         )

@@ -261,6 +261,26 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """A node that was taken away for a moment. `incarnation`: its own then; with a higher one it is back. 0: unknown."""
+
+    node_id: str
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One that holds the change budget: it takes something away from the cluster, or makes up for a loss.
+
+    `name`: heal/NODE, drain/NODE, park/NODE, masters, upgrade or hibernate. `away`: nodes in service that it has taken
+    away for a moment, as their pods are made again. Other kinds show in the states of their nodes.
+    """
+
+    name: str
+    away: tuple[Away, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to
     hear."""
@@ -273,6 +293,8 @@ class ClusterView:
     leader_master: str = ""
     term: int = 0
     now_us: int = 0
+    holding: tuple[Holder, ...] = ()
+    """Who holds the change budget, as the catalog has it."""
 
     _nodes: Mapping[str, NodeView] = field(init=False, repr=False, compare=False)
     _tablets: Mapping[str, TabletView] = field(init=False, repr=False, compare=False)

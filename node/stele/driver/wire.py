@@ -5,6 +5,7 @@ Opens nothing. Names that thousands of tablets share are kept once (`intern`). I
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from sys import intern
@@ -12,10 +13,12 @@ from sys import intern
 from stele.driver.policy import StandingPolicy
 from stele.driver.view import (
     NOBODY,
+    Away,
     Claim,
     ClusterView,
     CopyView,
     DataState,
+    Holder,
     Intent,
     NodeState,
     NodeView,
@@ -49,6 +52,7 @@ def view_from_pb(pb: master_pb2.GetClusterViewResponse) -> ClusterView:
         leader_master=id_from_pb(pb.leader),
         term=pb.term,
         now_us=pb.now_us,
+        holding=holding_from_pb(pb.policy),
     )
 
 
@@ -69,7 +73,28 @@ def standing_from_pb(pb: master_pb2.DriverPolicyPB) -> StandingPolicy:
         pb.balance_leaders,
         pb.rebalance,
         pb.held,
+        holding_from_pb(pb),
+        tuple(pb.waiting),
     )
+
+
+def holding_from_pb(pb: master_pb2.DriverPolicyPB) -> tuple[Holder, ...]:
+    """Who holds the change budget, as the catalog has it."""
+    return tuple(
+        Holder(h.holder, tuple(Away(id_from_pb(a.node_id), a.incarnation) for a in h.away))
+        for h in pb.holding
+    )
+
+
+def holding_to_pb(holding: Iterable[Holder]) -> list[master_pb2.BudgetHolderPB]:
+    """Who holds the change budget as messages."""
+    return [
+        master_pb2.BudgetHolderPB(
+            holder=h.name,
+            away=[master_pb2.AwayPB(node_id=id_to_pb(a.node_id), incarnation=a.incarnation) for a in h.away],
+        )
+        for h in holding
+    ]
 
 
 def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
@@ -84,6 +109,8 @@ def standing_to_pb(policy: StandingPolicy) -> master_pb2.DriverPolicyPB:
         balance_leaders=policy.balance_leaders,
         rebalance=policy.rebalance,
         held=policy.held,
+        holding=holding_to_pb(policy.holding),
+        waiting=policy.waiting,
     )
 
 

@@ -24,12 +24,13 @@ from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
 from stele.master.tables import KINDS, check_there, check_view_bytes, is_name
 from stele.master.versions import require_version
-from stele.model.alter import Step, altered
+from stele.model.alter import altered
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import TabletId
 from stele.model.kvop import KeyOperation
 from stele.model.notes import note_faults
 from stele.model.schema import Schema
+from stele.model.steps import Step
 from stele.rpc.convert import id_from_pb
 from stele.rpc.convert_schema import steps_from_pb
 from stele.rpc.proto import common_pb2, master_pb2

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stele.driver.policy import Policy
-from stele.driver.view import DROPPED_MARK
+from stele.driver.view import DROPPED_MARK, Away, Holder
+from stele.driver.wire import holding_to_pb
 from stele.master.catalog import GONE_TABLES, Catalog
 from stele.master.heartbeat_bounds import bound_registration
 from stele.master.leadership import MasterOptions
@@ -192,6 +193,8 @@ def policy_to_pb(policy: PolicyRecord | None, options: MasterOptions) -> master_
         balance_leaders=policy.balance_leaders,
         rebalance=policy.rebalance,
         held=cut(policy.held),
+        holding=holding_to_pb(Holder(name, tuple(Away(*a) for a in away)) for name, away in policy.holding),
+        waiting=policy.waiting,
     )
 
 

@@ -264,7 +264,9 @@ class ClaimRecord(Row):
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord(Row):
-    """What a driver may do; fields as in `DriverPolicyPB`. The row does not exist until somebody sets it."""
+    """What a driver may do; fields as in `DriverPolicyPB`. The row does not exist until somebody sets it.
+
+    `holding`: who holds the change budget, each with the ids and incarnations of the nodes that it has away."""
 
     dead_after_ms: int
     max_lost_nodes: int
@@ -275,6 +277,8 @@ class PolicyRecord(Row):
     balance_leaders: bool = True
     rebalance: bool = True
     held: str = ""
+    holding: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
+    waiting: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +354,8 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "uncreated": lambda raw: tuple(int(r) for r in raw),
     "by_hand": _by_hand,
     "holders": lambda raw: tuple(str(node_id) for node_id in raw),
+    "holding": lambda raw: tuple((str(name), tuple((str(n), int(i)) for n, i in away)) for name, away in raw),
+    "waiting": lambda raw: tuple(map(str, raw)),
 }
 _BESIDE = {f.name for f in dataclasses.fields(Row)}
 _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {

@@ -11,23 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from stele import metrics
+from stele.driver.budget import taken_over
 from stele.driver.executor import Executor
 from stele.driver.keeping import ViewKeeper
 from stele.driver.known import Known
 from stele.driver.planner import plan
 from stele.driver.policy import Policy, StandingPolicy
 from stele.driver.steps import Blocked
-from stele.driver.view import ClusterView
+from stele.driver.view import ClusterView, Holder
 from stele.driver.wire import standing_from_pb
 from stele.master.cluster_view import Scene, masters_of, policy_to_pb
 from stele.master.driving import CLAIM_LOCK, ended_claim
 from stele.master.leadership import MASTER_HOLDER, Leadership
-from stele.master.port import put
+from stele.master.port import put, swap
 from stele.master.records import PolicyRecord
 from stele.master.view_changes import ViewChanges
 from stele.model.errors import Rejected, SteleError
@@ -52,13 +53,31 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None
     policy = standing_from_pb(asked)
     if faults := policy.faults:
         raise Rejected(f"driver policy: {'; '.join(faults)}")
-    values = dataclasses.asdict(policy)
+    values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)}
+    values["holding"] = _rows_of(policy.holding)
     async with lead.locks.hold(tables=(CLAIM_LOCK, _POLICY_LOCK)):
         present = lead.catalog.policy
         record = dataclasses.replace(present, **values) if present is not None else PolicyRecord(**values)
         if record != present:
             ended = [ended_claim(lead.catalog.claim)] if record.held else []
             await lead.commit([put(record), *map(put, ended)])
+
+
+async def keep_budget(
+    lead: Leadership, holding: Sequence[Holder], waiting: Sequence[str], may: Callable[[], bool]
+) -> None:
+    """Write down who holds the budget and who waits, where that changed. Nothing without a policy in the catalog.
+    `may`: asked once nobody else can write it; false if a driver is back, which says so itself."""
+    async with lead.locks.hold(tables=(_POLICY_LOCK,)):
+        present = lead.catalog.policy
+        if present is not None and may():
+            record = dataclasses.replace(present, holding=_rows_of(holding), waiting=tuple(waiting))
+            if record != present:
+                await lead.commit([swap(present, record)])
+
+
+def _rows_of(holding: Sequence[Holder]) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+    return tuple((h.name, tuple((a.node_id, a.incarnation) for a in h.away)) for h in holding)
 
 
 class StandIn:
@@ -130,6 +149,14 @@ class StandIn:
         if self._knows:
             self._begin()
 
+    async def _keep_budget(self, view: ClusterView, policy: Policy) -> None:
+        """What its driver wrote down stays true while that one is away, and the next one finds it so."""
+        if not view.settled:
+            return
+        names: dict[str, str] = {n.node_id: n.name for n in self._lead.catalog.nodes.values() if n.name}
+        holding, waiting = taken_over(view, policy, self._policy().waiting, names)
+        await keep_budget(self._lead, holding, waiting, lambda: self._silence_left_s() is None)
+
     async def _page(self, since: master_pb2.ViewPlacePB) -> master_pb2.GetClusterViewResponse:
         return await self._changes.page(since, "")
 
@@ -139,6 +166,7 @@ class StandIn:
         self._knows = True
         # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.
         view = (await self._keeper.renew(self._page)).view
+        await self._keep_budget(view, policy)
         if not await asyncio.to_thread(_is_work, view, policy, self._executor.known):
             await self._executor.release()
             return _LOOK_S

@@ -1,5 +1,4 @@
-"""How the schema of a table changes: steps, and the schema that they make. Used by client, master and store;
-opens no files.
+"""How steps (steps.py) change the schema of a table. Used by client, master and store; opens no files.
 
 Invariant: a column id names one column for ever, and key columns stay. So blocks, files and tickets of an
 older schema are still read by column ids.
@@ -8,64 +7,20 @@ older schema are still read by column ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.nearest import did_you_mean
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 
 STEPS_MAX = 1_000
 """The most steps of one change."""
 ADDED_DEFAULT_BYTES_MAX = 256
 """The most bytes of an added column's default, as JSON. Each stored row gets it when it is read, so a scan of
 many rows takes this much more memory for each of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class AddColumn:
-    """Add a column. Rows that are stored already have its `default`, else null. `default` is JSON text."""
-
-    name: str
-    type: str
-    nullable: bool = False
-    default: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DropColumn:
-    """Drop a column with its values. Its id is never used again."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RenameColumn:
-    """Rename a column. It keeps its id, and with it all values."""
-
-    name: str
-    new_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeDefault:
-    """Change what later writes store in rows without the column. `default` is JSON text; None: no default.
-
-    Stored rows keep what they have."""
-
-    name: str
-    default: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class SetHistory:
-    """Keep old versions of rows for another time, in ms; 0: the default. Versions that are gone do not come back."""
-
-    history_ms: int
-
-
-Step = SetHistory | AddColumn | DropColumn | RenameColumn | ChangeDefault
 
 
 def altered(schema: Schema, steps: Sequence[Step]) -> Schema:

@@ -90,6 +90,10 @@ WORD_CHARS_MAX = 64
 """A word of a fixed set (role, kind, state, channel), an identifier as text, or a column's type."""
 COLUMN_NAME_CHARS_MAX = 128
 """The bound that `stele.model.schema` has always had."""
+HISTORY_DEFAULT_MS = 15 * 60_000
+"""How long old versions of rows are kept for snapshots, unless a table says otherwise."""
+HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
+"""A scan reads at one snapshot; with less than a minute it would often outlast it."""
 HOLDER_CHARS_MAX = 512
 """The name of whoever holds the driver claim."""
 TEXT_CHARS_MAX = 4_096

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from stele.model.bounds import HISTORY_MAX_MS, HISTORY_MIN_MS
 from stele.model.column import Column, arrow_type, shown, type_name
 from stele.model.errors import Code, Rejected
 from stele.model.ids import ColumnId, SchemaVersion
@@ -25,11 +26,6 @@ COLUMNS_MAX = 1000
 """A bound that keeps block headers and footers small."""
 
 REPLICATION_FACTORS = (1, 3, 5, 7)
-
-HISTORY_DEFAULT_MS = 15 * 60_000
-"""How long old versions of rows are kept for snapshots, unless a table says otherwise."""
-HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
-"""A scan reads at one snapshot; with less than a minute it would often outlast it."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CHOICES_MAX = 1_024

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stele.model.alter import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.partition import HashPartition, Partition, PartitionSchema, RangePartition
 from stele.model.ranges import AddRange, DropRange, RangeStep
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, ChangeDefault, DropColumn, RenameColumn, SetHistory, Step
 from stele.rpc.proto import common_pb2, master_pb2
 
 

@@ -40,7 +40,7 @@ LENGTHS: dict[str, int] = {
     "address": bounds.ADDRESS_CHARS_MAX,
     "from_address": bounds.ADDRESS_CHARS_MAX,
     "source_address": bounds.ADDRESS_CHARS_MAX,
-    **dict.fromkeys(("holder", "owner"), bounds.HOLDER_CHARS_MAX),
+    **dict.fromkeys(("holder", "owner", "waiting"), bounds.HOLDER_CHARS_MAX),
     **dict.fromkeys(("reason", "told", "held", "comment"), bounds.TEXT_CHARS_MAX),
     "damage": bounds.TEXT_CHARS_MAX,
     **dict.fromkeys(
@@ -56,6 +56,7 @@ COUNTS: dict[str, int] = {
     "peers": bounds.PEERS_MAX,
     "masters": bounds.MASTERS_MAX,
     "steps": bounds.COLUMNS_MAX,
+    **dict.fromkeys(("holding", "waiting", "away"), ELSEWHERE),  # checked with the rest of the policy
     **dict.fromkeys(("columns", "key_column_ids", "column_ids", "hash", "hash_buckets"), bounds.COLUMNS_MAX),
     **dict.fromkeys(("split_keys", "numbers", "tablet_ids"), bounds.PARTITIONS_MAX),
 }

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from stele.driver.policy import StandingPolicy
-from stele.model.alter import Step
 from stele.model.ranges import RangeStep
+from stele.model.steps import Step
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.naming import LABEL_ROLE
 from stele_operator.plan.observation import Identity, Role
@@ -223,9 +223,11 @@ class SetFinalizers(Base):
 
 @dataclass(frozen=True, slots=True)
 class SetDriverPolicy(Base):
-    """Store in the catalog the policy by which the masters heal while the operator is away."""
+    """Store in the catalog the policy by which the masters heal while the operator is away. `only_holders`: nothing of
+    it changes but who holds the change budget, and who waits."""
 
     policy: StandingPolicy
+    only_holders: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from stele.driver.policy import TIME_MAX_MS, Policy, StandingPolicy
+from stele.driver.view import Holder
 from stele.model.cluster_version import RELEASES
 from stele_operator.api.scalars import RATE_MIN, bytes_per_second, seconds
 from stele_operator.plan import (
@@ -19,6 +20,7 @@ from stele_operator.plan import (
     diagnosis,
     formation,
     hibernation,
+    holder,
     member_objects,
     rolling,
     tables,
@@ -28,6 +30,7 @@ from stele_operator.plan.actions import (
     CreateTable,
     FinalizeVersion,
     GrowClaim,
+    RollPod,
     SetDriverPolicy,
     SetMasterCount,
     SetReplicationFactor,
@@ -115,7 +118,12 @@ def make_plan(o: Observation) -> Plan:
     step = hibernation.plan_hibernation(o, spec, identity, everyone, budgets)
     if step is not None:
         held = f"TabletCluster {o.cluster.namespace}/{o.cluster.name} hibernates, or wakes and waits for its members"
-        actions = [*retaining, *_standing(o, None, held), *step.actions]
+        names = holder.holders(everyone, step.findings, None)
+        actions = [
+            *retaining,
+            *_standing(o, None, held, holder.for_catalog(o, everyone, names, ())),
+            *step.actions,
+        ]
         found = (*step.findings, *find_lost_majorities(o, everyone), *_older(o))
         wait_s = QUIET_S if step.at_rest else BUSY_S
         shown = budgets if step.keeps_budgets else ()
@@ -133,18 +141,28 @@ def make_plan(o: Observation) -> Plan:
         findings.extend(more_findings)
     findings += [*_older(o), *hibernation.find_waiting(spec, everyone)]
     too_many = _too_many(o, everyone)
+    rolls: list[Action] = []
     policy = _policy(o, everyone, bool(too_many), count.pods)
     if policy is not None:
         leaving = plan_leaving(o, spec, everyone, policy, hold=bool(too_many))
         policy = replace(policy, retiring=leaving.retiring, parked=leaving.parked)
         findings += leaving.findings
-        if not leaving.retiring:
-            hold = count.changing or ("masters that are not needed leave first" if policy.unneeded else "")
-            more_actions, more_findings = rolling.plan_roll(o, spec, everyone, hold=hold)
-            actions += more_actions
-            findings += more_findings
+        hold = (
+            count.changing
+            or ("masters that are not needed leave first" if policy.unneeded else "")
+            or leaving.first
+        )
+        rolls, more_findings = rolling.plan_roll(o, spec, everyone, hold=hold)
+        findings += more_findings
     findings[:0] = [*find_lost_majorities(o, everyone), *too_many, *_too_many_masters(o, everyone)]
-    actions += _standing(o, policy)
+    # Who holds the budget is in the catalog before anything is taken away.
+    budget = holder.for_catalog(
+        o,
+        everyone,
+        holder.holders(everyone, findings, policy),
+        {a.name for a in rolls if isinstance(a, RollPod)},
+    )
+    actions += [*_standing(o, policy, budget=budget), *rolls]
     more_actions, more_findings = _finalizing(o)
     actions += more_actions
     findings += more_findings
@@ -240,15 +258,20 @@ def _policy(o: Observation, everyone: tuple[Member, ...], too_many: bool, master
     )
 
 
-def _standing(o: Observation, policy: Policy | None, held: str = "") -> list[Action]:
+def _standing(
+    o: Observation,
+    policy: Policy | None,
+    held: str = "",
+    budget: tuple[tuple[Holder, ...], tuple[str, ...]] | None = None,
+) -> list[Action]:
     """Keep the policy in the catalog up to date. Without a policy the masters must not heal either; and for `held`,
-    no other driver."""
+    no other driver. `budget`: who holds it and who waits; None: as before."""
     spec = o.cluster.spec
     if o.catalog is None or o.catalog.standing is None or spec is None:
         return []
     owner = f"TabletCluster {o.cluster.namespace}/{o.cluster.name}"
     if policy is None:
-        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner, held=held)
+        wanted = replace(o.catalog.standing, drive_after_ms=0, owner=owner, held=held, holding=(), waiting=())
     else:
         wanted = StandingPolicy(
             min(policy.dead_after_ms, TIME_MAX_MS),
@@ -260,9 +283,15 @@ def _standing(o: Observation, policy: Policy | None, held: str = "") -> list[Act
             policy.balance_leaders,
             policy.rebalance,
         )
+    holding, waiting = budget or (o.catalog.standing.holding, o.catalog.standing.waiting)
+    changed = wanted != replace(o.catalog.standing, holding=(), waiting=())
+    wanted = replace(wanted, holding=holding, waiting=waiting)
     if wanted == o.catalog.standing:
         return []
-    return [SetDriverPolicy("the policy of the masters differs from spec.healing and spec.budget", wanted)]
+    why = "the policy of the masters differs from spec.healing and spec.budget"
+    if not changed:
+        why = "other changes hold the budget, or wait for it"
+    return [SetDriverPolicy(why, wanted, only_holders=not changed)]
 
 
 def _finalizing(o: Observation) -> tuple[list[Action], list[Finding]]:

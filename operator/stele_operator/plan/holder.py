@@ -1,5 +1,5 @@
 """Names who holds the budget (takes something out of the cluster) now, and who waits for it. Heals come first.
-Read by status; pure.
+Read by status, and by cluster_plan, which keeps it in the catalog; pure.
 
 It reads what the plan decided, and decides nothing. The names are heal/MEMBER, drain/MEMBER, park/MEMBER,
 masters (their number changes), upgrade and hibernate. Several hold it together if all of them proceed: each lost
@@ -9,13 +9,18 @@ nobody, and the others go on after waking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Container, Sequence
 
-from stele.driver.view import Wanted
+from stele.driver.policy import AWAY_MAX, Policy
+from stele.driver.view import Away, Holder, Wanted
+from stele_operator.plan import together
 from stele_operator.plan.fates import Member, State
 from stele_operator.plan.findings import PARK_REFUSED, PARK_WAITS, SLEEP, Finding
+from stele_operator.plan.observation import Observation
 
 NAMED_MAX = 10
+UPGRADE = "upgrade"
+"""The holder that makes pods again."""
 MASTERS_CHANGING, MASTERS_WAIT = "MastersChanging", "MastersWait"
 """Reasons of findings: the number of masters changes, or waits to."""
 _ROLLING = "Rolling"
@@ -24,17 +29,19 @@ ROLL = {_ROLLING, "RollWaits", "RollStopped"}
 
 
 def holders(
-    everyone: Sequence[Member], findings: Sequence[Finding]
+    everyone: Sequence[Member], findings: Sequence[Finding], policy: Policy | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Who holds the budget, and who waits, by name."""
+    """Who holds the budget, and who waits, by name. `policy`: what the driver may do from this pass on."""
     reasons = {f.reason for f in findings}
-    holding = [*heals(everyone), *drains(everyone), *_parks(everyone)]
+    retiring = (policy.retiring if policy is not None else None) or {}
+    parked = policy.parked if policy is not None else {}
+    holding = [*heals(everyone), *drains(everyone, retiring), *_parks(everyone, parked)]
     waiting = [f"park/{f.member}" for f in findings if f.reason in (PARK_WAITS, PARK_REFUSED) and f.member]
     if MASTERS_CHANGING in reasons:
         holding.append("masters")
     if reasons & ROLL:
         # Between two pods it still has its turn, if nobody else has.
-        (holding if _ROLLING in reasons or not holding else waiting).append("upgrade")
+        (holding if _ROLLING in reasons or not holding else waiting).append(UPGRADE)
     if MASTERS_WAIT in reasons:
         waiting.append("masters")
     if reasons & set(SLEEP):
@@ -49,17 +56,60 @@ def heals(everyone: Sequence[Member]) -> list[str]:
     return [f"heal/{m.name}" for m in everyone if m.state is State.LOST or (_drains_out(m) and not _asked(m))]
 
 
-def drains(everyone: Sequence[Member]) -> list[str]:
-    """Members that somebody wants away, and that tablets still name."""
-    return [f"drain/{m.name}" for m in everyone if _drains_out(m) and _asked(m)]
+def drains(everyone: Sequence[Member], retiring: Container[str] = ()) -> list[str]:
+    """Members that somebody wants away, and that tablets still name. `retiring`: those that begin to leave now, too."""
+    return [
+        f"drain/{m.name}"
+        for m in everyone
+        if (_drains_out(m) and _asked(m))
+        or (m.node_id in retiring and m.state is not State.LOST and _named(m))
+    ]
 
 
-def _parks(everyone: Sequence[Member]) -> list[str]:
-    return [f"park/{m.name}" for m in everyone if m.parked]
+def _parks(everyone: Sequence[Member], parked: Container[str]) -> list[str]:
+    return [
+        f"park/{m.name}" for m in everyone if m.parked or (m.node_id in parked and m.state is not State.LOST)
+    ]
+
+
+def for_catalog(
+    o: Observation,
+    everyone: Sequence[Member],
+    names: tuple[Sequence[str], Sequence[str]],
+    rolled: Collection[str],
+) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
+    """Holders and waiters for the catalog, by their `names`. `rolled`: names of the pods that this pass deletes to make
+    them again.
+
+    A node that the catalog says is away for that stays so until it serves again, or is lost. So another process knows
+    of it too.
+    """
+    holding, waiting = (tuple(n[:NAMED_MAX]) for n in names)
+    standing = o.catalog.standing if o.catalog is not None else None
+    holders_before = standing.holding if standing is not None else ()
+    before = {a.node_id: a for h in holders_before for a in h.away if h.name == UPGRADE}
+    away = tuple(
+        found for m in everyone if (found := _away(o, m, before.get(m.node_id), m.name in rolled)) is not None
+    )[:AWAY_MAX]
+    kept = [Holder(name, away if name == UPGRADE else ()) for name in holding]
+    if away and UPGRADE not in holding:
+        # Others have the next turn, but what it took away is not back yet.
+        kept.append(Holder(UPGRADE, away))
+    return tuple(kept), waiting
+
+
+def _away(o: Observation, m: Member, before: Away | None, rolled: bool) -> Away | None:
+    if rolled:
+        return Away(m.node_id, m.node.incarnation if m.node is not None else 0)
+    return before if m.state in together.COMING and together.is_away(o, m) and not m.parked else None
 
 
 def _drains_out(m: Member) -> bool:
-    return m.state is State.DRAINING and m.node is not None and m.node.replicas > 0
+    return m.state is State.DRAINING and _named(m)
+
+
+def _named(m: Member) -> bool:
+    return m.node is not None and m.node.replicas > 0
 
 
 def _asked(m: Member) -> bool:

@@ -37,6 +37,8 @@ class Leaving:
     retiring: Mapping[str, str]
     parked: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
+    first: str = ""
+    """Why no pod may be made again meanwhile: nodes leave, or are parked from this pass on; "" if there are none."""
 
 
 def leaves(m: Member) -> bool:
@@ -92,7 +94,16 @@ def plan_leaving(
     findings += _beginning(retiring, under_way, names)
     findings += _overruled(everyone, wanted)
     parked, more = _parked(o, spec, everyone, policy)
-    return Leaving(retiring, parked, (*findings, *more, *_unknown(o, spec)))
+    first = _first(everyone, retiring, parked)
+    return Leaving(retiring, parked, (*findings, *more, *_unknown(o, spec)), first)
+
+
+def _first(everyone: Sequence[Member], retiring: Mapping[str, str], parked: Mapping[str, str]) -> str:
+    going = [m.name for m in everyone if m.node_id in retiring and m.state is not State.RETIRED]
+    if going:
+        return f"{some(going)} must leave first"
+    fresh = [m.name for m in everyone if m.node_id in parked and m.node is not None and not m.node.parked]
+    return f"{some(fresh)} must be parked first" if fresh else ""
 
 
 def _scale_in(spec: TabletClusterSpec, everyone: Sequence[Member]) -> tuple[dict[str, str], list[Finding]]:

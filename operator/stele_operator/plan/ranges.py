@@ -2,7 +2,8 @@
 for. Called by rules and masters; pure.
 
 Invariants: a range is dropped only with allowRangeDrop. Ranges are the same only if both bounds are. Whatever text a
-bound has, a fault of it is Rejected: one TabletGroup must not end the pass of its cluster.
+bound has, a fault of it is Rejected: one TabletGroup must not end the pass of its cluster. What encodes keys is imported
+where the first table has ranges: with its libraries it takes 50 MB.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stele.model.column import Column
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId
 from stele.model.ranges import AddRange, Bounds, DropRange, RangePartition, RangeStep, of_ranges, overlap
-from stele.model.split_json import split_key, split_values
 from stele_operator.api.group import RangeBounds, TabletGroupSpec
 from stele_operator.plan.observation import Table, TableRanges
+
+if TYPE_CHECKING:
+    from stele.model.column import Column
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}\Z")
 _TRUTH = {"true": True, "false": False}
@@ -107,6 +109,8 @@ def range_steps(spec: TabletGroupSpec, table: Table) -> tuple[tuple[RangeStep, .
 
 
 def _columns(spec: TabletGroupSpec) -> tuple[Column, ...]:
+    from stele.model.column import Column
+
     types = {c.name: c.type.replace(" ", "") for c in spec.columns}
     return tuple(Column(ColumnId(0), name, types[name]) for name in range_columns(spec))
 
@@ -121,6 +125,8 @@ def _key(texts: Sequence[str] | None, columns: tuple[Column, ...]) -> bytes:
 
 @functools.lru_cache(_KEPT)
 def _encoded(texts: tuple[str, ...], columns: tuple[Column, ...]) -> bytes:
+    from stele.model.split_json import split_key
+
     if len(texts) != len(columns):
         return split_key(list(texts), columns)  # says which values it expects
     return split_key([_value(text, column) for text, column in zip(texts, columns, strict=True)], columns)
@@ -148,5 +154,7 @@ def _shown(bounds: Bounds, columns: Sequence[Column]) -> str:
 
 
 def _shown_key(key: bytes, columns: Sequence[Column]) -> str:
+    from stele.model.split_json import split_values
+
     values = split_values(key, columns)
     return ",".join(map(str, values)) if isinstance(values, list) else f"0x{key.hex()}"

@@ -183,7 +183,7 @@ class _Rehearsal:
                 self._say(
                     "masters", "", f"the number of masters becomes {action.masters}; it was {action.before}"
                 )
-            case SetDriverPolicy():
+            case SetDriverPolicy(only_holders=False):
                 masters = "while no operator is heard, the masters"
                 drive = "heal by the new policy" if action.policy.drive_after_ms else "heal nothing"
                 self._say("policy", "", f"{masters} {drive}")

@@ -7,11 +7,10 @@ all faults are found, not only the first.
 from __future__ import annotations
 
 from stele.model import durations
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory, Step
-from stele.model.column import shown
+from stele.model.bounds import HISTORY_DEFAULT_MS, HISTORY_MAX_MS, HISTORY_MIN_MS
 from stele.model.notes import note_faults
 from stele.model.ranges import RangeStep
-from stele.model.schema import HISTORY_DEFAULT_MS, HISTORY_MAX_MS, HISTORY_MIN_MS
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, SetHistory, Step
 from stele_operator.api import CLUSTER_NAME_LENGTH_MAX
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.api.scalars import seconds
@@ -169,11 +168,19 @@ def other_notes(spec: TabletGroupSpec, table: Table) -> tuple[tuple[str, str], .
     return tuple((name, wanted) for name, wanted, is_now in asked if wanted is not None and wanted != is_now)
 
 
+def _quoted(text: str) -> str:
+    from stele.model.column import (
+        shown,
+    )  # with its libraries it takes 50 MB, for a text that is rarely needed
+
+    return shown(text)
+
+
 def note_differences(spec: TabletGroupSpec, table: Table) -> tuple[str, ...]:
     """How a table differs from its TabletGroup in owner, comment and history retention, in words."""
     present = {"owner": table.owner, "comment": table.comment}
     found = [
-        f"the {name} of the table is {shown(present[name]) if present[name] else 'empty'}"
+        f"the {name} of the table is {_quoted(present[name]) if present[name] else 'empty'}"
         for name, _ in other_notes(spec, table)
     ]
     if history_steps(spec, table):

@@ -13,9 +13,9 @@ from dataclasses import replace
 from stele.driver.rehearsal import carried_out
 from stele.driver.steps import Step
 from stele.driver.view import ClusterView, NodeView
-from stele.model.alter import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.ranges import AddRange, DropRange
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, SetHistory
 from stele_operator.api.scalars import byte_count
 from stele_operator.plan import naming
 from stele_operator.plan.actions import (

@@ -78,7 +78,7 @@ def cluster_status(
     if o.catalog is not None:
         status["tablets"] = _counts(plan.tablets)
         status["healing"] = healing_status(heals)
-        holding, waiting = holders(plan.members, plan.about(""))
+        holding, waiting = holders(plan.members, plan.about(""), plan.policy)
         status["budget"] = {
             "holder": ", ".join(holding[:NAMED_MAX]),
             "waiting": list(waiting[:NAMED_MAX]),

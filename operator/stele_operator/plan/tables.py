@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stele.model.alter import SetHistory, Step
 from stele.model.amounts import plural
 from stele.model.ranges import DropRange, RangeStep
+from stele.model.steps import SetHistory, Step
 from stele_operator.api.cluster import DeletionPolicy
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.plan.actions import (

@@ -14,7 +14,7 @@ from stele_operator.plan.fates import SILENT_S, Fate, Member, State
 from stele_operator.plan.health import leads, live_nodes, row_nodes
 from stele_operator.plan.observation import Observation, Pod
 
-_COMING = (State.READY, State.STARTING, State.SILENT, State.PENDING)
+COMING = (State.READY, State.STARTING, State.SILENT, State.PENDING)
 """States of a member whose pod was just made again."""
 
 
@@ -77,7 +77,7 @@ def _by_us(o: Observation, m: Member, present: Collection[str]) -> bool:
     """Whether a node is away because it is parked, or because its pod ends or was just made again."""
     if m.parked:
         return True
-    if m.state not in _COMING or m.fate not in _FATES or not m.formed:
+    if m.state not in COMING or m.fate not in _FATES or not m.formed:
         return False
     machine = o.machine(m.machine)
     if o.machines is not None and m.machine and (machine is None or not machine.ready):

@@ -1864,6 +1864,57 @@ class ViewPlacePB(_message.Message):
 Global___ViewPlacePB: _TypeAlias = ViewPlacePB  # noqa: Y015
 
 @_typing.final
+class AwayPB(_message.Message):
+    """A node in service that was taken away for a moment. Once it is heard with a higher incarnation, it is back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.bytes
+    incarnation: _builtins.int
+    """when it was taken away; 0: unknown"""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.bytes = ...,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AwayPB: _TypeAlias = AwayPB  # noqa: Y015
+
+@_typing.final
+class BudgetHolderPB(_message.Message):
+    """One of those who take something away from the cluster now, or make up for a loss."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLDER_FIELD_NUMBER: _builtins.int
+    AWAY_FIELD_NUMBER: _builtins.int
+    holder: _builtins.str
+    """heal/NODE, drain/NODE, park/NODE, masters, upgrade or hibernate"""
+    @_builtins.property
+    def away(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwayPB]: ...
+    def __init__(
+        self,
+        *,
+        holder: _builtins.str = ...,
+        away: _abc.Iterable[Global___AwayPB] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["away", b"away", "holder", b"holder"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BudgetHolderPB: _TypeAlias = BudgetHolderPB  # noqa: Y015
+
+@_typing.final
 class DriverPolicyPB(_message.Message):
     """What a driver may do. The leader master drives by it while no driver is heard."""
 
@@ -1878,6 +1929,8 @@ class DriverPolicyPB(_message.Message):
     BALANCE_LEADERS_FIELD_NUMBER: _builtins.int
     REBALANCE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     dead_after_ms: _builtins.int
     max_lost_nodes: _builtins.int
     max_copies: _builtins.int
@@ -1892,6 +1945,14 @@ class DriverPolicyPB(_message.Message):
     """replicas move for balance"""
     held: _builtins.str
     """why no driver may work now, as the cluster hibernates; empty: one may"""
+    @_builtins.property
+    def holding(self) -> _containers.RepeatedCompositeFieldContainer[Global___BudgetHolderPB]:
+        """who holds the change budget"""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """who waits for it"""
+
     def __init__(
         self,
         *,
@@ -1904,10 +1965,12 @@ class DriverPolicyPB(_message.Message):
         balance_leaders: _builtins.bool = ...,
         rebalance: _builtins.bool = ...,
         held: _builtins.str = ...,
+        holding: _abc.Iterable[Global___BudgetHolderPB] | None = ...,
+        waiting: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_leaders", b"balance_leaders", "bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "held", b"held", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner", "rebalance", b"rebalance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance_leaders", b"balance_leaders", "bytes_per_second", b"bytes_per_second", "dead_after_ms", b"dead_after_ms", "drive_after_ms", b"drive_after_ms", "held", b"held", "holding", b"holding", "max_copies", b"max_copies", "max_lost_nodes", b"max_lost_nodes", "owner", b"owner", "rebalance", b"rebalance", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,86 @@
+"""The change budget as drivers see it: who holds it, and what may not begin beside that. Used by planner and by masters
+that drive; pure.
+
+The operator decides who holds the budget, and writes it to the catalog before it acts. Nodes whose pods are made again
+stand only there: for the masters they are in service. Heals, drains and parked nodes show in the states of nodes as well.
+
+Invariant: heals never wait for the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from stele.driver.policy import HOLDERS_MAX, Policy
+from stele.driver.situation import is_dead
+from stele.driver.view import Away, ClusterView, Holder, NodeState, NodeView, Wanted
+
+_KINDS = ("heal", "drain", "park")
+"""The kinds of holders that show in the states of nodes, in the order in which they are told."""
+
+
+def reserved_by(view: ClusterView, policy: Policy, named: Mapping[str, int]) -> str:
+    """Who has taken a node away that has not come back yet, in words; "": nobody. Then no drain and no move begins.
+
+    `named`: how many tablets name each node. One that no tablet names any more was replaced: nobody waits for it.
+    """
+    for holder in view.holding:
+        away = [(a, node) for a in holder.away if (node := view.node(a.node_id)) is not None]
+        gone = [n.node_id[:8] for a, n in away if _counts(n, named) and not _is_back(a, n, policy)]
+        if gone:
+            return f"{holder.name} has node{'s' if len(gone) > 1 else ''} {', '.join(gone)} away"
+    return ""
+
+
+def _counts(node: NodeView, named: Mapping[str, int]) -> bool:
+    """Whether somebody waits for the node: it is in service, and tablets name it."""
+    return node.takes_replicas and bool(named.get(node.node_id))
+
+
+def _is_back(away: Away, node: NodeView, policy: Policy) -> bool:
+    """Whether another process of the node is heard than the one that was to go."""
+    return node.incarnation > away.incarnation and not _is_silent(node, policy)
+
+
+def _is_silent(node: NodeView, policy: Policy) -> bool:
+    """Whether nobody hears the node. A new leader master counts its silence from its own start."""
+    return not node.ever_heard or node.heartbeat_age_ms > policy.lost_after_ms
+
+
+def taken_over(
+    view: ClusterView, policy: Policy, waiting: Collection[str], names: Mapping[str, str]
+) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
+    """Who holds the budget, and who waits, while another drives than whoever wrote it down. `names`: of nodes, by id.
+
+    A holder stays while nodes that it has taken away are silent. Otherwise its own driver did not come to take them away,
+    or they are back: it waits for that driver.
+    """
+    named: dict[str, int] = {n.node_id: n.replicas for n in view.nodes}
+    stays, waits = [], []
+    for holder in view.holding:
+        nodes = [(a, node) for a in holder.away if (node := view.node(a.node_id)) is not None]
+        away = tuple(a for a, n in nodes if _counts(n, named) and _is_silent(n, policy))
+        if away:
+            stays.append(Holder(holder.name, away))
+        elif holder.name.partition("/")[0] not in _KINDS:
+            waits.append(holder.name)
+    kinds = [(kind, n.node_id) for n in view.nodes if (kind := _kind(n, policy))]
+    seen = [
+        Holder(f"{k}/{names.get(n) or n[:8]}") for k, n in sorted(kinds, key=lambda at: _KINDS.index(at[0]))
+    ]
+    holding = (*seen, *stays)
+    held = {h.name for h in holding}
+    waits += [name for name in waiting if name not in waits]
+    return holding[:HOLDERS_MAX], tuple(name for name in waits if name not in held)[:HOLDERS_MAX]
+
+
+def _kind(node: NodeView, policy: Policy) -> str:
+    """What holds the budget because of a node; "": nothing."""
+    if node.parked:
+        return "park"
+    if not node.replicas:
+        return ""
+    if node.state is NodeState.DRAINING and node.asked is not Wanted.IN_SERVICE:
+        return "drain"
+    lost = node.state is NodeState.DRAINING or (node.state is NodeState.ACTIVE and is_dead(node, policy))
+    return "heal" if lost else ""
