@@ -1,4 +1,4 @@
-"""The options of a read or a write, checked. Used by source.py and sink.py; asks nobody.
+"""The options of a read, a stream or a write, checked. Used by source.py, stream.py and sink.py; asks nobody.
 
 Invariant: an unknown option is refused. A misspelt `where` would read the whole table.
 """
@@ -13,9 +13,14 @@ from dataclasses import dataclass
 
 from stele.model import texts
 from stele.model.errors import Rejected, SteleError
+from stele.model.holds import BYTES_DEFAULT, BYTES_MAX, BYTES_MIN, EXPIRES_MAX_MS, EXPIRES_MIN_MS, name_of
 from stele.model.nearest import did_you_mean
 
 WRITE_OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
+TABLE, EARLIEST, LATEST = STARTS = ("table", "earliest", "latest")
+"""Where a stream may start, beside times."""
+VERSIONS = ("every", "newest")
+CURSOR_EXPIRES_S = 86_400
 OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
     "table": "the name of a table",
@@ -24,8 +29,19 @@ OPTIONS = {
     "op": f"for writes: {', '.join(WRITE_OPS)}",
     "op_column": "for writes: a column of the frame that has the operation of each row",
     "rejects": "for writes: a folder for refused rows, as Parquet",
+    "startingSnapshot": f"for streams: {', '.join(STARTS)}, a hybrid time, or an ISO 8601 time",
+    "maxRowsPerTrigger": "for streams: how many changes a batch has at most, about",
+    "versions": "for streams: every change, or the newest one of each key in a batch",
+    "cursor": "for streams: the name of a hold that keeps history for this stream",
+    "cursorExpiresInS": "for streams: how many seconds the hold outlasts the stream",
+    "cursorMaxBytes": "for streams: how many bytes of old rows the hold may keep in each replica of a tablet",
 }
-ONLY_OF = {"where": "read", "snapshot": "read", "op": "write", "op_column": "write", "rejects": "write"}
+_NAMES = {name.lower(): name for name in OPTIONS}
+ONLY_OF = {
+    **dict.fromkeys(("where", "snapshot"), "read"),
+    **dict.fromkeys(("op", "op_column", "rejects"), "write"),
+    **{name: "stream" for name, what in OPTIONS.items() if what.startswith("for streams")},
+}
 
 
 @contextmanager
@@ -47,8 +63,21 @@ def one_sentence() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Following:
+    """The options of a stream. `start`: one of STARTS, or a hybrid time; "" if it is not given. `rows_max`: changes in a
+    batch; 0: no limit. `every`: every change, not only the newest of a key. `cursor`: "" for none."""
+
+    start: str | int = ""
+    rows_max: int = 0
+    every: bool = True
+    cursor: str = ""
+    cursor_expires_s: int = CURSOR_EXPIRES_S
+    cursor_bytes_max: int = BYTES_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one read or write, checked."""
+    """The options of one read, stream or write, checked. `is_stream`: an option of streams is among them."""
 
     masters: tuple[str, ...]
     table: str
@@ -57,6 +86,8 @@ class Options:
     op: str
     op_column: str = ""
     rejects: str = ""
+    following: Following = Following()
+    is_stream: bool = False
 
     @staticmethod
     def parse(raw: dict[str, str]) -> Options:
@@ -83,9 +114,73 @@ class Options:
         op_column = given.get("op_column", "")
         if op_column and "op" in given:
             faults.append('"op" and "op_column" are both given: give one of them')
+        following = _following(given, faults)
         refuse(faults)
-        table, where, rejects = given["table"], given.get("where", ""), given.get("rejects", "")
-        return Options(masters, table, snapshot, where, op, op_column, rejects)
+        table, where, rejects = (given.get(key, "") for key in ("table", "where", "rejects"))
+        is_stream = any(ONLY_OF.get(_NAMES[key]) == "stream" for key in given)
+        return Options(masters, table, snapshot, where, op, op_column, rejects, following, is_stream)
+
+    @staticmethod
+    def not_of(use: str, raw: dict[str, str]) -> list[str]:
+        """What is wrong with options for this use: "read", "stream" or "write"."""
+        given = {_NAMES[key.lower()] for key in raw if key.lower() in _NAMES}
+        return [
+            f'"{name}" is an option of a {of}, not of a {use}'
+            for name, of in ONLY_OF.items()
+            if name in given and of != use
+        ]
+
+
+def _following(given: dict[str, str], faults: list[str]) -> Following:
+    start: str | int = given.get("startingsnapshot", "").lower()
+    if start and start not in STARTS:
+        try:
+            start = texts.snapshot(given["startingsnapshot"])
+            if not start:
+                raise ValueError("0 is no time")
+        except ValueError as exc:
+            faults.append(
+                f'"startingSnapshot" is {given["startingsnapshot"]!r}: expected {", ".join(STARTS)}, a hybrid time or an '
+                f"ISO 8601 time ({exc})"
+            )
+    versions = given.get("versions", VERSIONS[0]).lower()
+    if versions not in VERSIONS:
+        faults.append(f'"versions" is {versions!r}: expected {" or ".join(VERSIONS)}')
+    if cursor := given.get("cursor", ""):
+        try:
+            name_of(cursor)
+        except ValueError as exc:
+            faults.append(f'"cursor": {exc}')
+    else:
+        faults += [f'"{_NAMES[key]}" needs "cursor"' for key in given if key in _OF_CURSORS]
+    return Following(
+        start,
+        _whole(given, "maxRowsPerTrigger", 0, 1, (1 << 63) - 1, faults),
+        versions == "every",
+        cursor,
+        _whole(
+            given,
+            "cursorExpiresInS",
+            CURSOR_EXPIRES_S,
+            EXPIRES_MIN_MS // 1_000,
+            EXPIRES_MAX_MS // 1_000,
+            faults,
+        ),
+        _whole(given, "cursorMaxBytes", BYTES_DEFAULT, BYTES_MIN, BYTES_MAX, faults),
+    )
+
+
+_OF_CURSORS = ("cursorexpiresins", "cursormaxbytes")
+
+
+def _whole(given: dict[str, str], name: str, otherwise: int, least: int, most: int, faults: list[str]) -> int:
+    text = given.get(name.lower(), "")
+    if not text:
+        return otherwise
+    if not (text.isdecimal() and text.isascii() and least <= int(text) <= most):
+        faults.append(f'"{name}" is {text!r}: expected a whole number from {least} to {most}')
+        return otherwise
+    return int(text)
 
 
 def _unknown(given: dict[str, str]) -> list[str]:
@@ -93,7 +188,7 @@ def _unknown(given: dict[str, str]) -> list[str]:
         return ["CREATE TABLE is not supported; use CREATE TEMPORARY VIEW ... USING stele OPTIONS (...)"]
     if "path" in given or "paths" in given:  # Spark's names for the argument of load() and save()
         return ['load() and save() take no path; name the table with option("table", ...)']
-    unknown = [f'"{key}"{did_you_mean(key, OPTIONS)}' for key in given if key not in OPTIONS]
+    unknown = [f'"{key}"{did_you_mean(key, OPTIONS)}' for key in given if key not in _NAMES]
     there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
     return [f"unknown option {', '.join(unknown)}; options are {there}"] if unknown else []
 

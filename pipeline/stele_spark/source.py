@@ -1,4 +1,4 @@
-"""The Spark data source `stele`: what Spark finds by name, and the batch reader. sink.py writes.
+"""The Spark data source `stele`: what Spark finds by name, and the batch reader. sink.py writes, stream.py follows.
 
 The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB. Executors scan their tablets over Arrow
 Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
@@ -17,8 +17,6 @@ written meanwhile.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,26 +26,27 @@ from pyspark.sql.types import StructType
 
 from stele.client import Client, Table
 from stele.client.tablet_scan import FlightPool, ScanPlan, TabletScan
-from stele.model.errors import Code, Rejected, Retryable
+from stele.model.errors import Rejected
 from stele_spark import types
-from stele_spark.options import ONLY_OF, Options, one_sentence, refuse
+from stele_spark.options import Options, one_sentence, refuse
+from stele_spark.reading import TabletPartition, batches_of
 from stele_spark.sink import Writer
+from stele_spark.stream import StreamReader
 
-_SCAN_TIMEOUT_S = 60.0
 _PART_BYTES = 64 << 20
 """Bytes of files that one task reads, about."""
-_LOCATE_TIMEOUT_S = 2.0
 _CHECK_TIMEOUT_S = 10.0
 
 
 class SteleDataSource(ds.DataSource):
-    """`spark.read.format("stele")` and `frame.write.format("stele")`. Spark makes one at load() and at
+    """`spark.read`, `spark.readStream` and `frame.write` of `format("stele")`. Spark makes one at load() and at
     save()."""
 
     @one_sentence()
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._parsed = Options.parse(dict(options))
+        self._inferred = False
 
     @classmethod
     def name(cls) -> str:
@@ -56,10 +55,16 @@ class SteleDataSource(ds.DataSource):
 
     @one_sentence()
     def schema(self) -> StructType:
-        """The table's schema. A read with `.schema(...)` selects columns, and does not call this."""
-        self._is_for("read")
+        """The table's schema, or that of its changes. A read with `.schema(...)` selects columns, and does not call this.
+
+        Spark does not say whether it is for a stream, so options that only streams have do."""
+        stream = self._parsed.is_stream
+        self._is_for("stream" if stream else "read")
+        self._inferred = True  # Spark pickles this object afterwards
         with Client(self._parsed.masters) as client:
             table = client.open_table(self._parsed.table)
+            if stream:
+                return types.stream_schema(table.schema)
             _check(_plan(table, self._parsed), self._parsed)
             return types.spark_schema(table.schema)
 
@@ -68,6 +73,12 @@ class SteleDataSource(ds.DataSource):
         """A reader of exactly the columns of `schema`."""
         self._is_for("read")
         return Reader(self._parsed, schema)
+
+    @one_sentence()
+    def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
+        """A reader of the table's changes, in the columns of `schema`."""
+        self._is_for("stream")
+        return StreamReader(self._parsed, schema, inferred=self._inferred)
 
     @one_sentence()
     def writer(self, schema: StructType, overwrite: bool) -> ds.DataSourceWriter:
@@ -82,14 +93,7 @@ class SteleDataSource(ds.DataSource):
         return Writer(self._parsed, schema)
 
     def _is_for(self, use: str) -> None:
-        given = {key.lower() for key in self.options}
-        refuse(
-            [
-                f'"{key}" is an option of a {of}, not of a {use}'
-                for key, of in ONLY_OF.items()
-                if key in given and of != use
-            ]
-        )
+        refuse(Options.not_of(use, dict(self.options)))
 
 
 def _plan(table: Table, options: Options, columns: Sequence[str] | None = None) -> ScanPlan:
@@ -118,14 +122,6 @@ def _check(plan: ScanPlan, options: Options) -> None:
         next(iter(TabletScan(pool, one, tablet, _CHECK_TIMEOUT_S, lambda: None)), None)
     finally:
         pool.close()
-
-
-class TabletPartition(ds.InputPartition):
-    """One tablet, or a part of it, at one snapshot: a scan plan with that tablet alone."""
-
-    def __init__(self, plan: ScanPlan) -> None:
-        super().__init__(plan.tablets[0].tablet_id)
-        self.plan = plan
 
 
 class Reader(ds.DataSourceReader):
@@ -163,39 +159,6 @@ class Reader(ds.DataSourceReader):
         """
         if not isinstance(partition, TabletPartition):  # Spark's own, if no tablet can hold a wanted row
             return
-        (tablet,) = partition.plan.tablets
-        pool = FlightPool()
-        failed = 0
-
-        def locate() -> None:
-            # Replicas may have moved since the driver planned. Ask the masters only when no known replica
-            # serves.
-            nonlocal failed
-            failed += 1
-            if tablet.replicas and failed % len(tablet.replicas):
-                return
-            try:
-                with Client(
-                    self._options.masters, timeout_s=_LOCATE_TIMEOUT_S, first_contact_s=_LOCATE_TIMEOUT_S
-                ) as client:
-                    locations = client.open_table(self._options.table).asynchronous.locations
-                    there = {fresh.tablet_id: fresh for fresh in locations.tablets}
-                    if tablet.tablet_id in there:
-                        tablet.update(there[tablet.tablet_id])
-                    elif locations.complete:
-                        raise Rejected(
-                            f"table {self._options.table} was deleted and created again since this frame was planned; "
-                            "load() it again",
-                            code=Code.NOT_FOUND,
-                        )
-            except Retryable:
-                # The masters may be unavailable; the known nodes are tried again.
-                time.sleep(_LOCATE_TIMEOUT_S * random.random())
-
-        try:
-            with one_sentence():
-                for batch in TabletScan(pool, partition.plan, tablet, _SCAN_TIMEOUT_S, locate):
-                    assert batch is not None  # only unordered scans start again
-                    yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
-        finally:
-            pool.close()
+        with one_sentence():
+            for batch in batches_of(self._options, partition.plan):
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)

@@ -48,13 +48,57 @@ def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
         raise Rejected(f"column {name!r}: Spark has no type for {arrow}", code=Code.SCHEMA_MISMATCH) from None
 
 
+OP, TIME, VERSION = "_op", "_ts", "_schema"
+_OF_CHANGES = (
+    T.StructField(OP, T.StringType(), False),
+    T.StructField(TIME, T.LongType(), False),
+    T.StructField(VERSION, T.IntegerType(), False),
+)
+
+
+def stream_schema(schema: Schema) -> T.StructType:
+    """The Spark schema of a table's changes: its columns, null in deletes but for the key; then what a change is.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH: the table has a column of the same name.
+    """
+    keys = {column.name for column in schema.key_columns}
+    fields = [T.StructField(f.name, f.dataType, f.name not in keys) for f in spark_schema(schema)]
+    if taken := [field.name for field in _OF_CHANGES if field.name in schema.by_name]:
+        raise Rejected(
+            f"the table has a column {taken[0]}, which is what a stream calls one of its own; rename it",
+            code=Code.SCHEMA_MISMATCH,
+        )
+    return T.StructType([*fields, *_OF_CHANGES])
+
+
+def stream_projection(asked: T.StructType, table: Schema) -> list[str]:
+    """As `projection`, of a stream: the table's columns among those asked for.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH, also if `_op` is missing: a delete would look like a row.
+    """
+    have = stream_schema(table)
+    columns = _projection(asked, have)
+    _refuse_nulls(asked, have)
+    if OP not in columns:
+        raise Rejected(
+            f"schema: {OP} is missing; without it a delete looks like a row", code=Code.SCHEMA_MISMATCH
+        )
+    return [name for name in columns if name in table.by_name]
+
+
 def projection(asked: T.StructType, table: Schema) -> list[str]:
     """Names of the columns of a frame (read with the user's schema, or written), in its order.
 
     Raises:
         Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with another type, and every repeated one.
     """
-    have = {field.name: field.dataType for field in spark_schema(table)}
+    return _projection(asked, spark_schema(table))
+
+
+def _projection(asked: T.StructType, there: T.StructType) -> list[str]:
+    have = {field.name: field.dataType for field in there}
     faults = []
     for name in dict.fromkeys(asked.names):
         if asked.names.count(name) > 1:
@@ -78,7 +122,11 @@ def check_nulls(asked: T.StructType, table: Schema) -> None:
     Raises:
         Rejected: SCHEMA_MISMATCH. Names every column that may be null in the table but not in the schema.
     """
-    have = {field.name: field for field in spark_schema(table)}
+    _refuse_nulls(asked, spark_schema(table))
+
+
+def _refuse_nulls(asked: T.StructType, there: T.StructType) -> None:
+    have = {field.name: field for field in there}
     _refuse(
         [
             f"{field.name!r} may be null in the table; remove NOT NULL"

@@ -31,6 +31,14 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
   }
 
+  private static final List<String> OF_STREAMS =
+      List.of("startingSnapshot", "maxRowsPerTrigger", "versions", "cursor", "cursorExpiresInS", "cursorMaxBytes");
+
+  /** Whether an option is given that only streams have. */
+  static boolean isStream(Map<String, String> raw) {
+    return raw.keySet().stream().anyMatch(key -> OF_STREAMS.stream().anyMatch(key::equalsIgnoreCase));
+  }
+
   static Options parse(Map<String, String> raw) {
     var given = new LinkedHashMap<String, String>();
     raw.forEach((key, value) -> given.put(key.toLowerCase(Locale.ROOT), value));

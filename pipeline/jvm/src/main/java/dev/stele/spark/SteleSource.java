@@ -12,7 +12,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
  * `spark.read.format("stele")`, in place of the Python reader: the same name, options and answers. With
- * `spark.stele.reader=python` it passes everything on to the Python source.
+ * `spark.stele.reader=python`, or with an option of streams, it passes everything on to the Python source.
  */
 public final class SteleSource implements TableProvider, DataSourceRegister {
   static final String NAME = "stele";
@@ -29,7 +29,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
 
   @Override
   public StructType inferSchema(CaseInsensitiveStringMap given) {
-    if (isPython()) {
+    if (isPython(given)) {
       return python.inferSchema(given);
     }
     try {
@@ -66,14 +66,15 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
 
   @Override
   public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> properties) {
-    if (isPython()) {
+    if (isPython(properties)) {
       return python.getTable(schema, partitioning, properties);
     }
     return new SteleTable(properties, schema, schema.equals(found) ? found : null, new Transform[0], Map.of());
   }
 
-  private boolean isPython() {
-    if (python == null && SQLConf.get().getConfString(READER, "jvm").equals("python")) {
+  private boolean isPython(Map<String, String> given) {
+    var chosen = SQLConf.get().getConfString(READER, "jvm").equals("python");
+    if (python == null && (chosen || Options.isStream(given))) {
       python = new PythonDataSourceV2();
       python.setShortName(NAME);
     }

@@ -1,0 +1,246 @@
+"""Follows a table, in the driver of a stream: where batches end, and what is in them. Used by stream.py.
+
+A batch ends at a *settled* time: all leaders have prepared a snapshot there, so no later write is at or below it. Only
+then the masters' columns count. So no row of a batch has a value in a column that the stream does not know.
+
+Invariant: batches follow each other without gap or overlap, also where ranges are added to the table meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stele.client import Client
+from stele.client.change_plan import change_plan
+from stele.client.locations import TabletPlace
+from stele.client.tablet_scan import Prepared, ScanPlan
+from stele.model.clock import LOGICAL_BITS, ahead_of, physical_us, utc
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.incarnation import recoveries
+from stele.model.schema import Schema
+from stele_spark.cursor import CLOCKS_APART, Cursor, patiently
+from stele_spark.offset import Offset
+from stele_spark.options import EARLIEST, LATEST, TABLE, Options
+from stele_spark.slices import Slices
+
+PART_BYTES = 64 << 20
+"""Bytes of files that one task of the first batch reads, about."""
+_PATIENCE_S = 60.0
+_OF_HISTORY = 0.9
+"""How much of the table's history "earliest" reaches back: what is older may be gone before it is read."""
+
+
+class Follower:
+    """One stream's view of its table. `names`: the columns that it has. `inferred`: these are all columns of the table."""
+
+    def __init__(self, options: Options, names: Sequence[str], *, inferred: bool) -> None:
+        self._options = options
+        self._following = options.following
+        self._names = list(names)
+        self._inferred = inferred
+        self._client = Client(options.masters, timeout_s=_PATIENCE_S)
+        try:
+            self._table = self._client.open_table(options.table)
+            self._schema = self._table.schema
+            self._ids = {column.name: int(column.id) for column in self._schema.columns}
+            self._check_columns(self._schema)
+        except BaseException:
+            self._client.close()
+            raise
+        self._cursor = Cursor(self._table, self._following)
+        self._slices = Slices()
+        self._target: int | None = None
+
+    def close(self) -> None:
+        """Close all connections. The cursor stays."""
+        self._cursor.close()
+        self._client.close()
+
+    def initial(self) -> Offset:
+        """Where a new stream starts.
+
+        Raises:
+            Rejected: CURSOR_LOST: the history does not reach back so far. CLOCK_AHEAD: the time is in the future.
+        """
+        start = self._following.start
+        if start == TABLE:
+            self._ask()
+            return self._offset(0)
+        now = int(self._client.now())
+        if start == LATEST:
+            ts = self._settled()
+        elif start == EARLIEST:
+            history_us = self._table.asynchronous.info.history_s * 1e6
+            ts = now - (int(history_us * _OF_HISTORY) << LOGICAL_BITS)
+            self._ask()
+        else:
+            ts = int(start)
+            if ts > now:
+                ahead = ahead_of("the start of the stream,", ts, physical_us(now), "this machine's clock")
+                raise Rejected(
+                    f"table {self._options.table}: {ahead}; give an earlier time", code=Code.CLOCK_AHEAD
+                )
+            self._ask()
+        self._cursor.keep(ts)
+        return self._offset(ts)
+
+    def stop_at_present(self) -> None:
+        """No batch ends later than now."""
+        self._target = self._settled()
+
+    def latest(self, start: Offset, rows_max: int) -> Offset:
+        """Where the batch ends that begins at `start`: the same, if there is nothing new. `rows_max`: 0 for no limit.
+
+        Raises:
+            Rejected: CURSOR_LOST: history was dropped before it was read. SCHEMA_MISMATCH: the columns have changed.
+                NOT_FOUND: the table is gone.
+            Retryable: a tablet has no leader for a minute.
+        """
+        if start.ts:
+            self._cursor.keep(start.ts)
+        end = self._settled() if self._target is None else self._target
+        self._check_same(start)
+        if not start.ts:
+            self._cursor.keep(end)
+            return self._offset(end)
+        if end <= start.ts:  # this machine's clock is behind that of the one before
+            return start
+        ts = self._slices.end(self._client, self._table, start.ts, end, rows_max)
+        now = self._offset(end)
+        if ts is None:
+            # Other columns, or another range, make a batch of their own.
+            return start if (now.schema, now.tablets) == (start.schema, start.tablets) else now
+        return replace(now, ts=ts)
+
+    def plans(self, start: Offset, end: Offset) -> list[ScanPlan]:
+        """What the tasks of a batch read, each of one tablet. The same whenever it is asked."""
+        if start == end:
+            return []
+        self._cursor.keep(start.ts or end.ts)
+        self._check_same(end)
+        if not start.ts:
+            plan = self._bounded(self._scan(end.ts), end)
+            self._prepare(plan)
+            return self._client.run(self._table.asynchronous.reads.split(plan, PART_BYTES))
+        old = self._bounded(self._scan(end.ts), start)
+        every = self._bounded(self._scan(end.ts), end)
+        self._prepare(every)
+        known = {tablet.tablet_id for tablet in old.tablets}
+
+        def of(tablet: TabletPlace) -> ScanPlan:
+            after = start.ts if tablet.tablet_id in known else start.ts - CLOCKS_APART
+            one = replace(every, tablets=(tablet,), prepared=_only(every, tablet))
+            return change_plan(one, after, every=self._following.every)
+
+        return [of(tablet) for tablet in every.tablets]
+
+    def commit(self, end: Offset) -> None:
+        """Spark needs nothing up to here any more."""
+        if end.ts:
+            self._cursor.move(end.ts)
+
+    def _scan(self, snapshot: int) -> ScanPlan:
+        names = list(dict.fromkeys((*(c.name for c in self._schema.key_columns), *self._names)))
+        return patiently(lambda: self._table.asynchronous.scan(names, ordered=True, snapshot=snapshot).plan)
+
+    @staticmethod
+    def _bounded(plan: ScanPlan, by: Offset) -> ScanPlan:
+        return replace(plan, tablets=tuple(tablet for tablet in plan.tablets if tablet.ordinal < by.tablets))
+
+    def _settled(self) -> int:
+        """A time, now, with no later write at or below it. The tablets and columns known afterwards are those of then or later.
+
+        Raises:
+            Retryable: UNAVAILABLE: that cannot be said of a tablet within a minute.
+        """
+        end = int(self._client.now())
+        until = time.monotonic() + _PATIENCE_S
+        plan = self._scan(end)
+        while True:
+            self._prepare(plan)
+            self._ask()
+            plan = replace(self._scan(end), prepared=plan.prepared)
+            left = [tablet for tablet in plan.tablets if tablet.tablet_id not in plan.prepared]
+            if not left:
+                return end
+            for tablet in left:  # the presumed leader is gone, or leads no more
+                tablet.ask_next(tablet.target())
+            if time.monotonic() > until:
+                raise Retryable(
+                    f"table {self._options.table}: {len(left)} of {len(plan.tablets)} tablets, among them {left[0].tablet_id}, cannot be "
+                    f"read at {utc(physical_us(end))}: they have no leader, or this machine's clock is ahead; `stele ksck` says "
+                    "more",
+                    code=Code.UNAVAILABLE,
+                )
+
+    def _prepare(self, plan: ScanPlan) -> None:
+        self._client.run(self._table.asynchronous.reads.prepare(plan))
+
+    def _ask(self) -> None:
+        """Ask the masters for the present columns and tablets."""
+        locations = self._table.asynchronous.locations
+        patiently(lambda: self._client.run(locations.ask_anew(timeout_s=_PATIENCE_S)))
+
+    @property
+    def _now(self) -> Schema:
+        """The columns as the masters told them last."""
+        schema = self._table.asynchronous.info.schema
+        assert schema is not None
+        return schema
+
+    def _offset(self, ts: int) -> Offset:
+        places = self._table.asynchronous.locations.tablets
+        there = [place for place in places if not place.dropped]
+        return Offset(
+            ts,
+            int(self._now.version),
+            self._table.asynchronous.info.table_id,
+            max((place.ordinal for place in there), default=-1) + 1,
+            sum(recoveries(place.incarnation) for place in there),
+        )
+
+    def _check_same(self, start: Offset) -> None:
+        """Refuse to go on from an offset if what came before no longer fits what comes."""
+        now, name = self._offset(0), self._options.table
+        if start.table != now.table:
+            raise Rejected(
+                f"table {name} was deleted and created again since the checkpoint was made; start the stream with a new "
+                "checkpoint",
+                code=Code.NOT_FOUND,
+            )
+        if now.recoveries > start.recoveries:
+            raise Rejected(
+                f"table {name}: a tablet lost its majority and was recovered, so rows that this stream has given may be gone, "
+                "and no delete tells so; start the stream with a new checkpoint, and compare",
+                code=Code.CURSOR_LOST,
+            )
+        self._check_columns(self._now)
+
+    def _check_columns(self, now: Schema) -> None:
+        """Refuse other columns than those of the stream."""
+        faults = []
+        for name in self._names:
+            column = now.by_id.get(self._ids.get(name, -1))
+            if column is None:
+                faults.append(f"column {name} was dropped")
+            elif column.name != name:
+                faults.append(f"column {name} is now called {column.name}")
+        if self._inferred:
+            mine = {self._ids[name] for name in self._names if name in self._ids}
+            faults += [
+                f"column {column.name} was added" for column in now.columns if int(column.id) not in mine
+            ]
+        if faults:
+            raise Rejected(
+                f"table {self._options.table} was altered: {', '.join(faults)}; the stream has given all rows of its last "
+                "batch, and none of later ones; load() it again, and start it with the same checkpoint"
+                + ("; or name its columns with .schema(...)" if self._inferred else ""),
+                code=Code.SCHEMA_MISMATCH,
+            )
+
+
+def _only(plan: ScanPlan, tablet: TabletPlace) -> dict[str, Prepared]:
+    found = plan.prepared.get(tablet.tablet_id)
+    return {} if found is None else {tablet.tablet_id: found}

@@ -1,0 +1,180 @@
+"""A real Spark follows a table on real nodes: into Parquet, over restarts, and while a node is killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from stele.client import Client, Table
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+from tests.harness.processes import Cluster
+from tests.harness.standing import running
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
+
+SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
+PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
+Change = tuple[int, int, str, str | None]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(Cluster(tmp_path_factory.mktemp("following"), masters=1, nodes=3)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from stele_spark.session import session
+
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    spark = session("stele-following", cores=2, spark__sql__warehouse__dir=str(warehouse))
+    spark.sparkContext.setLogLevel("OFF")
+    yield spark
+    spark.stop()
+
+
+def masters(cluster: Cluster) -> str:
+    return ",".join(cluster.master_addresses)
+
+
+def follow(spark: Any, cluster: Cluster, table: str, **options: str) -> Any:
+    given = {"masters": masters(cluster), "table": table, "startingSnapshot": "table", **options}
+    return spark.readStream.format("stele").options(**given).load()
+
+
+def into_parquet(frame: Any, folder: Path) -> Any:
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.option("path", str(folder / "rows"))
+
+
+def changes(folder: Path) -> list[Change]:
+    """What Spark's log of the sink says is in the files, by key and time. Equal rows stay."""
+    found = pa.concat_tables([pq.read_table(path) for path in sorted((folder / "rows").glob("*.parquet"))])
+    rows = found.select(["id", "_ts", "_op", "v"]).to_pylist()
+    return sorted((row["id"], row["_ts"], row["_op"], row["v"]) for row in rows)
+
+
+def brought_together(rows: list[Change]) -> dict[int, str | None]:
+    """The table that these changes make."""
+    copy: dict[int, str | None] = {}
+    for key, _, op, value in rows:
+        if op == "delete":
+            del copy[key]
+        else:
+            copy[key] = value
+    return copy
+
+
+def content(table: Table) -> dict[int, str | None]:
+    found = table.scan().to_table()
+    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
+
+
+def written(table: Table, first: int, count: int, text: str) -> None:
+    ids = range(first, first + count)
+    table.write_arrow(pa.table({"id": ids, "v": [f"{text} {n}" for n in ids]}))
+
+
+def test_runs_that_end_follow_each_other(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    """Each begins where the one before ended; the last batch of that was never committed. No row comes twice."""
+    with Client(masters(cluster)) as client:
+        table = client.create_table("runs", SCHEMA, PARTITIONING)
+        written(table, 0, 1_000, "first")
+        for turn in range(3):
+            frame = follow(spark, cluster, "runs", cursor="runs", maxRowsPerTrigger="100")
+            into_parquet(frame, tmp_path).trigger(availableNow=True).start().awaitTermination()
+            rows = changes(tmp_path)
+            assert len(set(rows)) == len(rows)
+            assert brought_together(rows) == content(table), turn
+            assert table.holds()[0].name == "runs"
+            if turn == 1:  # every change of a key, not only what became of it
+                assert [row[3] for row in rows if row[0] == 5] == [
+                    "first 5",
+                    *[f"turn {n}" for n in range(150)],
+                ]
+            if turn:
+                continue  # nothing new for the last turn
+            for n in range(150):
+                table.put({"id": 5, "v": f"turn {n}"})
+            written(table, 2_000, 50, "more")
+            for key in range(100, 120):
+                table.delete({"id": key})
+        batches = [p for p in (tmp_path / "checkpoint" / "commits").iterdir() if p.name.isdigit()]
+        assert 4 <= len(batches) <= 12
+
+
+def test_a_node_that_is_killed_costs_no_change(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    with Client(masters(cluster), timeout_s=60) as client:
+        table = client.create_table("killed", SCHEMA, PARTITIONING)
+        written(table, 0, 20_000, "first")
+        frame = follow(spark, cluster, "killed", cursor="killed", maxRowsPerTrigger="2000")
+        query = into_parquet(frame, tmp_path).trigger(processingTime="200 milliseconds").start()
+        turns, enough = [0], threading.Event()
+
+        def write() -> None:
+            while not enough.wait(0.2) and turns[0] < 300:
+                turn = turns[0]
+                written(table, 100 * turn, 500, f"turn {turn}")
+                for key in range(0, 20_000, 997):
+                    table.put({"id": key, "v": f"put {turn}"})
+                table.delete({"id": 19_000 + turn})
+                turns[0] += 1
+
+        def until(batch: int) -> None:
+            while (query.lastProgress or {"batchId": -1})["batchId"] < batch:
+                assert query.isActive, query.exception()
+                time.sleep(0.1)
+
+        writing, victim = threading.Thread(target=write), cluster.nodes[0]
+        try:
+            until(0)
+            writing.start()
+            until(2)
+            cluster.kill(victim)
+            killed = turns[0]
+            while turns[0] < killed + 5:
+                assert writing.is_alive()
+                time.sleep(0.1)
+            enough.set()
+            writing.join(120)
+            query.processAllAvailable()
+            rows = changes(tmp_path)
+        finally:
+            enough.set()
+            query.stop()
+            cluster.restart(victim)
+        assert len(set(rows)) == len(rows)
+        assert brought_together(rows) == content(table)
+        assert sum(row[3] is not None and row[3].startswith("put ") for row in rows) == turns[0] * 21
+        assert sum(row[2] == "delete" for row in rows) == turns[0]
+
+
+def test_other_columns_end_a_query_with_what_to_do(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    with Client(masters(cluster)) as client:
+        table = client.create_table("altered", SCHEMA, PARTITIONING)
+        written(table, 0, 10, "first")
+        query = into_parquet(follow(spark, cluster, "altered"), tmp_path).start()
+        query.processAllAvailable()
+        table.alter(add=[("size", "int64", True)])
+        table.refresh()
+        table.put({"id": 100, "v": "new", "size": 7})
+        with pytest.raises(
+            Exception, match=r"SCHEMA_MISMATCH: table altered was altered: column size was added"
+        ):
+            query.awaitTermination(120)
+        again = into_parquet(follow(spark, cluster, "altered"), tmp_path).trigger(availableNow=True).start()
+        again.awaitTermination()
+        found = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "rows")).collect()
+        assert sorted((row.id, row.size, row._schema) for row in found) == [
+            *((n, None, 1) for n in range(10)),
+            (100, 7, 2),
+        ]
