@@ -74,7 +74,7 @@ def recover(
             show_json([_as_json(r) for r in found])
         else:
             _show(found)
-        if not accepted:
+        if not accepted or not found:
             _say_next(found, able, tablet, table, err=as_json)
             return
         for one in able:
