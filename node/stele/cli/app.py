@@ -258,8 +258,10 @@ for _name, (_help, _places) in _GROUPS.items():
     cli.add_command(_Lazy(name=_name, help=_help, places=_places))
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; every error is one line, or a line for each fault of a file.
+def run(
+    arguments: Sequence[str] | None = None, *, command: click.Command = cli, program: str = "stele"
+) -> None:
+    """Run the command line, or another program's one command; every error is one line, or a line for each fault of a file.
 
     Always raises SystemExit with the exit code."""
     # gRPC's C core writes to standard error whenever a port speaks another protocol.
@@ -269,29 +271,29 @@ def run(arguments: Sequence[str] | None = None) -> None:
     stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr  # noqa: SIM115
     sys.stderr = cast(TextIO, _BestEffortStream(stderr))
     try:
-        code = cli.main(arguments, prog_name="stele", standalone_mode=False)
+        code = command.main(arguments, prog_name=program, standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
         sys.exit(exc.exit_code)
     except click.ClickException as exc:
-        say(f"stele: {_usage(exc)}", err=True)
+        say(f"{program}: {_usage(exc)}", err=True)
         sys.exit(exc.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SteleError as exc:
         first, *more = error_lines(exc)
-        for line in (f"stele: {first}", *more):
+        for line in (f"{program}: {first}", *more):
             say(line, err=True)
         sys.exit(exit_code(exc))
     except OSError as exc:
         _drop_output()
-        say(f"stele: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
+        say(f"{program}: {f'{exc.filename}: ' if exc.filename else ''}{exc.strerror or exc}", err=True)
         sys.exit(exit_code_of_system(exc))
     except Exception:  # noqa: BLE001 - Python would end with 1, which means "no"
         traceback.print_exc()
-        say("stele: this is a bug in Stele; please report it with the lines above", err=True)
+        say(f"{program}: this is a bug in Stele; please report it with the lines above", err=True)
         sys.exit(BUG)
     sys.exit(code if isinstance(code, int) else 0)
 

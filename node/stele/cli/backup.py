@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stele.cli.follow import Following, follow_option, moment_of, refuse_both
-from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.options import json_option, masters_option, timeout_option, with_client, workers_for
 from stele.cli.output import confirm, say, show_done, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model import texts
@@ -121,7 +121,7 @@ def create(
     refuse_both(follow, as_json)
     started = time.monotonic()
     with Following(follow) as following, tablets_progress() as progress:
-        moment = _moment(at)
+        moment, workers = _moment(at), workers_for(masters)
         lines: dict[str, TaskID] = {}
         told: dict[str, Progress] = {}
         held_bytes = 0
@@ -154,6 +154,7 @@ def create(
                 hold_for_s=hold_for_s,
                 parallel=parallel,
                 key=key,
+                workers=workers,
                 on_progress=tell,
                 on_note=note,
             )

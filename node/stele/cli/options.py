@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
+    from stele.backup import Workers
     from stele.client import AsyncClient
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ class _Seconds(click.FloatRange):
 
 _SECONDS = _Seconds(min=0, min_open=True)
 _META = "stele.cli.early."
+_WORKERS = "stele.cli.workers"
 
 
 class Shared(click.Option):
@@ -151,6 +153,17 @@ def replication_option(default: int | None = 3) -> Callable[[F], F]:
         show_default=default is not None,
         help=f"Replicas of each tablet{' [default: 3]' if default is None else ''}.",
     )
+
+
+def set_workers(make: Callable[[str], Workers]) -> None:
+    """Let the backup command of this context run its jobs elsewhere. `make`: workers for the cluster with these masters."""
+    click.get_current_context().meta[_WORKERS] = make
+
+
+def workers_for(masters: str) -> Workers | None:
+    """Who runs the jobs of a backup; None: this process."""
+    make = click.get_current_context().meta.get(_WORKERS)
+    return None if make is None else make(masters)
 
 
 def with_client(masters: str, work: Callable[[AsyncClient], Awaitable[T]], timeout_s: float = 30.0) -> T:

@@ -10,7 +10,14 @@ import click
 from stele.cli.backup import note
 from stele.cli.errors import NO
 from stele.cli.follow import Following, follow_option, moment_from, moment_of, refuse_both
-from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.options import (
+    json_option,
+    masters_option,
+    replication_option,
+    timeout_option,
+    with_client,
+    workers_for,
+)
 from stele.cli.output import say, show_json
 from stele.cli.verify import table_names
 from stele.model.amounts import plural
@@ -95,6 +102,7 @@ def restore(
         done = [0]
         manifest = _manifest(folder, backup, at, list(names))
         total = _rows(manifest, list(names))
+        workers = workers_for(masters)
 
         def tell(table: str, rows: int) -> None:
             done[0] += rows
@@ -116,13 +124,16 @@ def restore(
                 partitioning=partitioning,
                 replication_factor=replication_factor,
                 again=again,
+                workers=workers,
                 on_rows=tell,
                 on_note=note,
             )
             if not verify:
                 return made, None
             called = {each.table: each.name for each in made}
-            return made, await compare_async(client, folder, manifest.backup_id, tables=called)
+            return made, await compare_async(
+                client, folder, manifest.backup_id, tables=called, workers=workers
+            )
 
         made, report = with_client(masters, work, timeout_s)
         differences = [] if report is None else [*report.faults, *report.differences]

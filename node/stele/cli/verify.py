@@ -10,7 +10,7 @@ import click
 
 from stele.cli.backup import manifest_as_json, note
 from stele.cli.errors import NO
-from stele.cli.options import json_option, masters_option, timeout_option, with_client
+from stele.cli.options import json_option, masters_option, timeout_option, with_client, workers_for
 from stele.cli.output import say, show_json
 from stele.model.amounts import plural, size_or_bytes
 from stele.model.errors import Corrupt
@@ -79,6 +79,7 @@ def verify(
     names = table_names(tables)
     if not compare and (renamed := [text for text in tables if "=" in text]):
         raise click.UsageError(f"--table {renamed[0]} names another table; that needs --compare")
+    workers = workers_for(masters)
     with rows_progress() as progress:
         shown: dict[str, Any] = {}
         lock, done = threading.Lock(), Counter[str]()
@@ -91,12 +92,12 @@ def verify(
                 progress.update(shown[table], completed=done[table])
 
         async def work(client: AsyncClient) -> Report:
-            return await compare_async(client, folder, backup, tables=names, on_rows=tell)
+            return await compare_async(client, folder, backup, tables=names, workers=workers, on_rows=tell)
 
         if compare:
             report = with_client(masters, work, timeout_s)
         else:
-            report = verify_files(folder, backup, tables=list(names), on_rows=tell)
+            report = verify_files(folder, backup, tables=list(names), workers=workers, on_rows=tell)
     _show(report, as_json)
 
 
