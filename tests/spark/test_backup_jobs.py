@@ -197,7 +197,11 @@ def test_the_programs_say_in_one_line_what_is_wrong(cluster: Cluster, tmp_path: 
     status, out, told = program("verify", tmp_path / "nothing")
     assert (status, out, told.count("\n")) == (2, "", 1) and "there is no such folder" in told
     status, out, told = program("backup", folder, "nobody", "--masters", masters)
-    assert (status, out, told.count("\n")) == (2, "", 1) and "stele-backup: NOT_FOUND: no table nobody" in told
+    assert (status, out, told.count("\n")) == (
+        2,
+        "",
+        1,
+    ) and "stele-backup: NOT_FOUND: no table nobody" in told
     with Client(masters) as client:
         table = client.create_table("small", NUMBERS, stele.hash("id", buckets=2))
         table.write_arrow(pa.table({"id": np.arange(1_000), "name": ["x"] * 1_000}))
