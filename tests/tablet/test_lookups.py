@@ -11,11 +11,11 @@ import pytest
 
 from stele.model import keys
 from stele.model.block import RowOp, encode_block
-from stele.model.errors import Corrupt
+from stele.model.errors import Corrupt, Rejected
 from stele.model.ids import HybridTime
 from stele.model.schema import Schema
 from stele.tablet.locate import StoreRows
-from stele.tablet.machine import Lookup
+from stele.tablet.machine import Lookup, WouldBlock
 from stele.tablet.store import TabletStore
 from stele.tablet.writing import Located
 from tests.tablet.twin import FOREVER, START_US, flush, new_store, rows_of, write_entry
@@ -133,3 +133,60 @@ def test_a_key_is_read_from_a_file_as_it_was_at_the_snapshot(tmp_path: Path) -> 
             rows, _ = view.get(keys.encode_keys(key, NARROW))
             found.append([row["v"] for row in rows.to_pylist()])
     assert found == [[], [10], [20], [], [40]]
+
+
+def _brief(store: TabletStore, wanted: list[int], snapshot: int | None = None) -> list[int] | None:
+    """The values of `v` by a brief look, None if it would take long."""
+    key = pa.RecordBatch.from_arrays([pa.array(wanted, pa.int64())], names=["k"])
+    with store.view(None if snapshot is None else HybridTime(snapshot)) as view:
+        try:
+            rows, _ = view.get(keys.encode_keys(key, NARROW), brief=True)
+        except WouldBlock:
+            return None
+        assert view.get(keys.encode_keys(key, NARROW))[0].equals(rows)
+    return [row["v"] for row in rows.to_pylist()]
+
+
+def test_a_brief_look_reads_no_file_for_the_first_time_and_indexes_few_rows(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "t", FOREVER, NARROW)
+    _apply(store, 1, _block(NARROW, RowOp.UPSERT, range(10_000), 1))
+    assert _brief(store, [7]) is None, "ten thousand rows are not indexed"
+    with store.view() as view:
+        view.get(keys.encode_keys(pa.record_batch({"k": pa.array([7])}), NARROW))
+    assert _brief(store, [7, 9_999, 10_000]) == [1, 1]
+    _apply(store, 2, _block(NARROW, RowOp.UPSERT, [7], 2))
+    assert _brief(store, [7]) == [2]
+    assert _brief(store, [7], (START_US + 1) << 12) is None, "an older version may be far behind the newest"
+    flush(store)
+    store = TabletStore.open(tmp_path / "t", FOREVER)
+    assert _brief(store, [7]) is None, "nothing of the file was read"
+    with store.view() as view:
+        view.get(keys.encode_keys(pa.record_batch({"k": pa.array([7])}), NARROW), [0])
+    assert _brief(store, [7]) is None, "the other columns were not read"
+    with store.view() as view:
+        view.get(keys.encode_keys(pa.record_batch({"k": pa.array([7])}), NARROW))
+    assert _brief(store, [7, 8]) == [2, 1]
+    assert _brief(store, [7], (START_US + 1) << 12) is None
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_brief_look_copies_no_long_values(tmp_path: Path, flushed: bool) -> None:
+    schema = Schema.make([("k", "int64"), ("t", "string")], ["k"])
+    key = keys.encode_keys(pa.record_batch({"k": pa.array([1])}), schema)
+    for size in (2_000, 70_000):
+        store = new_store(tmp_path / f"{size}", FOREVER, schema)
+        rows = pa.record_batch({"k": pa.array([1]), "t": ["x" * size]}, schema=schema.to_arrow())
+        _apply(store, 1, encode_block(RowOp.UPSERT, [int(c.id) for c in schema.columns], rows, 1))
+        if flushed:
+            flush(store)
+        with store.view() as view:
+            assert view.get(key)[0].num_rows == 1
+            if flushed:  # a file keeps its columns apart
+                assert view.get(key, [0], brief=True)[0].to_pylist() == [{"k": 1}]
+            if size > 2_000:
+                with pytest.raises(WouldBlock):
+                    view.get(key, brief=True)
+                with pytest.raises(Rejected, match="at most 60000 are allowed"):
+                    view.get(key, bytes_max=60_000)
+            else:
+                assert view.get(key, brief=True)[0].num_rows == 1

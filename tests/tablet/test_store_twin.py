@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime
 from stele.model.predicate import Predicate, ScanSpec
 from stele.tablet.compaction import CompactionJob, CompactionResult, run_job
-from stele.tablet.machine import FlushJob
+from stele.tablet.machine import FlushJob, WouldBlock
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.tablet.view import View
 from tests.tablet.twin import (
@@ -215,8 +216,12 @@ class StoreMachine(RuleBasedStateMachine):
         view = self.view(snapshot)
         if view is None:
             return
+        brief: tuple[pa.RecordBatch, list[int]] | None = None
         with view:
+            with suppress(WouldBlock):
+                brief = view.get(encoded, (1, 4), brief=True)
             found, places = view.get(encoded, (1, 4))
+            assert brief is None or (brief[0].equals(found) and brief[1] == places)
         there = {(r["k"], r["n"]): {"n": r["n"], "d": r["d"]} for r in self.twin.at(snapshot)}
         assert sorted(places) == [at for at, key in enumerate(wanted) if key in there]
         assert found.to_pylist() == [there[wanted[at]] for at in places]

@@ -25,7 +25,7 @@ from stele.model.schema import Schema
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
 from stele.tablet.pairs import PAIR_BYTES
-from stele.tserver.reads import KEYS_MAX
+from stele.tserver.reads import KEYS_MAX, stream_of
 from stele.tserver.tablet_service import _KV_OPS
 from stele.tserver.threads import READS_AT_ONCE
 from tests.consensus.cluster import wait_until
@@ -226,7 +226,9 @@ async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_t
             busy = [
                 asyncio.ensure_future(leader.threads.in_read_thread(go_on.wait)) for _ in range(READS_AT_ONCE)
             ]
-            keys = pa.RecordBatch.from_arrays([pa.array([1])], schema=SCHEMA.to_arrow(SCHEMA.key_column_ids))
+            assert await table.get(1) == {"id": 1, "name": "one"}, "a few rows in memory need no thread"
+            wanted = pa.array([1] * 40)
+            keys = pa.RecordBatch.from_arrays([wanted], schema=SCHEMA.to_arrow(SCHEMA.key_column_ids))
             request = tserver_pb2.ReadRequest(keys=keys.serialize().to_pybytes(), schema_version=1)
             for _ in range(20):  # the last attempt may be answered by a node that does not lead
                 with pytest.raises(Retryable) as refused:
@@ -239,6 +241,16 @@ async def test_reads_have_threads_of_their_own_and_wait_for_one_no_longer_than_t
             go_on.set()
         await asyncio.gather(*busy)
         assert await table.get(1) == {"id": 1, "name": "one"}
+
+
+def test_an_answer_is_the_stream_that_arrow_writes() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
+    for rows in ([], [{"id": 1, "name": "ä"}, {"id": 2, "name": None}]):
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(batch)
+        assert stream_of(batch) == sink.getvalue().to_pybytes()
 
 
 def keys_of(schema: Schema, names: pa.Array) -> bytes:

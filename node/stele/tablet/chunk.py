@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stele.model import keys as key_bytes
 from stele.model.schema import Schema
-from stele.tablet.sorted_runs import Mask, Run
+from stele.tablet.sorted_runs import Mask, Run, has_long
 
 U64 = npt.NDArray[np.uint64]
 
@@ -19,7 +19,7 @@ U64 = npt.NDArray[np.uint64]
 class Chunk:
     """Consecutive rows. `times` is one hybrid time for all rows, or one per row."""
 
-    __slots__ = ("_keys", "_nbytes", "_schema", "batch", "deleted", "rows", "start", "times")
+    __slots__ = ("_keys", "_long", "_nbytes", "_schema", "batch", "deleted", "rows", "start", "times")
 
     def __init__(
         self, start: int, batch: pa.RecordBatch, times: int | U64, deleted: Mask | None, schema: Schema
@@ -32,6 +32,7 @@ class Chunk:
         self._schema = schema
         self._keys: pa.BinaryArray | None = None
         self._nbytes = -1
+        self._long: bool | None = None
 
     @property
     def nbytes(self) -> int:
@@ -40,6 +41,13 @@ class Chunk:
         if self._nbytes < 0:
             self._nbytes = self.batch.nbytes
         return self._nbytes
+
+    @property
+    def has_long(self) -> bool:
+        """Whether a row has a value that a brief look must not copy. Computed once."""
+        if self._long is None:
+            self._long = any(map(has_long, self.batch.columns))
+        return self._long
 
     @property
     def keys(self) -> pa.BinaryArray:

@@ -39,7 +39,7 @@ from stele.tablet.colformat import (
 from stele.tablet.files import read_at, sum_at, translate
 from stele.tablet.machine import WouldBlock
 from stele.tablet.projection import read_defaults
-from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, lower_bound
+from stele.tablet.sorted_runs import KeyList, Mask, Positions, Run, has_long, lower_bound
 
 _BISECT_KEYS = 16
 _LET_GO_BYTES = 8 << 20
@@ -91,6 +91,7 @@ class ColumnFile:
         self._verified: set[tuple[int, int]] = set()
         self._bloom_words: memoryview | None = None
         self._arrays: dict[tuple[int, int], pa.Array] = {}
+        self._long: dict[tuple[int, int], bool] = {}  # whether an array that was kept has long values
         self._self = weakref.ref(self)
 
     def _damaged(self, what: str) -> Corrupt:
@@ -161,9 +162,9 @@ class ColumnFile:
         _, _, _, _, oldest, newest = self.groups[group]
         return oldest, newest
 
-    def times(self, group: int) -> npt.NDArray[np.uint64]:
-        """Hybrid times of a group's rows."""
-        data = self._part(PART_TIMES, group)
+    def times(self, group: int, *, brief: bool = False) -> npt.NDArray[np.uint64]:
+        """Hybrid times of a group's rows. With `brief`, raises WouldBlock if they were not read yet."""
+        data = self._part(PART_TIMES, group, brief=brief)
         if data is None:
             raise self._damaged(f"group {group} has no timestamps")
         return data.view("<u8")
@@ -176,16 +177,28 @@ class ColumnFile:
             return None
         return np.unpackbits(data, count=self.groups[group][0], bitorder="little").astype(bool)
 
-    def column(self, group: int, column: Column) -> pa.Array:
-        """A column of a group. If the file is older than the column, its read default."""
+    def column(self, group: int, column: Column, *, brief: bool = False) -> pa.Array:
+        """A column of a group. If the file is older than the column, its read default. With `brief`, raises WouldBlock
+        if it was not read yet, or has long values."""
         part = int(column.id)
         kept = self._arrays.get((part, group))
         if kept is not None:
+            if brief and self._has_long(part, group, kept):
+                raise WouldBlock
             return kept
-        data = self._part(part, group)
+        data = self._part(part, group, brief=brief)
         if data is None:
             return read_defaults(column, self.groups[group][0])
-        return self._array(part, group, data, column_schema(column))
+        array = self._array(part, group, data, column_schema(column))
+        if brief and self._has_long(part, group, array):
+            raise WouldBlock
+        return array
+
+    def _has_long(self, part: int, group: int, array: pa.Array) -> bool:
+        found = self._long.get((part, group))
+        if found is None:
+            found = self._long[part, group] = has_long(array)
+        return found
 
     def _array(self, part: int, group: int, data: npt.NDArray[np.uint8], schema: pa.Schema) -> pa.Array:
         """A part as an array, which is kept for a while."""
@@ -199,11 +212,16 @@ class ColumnFile:
             file, oldest = _parsed.popleft()
             if (owner := file()) is not None:
                 owner._arrays.pop(oldest, None)
+                owner._long.pop(oldest, None)
         return array
 
-    def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
-        """The given columns of a group, memory-mapped. Other columns are not read."""
-        return pa.RecordBatch.from_arrays([self.column(group, c) for c in columns], schema=schema)
+    def batch(
+        self, group: int, columns: tuple[Column, ...], schema: pa.Schema, *, brief: bool = False
+    ) -> pa.RecordBatch:
+        """The given columns of a group, memory-mapped. Other columns are not read. `brief`: as for `column`."""
+        return pa.RecordBatch.from_arrays(
+            [self.column(group, c, brief=brief) for c in columns], schema=schema
+        )
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
         """A group as a sorted run."""
@@ -271,12 +289,14 @@ class ColumnFile:
         row = bisect.bisect_left(KeyList(keys), key)
         return (group, row) if row < len(keys) and keys[row].as_py() == key else None
 
-    def version_at(self, group: int, row: int, snapshot: int) -> int:
+    def version_at(self, group: int, row: int, snapshot: int, *, brief: bool = False) -> int:
         """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for
-        none."""
-        times = self.times(group)
+        none. With `brief`, raises WouldBlock unless that is the newest of all, whose time was read before."""
+        times = self.times(group, brief=brief)
         if int(times[row]) <= snapshot:
             return row
+        if brief:
+            raise WouldBlock
         keys = self.keys(group)
         key = keys[row]
         for older in range(row + 1, len(times)):

@@ -253,12 +253,8 @@ class MemTable:
         found = self._small.get(key)
         best = None if found is None else (found >> 1, bool(found & 1))
         if self._big_end:
-            if brief and self._big_end - self._index.end > _BRIEF_ROWS_MAX:
-                raise WouldBlock
-            if not self._lock.acquire(blocking=not brief):
-                raise WouldBlock  # a reader is indexing, perhaps many rows
+            self._lock_index(brief)
             try:
-                self._ensure_index(self._big_end)
                 candidates = self._index.candidates(hash_bytes(key))
             finally:
                 self._lock.release()
@@ -363,11 +359,16 @@ class MemTable:
             self._decode_waiting()
             return MemView(self, self.chunks, len(self.chunks), self.rows)
 
-    def versions(self, key: bytes, end: int) -> Iterator[tuple[int, int, bool]]:
+    def versions(self, key: bytes, end: int, *, brief: bool = False) -> Iterator[tuple[int, int, bool]]:
         """(ordinal, timestamp, deleted) of the versions of one key with ordinals below `end`, newest
-        first."""
+        first.
+
+        With `brief`, raises WouldBlock if many rows are not indexed yet."""
         last = end
-        for ordinal in heapq.merge(self._chained(key), self._hashed(key, end), reverse=True):
+        ordinals: Iterable[int] = self._hashed(key, end, brief)
+        if key in self._small:
+            ordinals = heapq.merge(self._chained(key), ordinals, reverse=True)
+        for ordinal in ordinals:
             if ordinal < last:
                 last = ordinal
                 chunk, row = self._at(self.chunks, ordinal)
@@ -380,14 +381,28 @@ class MemTable:
             yield place >> 1
             place = self._older.get(place)
 
-    def _hashed(self, key: bytes, end: int) -> list[int]:
+    def _hashed(self, key: bytes, end: int, brief: bool) -> list[int]:
         """The key's ordinals below `end` in the hash index."""
         if not self._big_end:
             return []
-        with self._lock:
-            self._ensure_index(self._big_end)
+        self._lock_index(brief)
+        try:
             candidates = self._index.candidates(hash_bytes(key))
-            return [at for at in candidates if at < end and self.key_at(at) == key]
+        finally:
+            self._lock.release()
+        return [at for at in candidates if at < end and self.key_at(at) == key]
+
+    def _lock_index(self, brief: bool) -> None:
+        """Take the lock, with all rows of big blocks indexed. `brief`: as for `newest_small`."""
+        if brief and self._big_end - self._index.end > _BRIEF_ROWS_MAX:
+            raise WouldBlock
+        if not self._lock.acquire(blocking=not brief):
+            raise WouldBlock  # a reader is indexing, perhaps many rows
+        try:
+            self._ensure_index(self._big_end)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def sorted_rows(self, chunks: Sequence[Chunk], rows: int) -> list[SortedRows]:
         """The `rows` rows of these chunks, sorted, newest part first. May include rows newer than those.
@@ -422,15 +437,25 @@ class MemView:
         """All rows as they were applied, oldest first, without a copy."""
         return [chunk.run() for chunk in self.chunks[: self.count]]
 
-    def find(self, key: bytes, snapshot: int) -> tuple[bool, pa.RecordBatch | None] | None:
+    def find(
+        self, key: bytes, snapshot: int, *, brief: bool = False
+    ) -> tuple[bool, pa.RecordBatch | None] | None:
         """The newest version at or below `snapshot`: (True, its row); (False, None) for a delete; None for
-        none."""
-        for ordinal, time, deleted in self.table.versions(key, self.rows):
-            if time <= snapshot:
+        none.
+
+        With `brief`, raises WouldBlock if many rows are not indexed yet, if the newest version is newer, or if it may have
+        long values."""
+        for ordinal, time, deleted in self.table.versions(key, self.rows, brief=brief):
+            if time > snapshot:
+                if brief:
+                    raise WouldBlock
+            else:
                 if deleted:
                     return False, None
                 at = bisect.bisect_right(self.chunks, ordinal, hi=self.count, key=lambda c: c.start) - 1
                 chunk = self.chunks[at]
+                if brief and chunk.has_long:
+                    raise WouldBlock
                 return True, chunk.batch.slice(ordinal - chunk.start, 1)
         return None
 

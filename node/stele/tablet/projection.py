@@ -17,6 +17,8 @@ def projected(
     batch: pa.RecordBatch, written: Schema, columns: Sequence[Column], arrow: pa.Schema
 ) -> pa.RecordBatch:
     """These columns of `batch`, which has all columns of the schema `written`. `arrow`: their Arrow schema."""
+    if columns == written.columns:
+        return batch
     place = written.places
     arrays = []
     for column in columns:

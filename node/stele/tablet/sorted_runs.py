@@ -96,6 +96,16 @@ def _concat_deleted(runs: Sequence[Run]) -> Mask | None:
     return np.concatenate([np.zeros(r.rows, bool) if r.deleted is None else r.deleted for r in runs])
 
 
+_LONG_BYTES = 2_048
+
+
+def has_long(array: pa.Array) -> bool:
+    """Whether a value is so long that some hundreds of them must not be copied on the event loop."""
+    if not pa.types.is_string(array.type) and not pa.types.is_binary(array.type):
+        return False
+    return key_bytes.longest(array) > _LONG_BYTES
+
+
 def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """One batch with all rows. All batches must have the same schema."""
     if len(batches) == 1:

@@ -35,7 +35,7 @@ from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
 from stele.tablet.projection import projected
-from stele.tablet.sorted_runs import Run, concat_batches, visible
+from stele.tablet.sorted_runs import Mask, Run, concat_batches, visible
 from stele.tablet.sources import MemorySource, Source, clusters, mostly, pieces, reads
 
 _SIGN_OF_LIFE = 32
@@ -285,13 +285,22 @@ class View:
     # --- point reads
 
     def get(
-        self, keys: pa.BinaryArray, column_ids: Sequence[int] = (), *, bytes_max: int | None = None
+        self,
+        keys: pa.BinaryArray,
+        column_ids: Sequence[int] = (),
+        *,
+        bytes_max: int | None = None,
+        brief: bool = False,
     ) -> tuple[pa.RecordBatch, list[int]]:
         """(the rows with these encoded keys that exist, in key order; for each, which of the keys it has).
 
+        `brief`: only what takes little time for some dozens of keys: no file is read for the first time, and no long
+        value is copied. So `bytes_max` is not looked at.
+
         Raises:
-            Rejected: unknown columns; TOO_LARGE: the rows exceed `bytes_max`.
+            Rejected: unknown columns. TOO_LARGE: the rows take more than `bytes_max` bytes.
             Corrupt: a file is damaged.
+            WouldBlock: with `brief`: ask again without it, in a thread.
         """
         wanted = tuple(self._column(i) for i in (column_ids or self.schema.column_ids))
         schema = self.schema.to_arrow(tuple(int(c.id) for c in wanted))
@@ -299,14 +308,16 @@ class View:
         found: dict[int, pa.RecordBatch | None] = {}  # by place; None: deleted
         left = list(range(len(values)))
         for memory in self._memory:
-            left = self._get_from_memory(memory, values, left, found, wanted, schema)
+            if left:
+                left = self._get_from_memory(memory, values, left, found, wanted, schema, brief)
         for file in self._files:
             if left and file.min_time <= self.snapshot:
-                left = self._get_from_file(file, keys, values, left, found, wanted, schema)
+                left = self._get_from_file(file, keys, values, left, found, wanted, schema, brief)
         places = sorted((at for at, row in found.items() if row is not None), key=values.__getitem__)
         if not places:
             return pa.RecordBatch.from_pylist([], schema=schema), []
-        return self._joined([row for at in places if (row := found[at]) is not None], bytes_max), places
+        rows = [row for at in places if (row := found[at]) is not None]
+        return concat_batches(rows) if brief else self._joined(rows, bytes_max), places
 
     @staticmethod
     def _joined(rows: Sequence[pa.RecordBatch], bytes_max: int | None) -> pa.RecordBatch:
@@ -332,11 +343,12 @@ class View:
         found: dict[int, pa.RecordBatch | None],
         columns: tuple[Column, ...],
         schema: pa.Schema,
+        brief: bool,
     ) -> list[int]:
         """The places of the keys that this memtable does not have. The others are put into `found`."""
         missing, written = [], memory.table.schema
         for at in left:
-            version = memory.find(values[at], self.snapshot)
+            version = memory.find(values[at], self.snapshot, brief=brief)
             if version is None:
                 missing.append(at)
             else:
@@ -353,23 +365,27 @@ class View:
         found: dict[int, pa.RecordBatch | None],
         columns: tuple[Column, ...],
         schema: pa.Schema,
+        brief: bool,
     ) -> list[int]:
         """As `_get_from_memory`, for a file."""
         missing = []
         batches: dict[int, pa.RecordBatch] = {}
-        for at, (group, row) in zip(left, _places(file, keys, values, left)):
+        marks: dict[int, Mask | None] = {}
+        for at, (group, row) in zip(left, _places(file, keys, values, left, brief)):
             if group >= 0:
-                row = file.version_at(group, row, self.snapshot)
+                row = file.version_at(group, row, self.snapshot, brief=brief)
             if group < 0 or row < 0:
                 missing.append(at)
                 continue
-            deleted = file.deleted(group)
+            if group not in marks:
+                marks[group] = file.deleted(group, brief=brief)
+            deleted = marks[group]
             if deleted is not None and deleted[row]:
                 found[at] = None
                 continue
             batch = batches.get(group)
             if batch is None:
-                batch = batches[group] = file.batch(group, columns, schema)
+                batch = batches[group] = file.batch(group, columns, schema, brief=brief)
             found[at] = batch.slice(row, 1)
         return missing
 
@@ -387,11 +403,11 @@ class View:
 
 
 def _places(
-    file: ColumnFile, keys: pa.BinaryArray, values: Sequence[bytes], left: Sequence[int]
+    file: ColumnFile, keys: pa.BinaryArray, values: Sequence[bytes], left: Sequence[int], brief: bool
 ) -> Iterable[tuple[int, int]]:
     """(group, row) of the newest version of each key that is left; group -1 if the file does not have it."""
-    if len(left) < _MANY_KEYS:
-        found = (file.find_one(values[at], hash_bytes(values[at])) for at in left)
+    if brief or len(left) < _MANY_KEYS:
+        found = (file.find_one(values[at], hash_bytes(values[at]), brief=brief) for at in left)
         return [(-1, 0) if place is None else place for place in found]
     whole = keys if len(left) == len(keys) else keys.take(pa.array(left, pa.int64()))
     groups, rows = file.find(whole, hash_binary(whole))
