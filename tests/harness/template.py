@@ -22,12 +22,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 _ORDER_BYTES = 1 << 17
 _FDS = 2
+_SEGMENT_BYTES = 8 << 20
 _PR_SET_PDEATHSIG = 1
 _FORK_SAFE = {"jemalloc_bg_thd"}
 """Threads whose library knows of forks. Those of OpenBLAS, which does too, bear the name of the process."""
@@ -204,7 +205,12 @@ def _import_all() -> None:
     import stele.master.server
     import stele.rpc.logging
     import stele.rpc.masters
+    import stele.tserver.opening
     import stele.tserver.process
+    from stele.wal.options import LogOptions
+
+    # As tests/harness/segments.py has it for nodes in a test's own process.
+    stele.tserver.opening.LogOptions = partial(LogOptions, segment_bytes=_SEGMENT_BYTES)  # type: ignore[misc, assignment]
 
     del uvloop, stele
     names = {Path(f"/proc/self/task/{t}/comm").read_text().strip() for t in os.listdir("/proc/self/task")}

@@ -20,9 +20,12 @@ from stele.tserver.node import Node, start_node
 from stele.tserver.options import FirstMaster, NodeOptions
 from tests.consensus.cluster import STEADY, WAIT_S, wait_until
 from tests.harness.loopback import Loopback
+from tests.harness.segments import use_small_segments
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string")], ["id"])
 HASHED = PartitionSchema((HashPartition((0,), 4, 0),), None)
+
+use_small_segments()
 
 
 class LocalCluster:
