@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from stele.client import AsyncTable
 from stele.model.ids import TabletId
@@ -19,7 +18,7 @@ async def without_history(cluster: LocalCluster, table: AsyncTable) -> list[Tabl
     for tablet in table.scan().plan.tablets:
         found += await machines_of(cluster, tablet.tablet_id)
     for store in found:
-        store.options = replace(store.options, history_us=0)
+        store._history.default_us = 0
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -335,7 +334,7 @@ async def test_the_disk_of_deleted_rows_comes_back_to_a_node_at_rest(
         (replica,) = [r for r in node.replicas if isinstance(r.machine, TabletStore)]
         store = replica.machine
         assert isinstance(store, TabletStore)
-        store.options = replace(store.options, history_us=0)
+        store._history.default_us = 0
         ids = pa.array(range(8_000), pa.int64())
         rows = pa.table({"id": ids, "name": ["n" * 800] * 8_000})
         await table.write_arrow(rows)
@@ -366,7 +365,7 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
     stores = [r.machine for r in node.replicas if isinstance(r.machine, TabletStore)]
     large = [store for store in stores if store is not small]
     for store in large:
-        store.options = replace(store.options, history_us=0)
+        store._history.default_us = 0
     loops = await at_rest(node)
     assert [store.reclaim_due for store in large] == [True, True]
     loops._reclaim_ms = 0

@@ -37,14 +37,14 @@ class History:
         self._progress = progress
         self._holding = holding
         self._jobs = jobs
-        self._default_us = default_us
+        self.default_us = default_us
         self._wall_us = wall_us
         self._steady_us = steady_us
 
     @property
     def length_us(self) -> int:
         """How long old versions are kept for snapshots, in microseconds before the present."""
-        return self._contents.state.active.schema.history_ms * 1_000 or self._default_us
+        return self._contents.state.active.schema.history_ms * 1_000 or self.default_us
 
     @property
     def mark(self) -> int:
