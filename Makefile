@@ -88,6 +88,7 @@ unit: venv s3-server
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it
 	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED) $(if $(SHRINK),--shrink),--seeds $(SEEDS) --jobs $(JOBS))
 	$(if $(SEED),,$(BIN)/python -m tests.sim --planted --seeds 20)
+	$(if $(SEED),,$(BIN)/python -m tests.sim --coverage --seeds 20)
 	$(if $(SEED),,$(BIN)/python -m tests.driver.moves_world $(SEEDS))
 	$(if $(SEED),,STELE_LEADER_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q tests/driver/test_leader_simulation.py tests/driver/test_leader_balance.py)
 

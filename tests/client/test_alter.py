@@ -16,6 +16,8 @@ from tests.client.commands import runner
 from tests.tserver.local import HASHED, LocalCluster
 
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("n", "int32", False, "7")], ["id"])
+_PACE_S = 0.005
+"""Between the rows of one writer: without it four writers take all that the machine has, for as long as changes last."""
 
 
 async def made(client: AsyncClient) -> AsyncTable:
@@ -261,6 +263,7 @@ async def test_writers_go_on_while_columns_come_and_go(cluster: LocalCluster) ->
                 await into.put({"id": number, "name": str(number)})
                 written[number] = str(number)
                 number += 4
+                await asyncio.sleep(_PACE_S)
 
         writers = [asyncio.create_task(write((table, old)[n % 2], 1_000 + n)) for n in range(4)]
         for step in range(3):
