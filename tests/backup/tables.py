@@ -89,13 +89,19 @@ def data_files(folder: Path, backup_id: str) -> list[Path]:
 
 
 def made_by_hand(
-    folder: Path | Folder, *, rows: int = 300, snapshot: int = 0, finished: bool = True, run: str = "0000aaaa"
+    folder: Path | Folder,
+    name: str = "t",
+    *,
+    rows: int = 300,
+    snapshot: int = 0,
+    finished: bool = True,
+    run: str = "0000aaaa",
 ) -> Manifest:
-    """A backup of table "t" with four tablets and two files each, as `create` writes one. Needs no cluster."""
+    """A backup of one table with four tablets and two files each, as `create` writes one. Needs no cluster."""
     place = Folder.at(folder)
     partitioning = by_ids([stele.hash("id", buckets=4)], NUMBERS)
     tablets = tuple(TabletEntry(f"{n:032x}", n) for n in range(4))
-    entry = TableEntry("t", "f" * 32, "t-ffffffff", NUMBERS, partitioning, 3, tablets)
+    entry = TableEntry(name, "f" * 32, f"{name}-ffffffff", NUMBERS, partitioning, 3, tablets)
     at = snapshot or int(from_physical_us(time.time_ns() // 1_000))
     begun = datetime.datetime.now(datetime.UTC)
     plan = Manifest(new_backup_id(at, new_id()), "c" * 32, at, begun, None, "test", (entry,))

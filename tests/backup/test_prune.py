@@ -19,13 +19,14 @@ from tests.backup.tables import made_by_hand
 DAY_US = 86_400 * 1_000_000
 
 
+def days_ago(days: float) -> int:
+    """The hybrid time of so many days ago."""
+    return int(from_physical_us(time.time_ns() // 1_000 - int(days * DAY_US)))
+
+
 def aged(folder: Path, days: float, *, finished: bool = True) -> str:
     """A backup of so many days ago."""
-    now_us = time.time_ns() // 1_000
-    made = made_by_hand(
-        folder, rows=200, snapshot=int(from_physical_us(now_us - int(days * DAY_US))), finished=finished
-    )
-    return made.backup_id
+    return made_by_hand(folder, rows=200, snapshot=days_ago(days), finished=finished).backup_id
 
 
 def there(folder: Path) -> list[str]:
@@ -46,6 +47,27 @@ def test_the_newest_and_those_of_the_last_days_stay(tmp_path: Path) -> None:
     assert there(tmp_path) == ids[:1]  # the newest stays, however old it is
     assert backup.verify(tmp_path).faults == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [ids[0], "writers"]
+
+
+def test_the_only_backup_of_a_table_stays(tmp_path: Path) -> None:
+    """Newer backups of other tables filled the number that was to be kept."""
+    first = made_by_hand(tmp_path, "big", rows=200, snapshot=days_ago(3)).backup_id
+    second = made_by_hand(tmp_path, "big", rows=200, snapshot=days_ago(2.5)).backup_id
+    others = [aged(tmp_path, days) for days in (0.1, 1, 2)]
+    for dry_run in (True, False):
+        notes: list[str] = []
+        pruned = backup.prune(tmp_path, keep=1, dry_run=dry_run, on_note=notes.append)
+        assert [b.backup_id for b in pruned.removed] == [*others[1:], first]
+        assert notes == [f"backup {second} stays: no newer one has table big"]
+    assert there(tmp_path) == [others[0], second]
+
+
+def test_a_backup_is_removed_by_the_first_digits_of_its_id(tmp_path: Path) -> None:
+    old, new = aged(tmp_path, 40), aged(tmp_path, 1)
+    with pytest.raises(Rejected, match=f"several backups begin with 2: .*{old}"):
+        backup.remove(tmp_path, "2")
+    assert backup.remove(tmp_path, "30") == []
+    assert backup.remove(tmp_path, old[:8]) == [old] and there(tmp_path) == [new]
 
 
 def test_an_unfinished_one_goes_once_a_complete_one_is_newer(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from stele.cli.csv_rows import CsvFormat
@@ -93,7 +94,7 @@ async def test_of_a_file_that_is_refused_no_row_is_written_and_that_is_told(
         run = runner(cluster, monkeypatch)
         await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
         code, out, err = await run("table", "load", "t", str(bad))
-        assert (code, out) == (2, "no row was written\n")
+        assert (code, out) == (2, "no row was written\n"), err
         assert err.startswith(f"stele: INVALID_ARGUMENT: {bad}: ") and why in err and err.count("\n") == 1
         assert await (await client.open_table("t")).scan().count() == 0
         # Of the file before it all rows are known to be written.
@@ -102,6 +103,22 @@ async def test_of_a_file_that_is_refused_no_row_is_written_and_that_is_told(
         assert re.fullmatch(
             r"2 rows written in \d+\.\d s \([\d,]+ rows/s\); the load is not complete\n", out
         ), out
+
+
+async def test_of_columns_that_do_not_fit_no_row_is_written_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lacks.csv").write_text("n\n1\n2\n")
+    parquet.write_table(pa.table({"id": ["a", "b"]}), tmp_path / "text.parquet")
+    async with small_cluster(tmp_path / "data") as (cluster, _):
+        run = runner(cluster, monkeypatch)
+        await run("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+        for name, why in (
+            ("lacks.csv", "column id is missing"),
+            ("text.parquet", "column id: string does not fit int64"),
+        ):
+            code, out, err = await run("table", "load", "t", str(tmp_path / name))
+            assert (code, out) == (2, "no row was written\n") and why in err, (out, err)
 
 
 async def test_of_a_table_that_is_not_there_no_rows_are_counted(

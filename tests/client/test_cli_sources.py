@@ -42,6 +42,12 @@ async def piped(cluster: SmallCluster, data: bytes, *arguments: str) -> tuple[in
     return int(process.returncode or 0), out.decode(), err.decode()
 
 
+async def test_gzip_on_standard_input_is_told(tmp_path: Path) -> None:
+    async with small_cluster(tmp_path) as (cluster, _):
+        code, out, err = await piped(cluster, gzip.compress(CSV.encode()), "t", "-")
+        assert (code, out) == (2, "") and "standard input is gzip; unpack it first: zcat FILE |" in err
+
+
 async def test_a_table_is_made_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.csv").write_text(CSV)
     parquet.write_table(

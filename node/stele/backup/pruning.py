@@ -1,7 +1,7 @@
 """Removes old backups, and what is left of unfinished ones.
 
-Invariants: the newest complete backup stays. What a backup that stays builds on stays. What a process writes now stays: pruning claims the folder. Of each backup
-the manifest goes first, so that one that is half removed is none.
+Invariants: the newest complete backup of each table stays. What a backup that stays builds on stays. What a process writes
+now stays: pruning claims the folder. Of each backup the manifest goes first, so that one that is half removed is none.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ async def prune_async(
 
     `keep_full`: of each set of tables the newest full ones stay, with all that is newer than the oldest of these.
 
-    What an incremental backup that stays builds on stays, too.
+    The newest backup of each table stays, by the table's name, and what an incremental backup that stays builds on.
+    `on_note` is told which stay only because a table has no newer one.
 
     Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later programs.
 
@@ -61,9 +62,9 @@ async def prune_async(
     since = datetime.now(UTC) - timedelta(days=days)
     await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     if dry_run:
-        return _chosen(await in_thread(find_backups, place), count, since, full)
+        return _chosen(await in_thread(find_backups, place), count, since, full, on_note)
     async with Claim(place, "prune", on_note) as claim:
-        chosen = _chosen(await in_thread(find_backups, place), count, since, full)
+        chosen = _chosen(await in_thread(find_backups, place), count, since, full, on_note)
         for backup in reversed(chosen.removed):
             await claim.check()
             await in_thread(remove, place, backup.backup_id)
@@ -88,10 +89,26 @@ def _of_newest_full(complete: list[Backup], full: int) -> set[str]:
     return staying
 
 
-def _chosen(backups: list[Backup], keep: int, since: datetime, full: int = 0) -> Pruned:
+def _newest_of_tables(complete: list[Backup]) -> dict[str, list[str]]:
+    """The newest backup of each table: its id, and the names of these tables."""
+    found, seen = dict[str, list[str]](), set[str]()
+    for backup in complete:
+        assert backup.manifest is not None
+        new = [table.name for table in backup.manifest.tables if table.name not in seen]
+        if new:
+            found[backup.backup_id] = new
+            seen.update(new)
+    return found
+
+
+def _chosen(backups: list[Backup], keep: int, since: datetime, full: int, note: Note) -> Pruned:
     complete = [b for b in backups if b.state is State.COMPLETE]
     staying = {b.backup_id for number, b in enumerate(complete) if number < keep or _moment(b) >= since}
     staying |= _of_newest_full(complete, full)
+    for backup_id, tables in _newest_of_tables(complete).items():
+        if backup_id not in staying:
+            staying.add(backup_id)
+            note(f"backup {backup_id} stays: no newer one has table {', '.join(tables)}")
     order = [b.backup_id for b in backups]
     newer = set(order[: order.index(complete[0].backup_id)] if complete else order)
     by_id = {b.backup_id: b for b in backups}

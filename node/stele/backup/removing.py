@@ -18,11 +18,11 @@ from stele.rpc.threads import in_thread
 async def remove_async(
     folder: Location, backup: str = "", *, key: str = "", on_note: Note = quiet
 ) -> list[str]:
-    """Remove the backup with this id, or all that were begun with this `key`, complete or not. Returns the ids of those that
+    """Remove the backup with this id or first digits of it, or all that were begun with this `key`, complete or not. Returns the ids of those that
     are gone: none, if there were none.
 
     Raises:
-        Rejected: a complete backup builds on it; neither an id nor a key was given, or both.
+        Rejected: several ids begin so; a complete backup builds on it; neither an id nor a key was given, or both.
             CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     if bool(backup) == bool(key):
@@ -33,7 +33,10 @@ async def remove_async(
     await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     async with Claim(place, "remove", on_note) as claim:
         backups = await in_thread(find_backups, place)
-        going = [b for b in backups if b.backup_id == backup or (key and _key(b) == key)]
+        going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(backup))]
+        if backup and len(going) > 1:
+            several = ", ".join(b.backup_id for b in going)
+            raise Rejected(f"several backups begin with {backup}: {several}; give more digits")
         ids = {b.backup_id for b in going}
         for other in backups:
             base = other.manifest.base if other.manifest is not None else None

@@ -222,7 +222,10 @@ class _Load:
                 self._taken += batch.num_rows
                 yield batch
 
+        from stele.client.arrow_input import UnfitColumns
+
         refused: Sequence[RowError] = ()
+        taken_before = self._taken
         try:
             result = await table.write_arrow(
                 taken(),
@@ -233,6 +236,9 @@ class _Load:
             )
             refused = result.row_errors
             self._settled = self._taken
+        except UnfitColumns:
+            self._taken = taken_before
+            raise
         finally:  # a file that breaks off may have had bad lines before the break
             self.faults.add(source, refused)
 

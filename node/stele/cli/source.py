@@ -33,6 +33,8 @@ _SUFFIXES = {
     ".parquet": "parquet",
     **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
 }
+_GZIP = b"\x1f\x8b"
+"""The first bytes of gzip. No CSV of UTF-8 begins with them."""
 _ARROW_FILE = b"ARROW1"
 """The first bytes of an Arrow file. An Arrow stream never begins with them."""
 
@@ -97,10 +99,12 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
     The same holds for formats that are not read from front to back.
 
     Raises:
-        Rejected: an unknown suffix, no such file, or standard input twice.
+        Rejected: an unknown suffix, no such file, standard input twice, or gzip there.
     """
     if paths.count(STANDARD_INPUT) > 1:
         raise Rejected("standard input (-) is named twice")
+    if STANDARD_INPUT in paths and sys.stdin.buffer.peek(2).startswith(_GZIP):  # type: ignore[attr-defined]
+        raise Rejected("standard input is gzip; unpack it first: zcat FILE | stele table load TABLE -")
     inputs = [Input.of(path, form) for path in paths]
     with ExitStack() as stack:
         for n, each in enumerate(inputs):

@@ -27,6 +27,10 @@ Refused = dict[int, dict[int, str]]
 """By column id and row: why a value does not fit its column."""
 
 
+class UnfitColumns(Rejected):
+    """The columns do not fit the table, and no row of the write was sent."""
+
+
 class ArrowStream(Protocol):
     """Data of any library that gives them as an Arrow stream: frames of pandas and polars, relations of DuckDB."""
 
@@ -109,7 +113,7 @@ def fit(
     Values that do not fit are null in the result. `begun`: earlier rows of this write were already accepted.
 
     Raises:
-        Rejected: lists all faults: unknown columns, missing ones, types that cannot be cast. Also text in
+        UnfitColumns: or Rejected if `begun`; lists all faults: unknown columns, missing ones, types that cannot be cast. Also text in
             which no value fits, because such a column has another kind of data; not if the write has begun.
     """
     faults = [f"unknown column {_named(name)}" for name in batch.schema.names if name not in schema.by_name]
@@ -144,7 +148,8 @@ def fit(
         ids.append(int(column.id))
     if faults:
         expected = ", ".join(f"{column.name} {column.type}" for column in wanted)
-        raise Rejected(f"table {table}: the columns do not fit: {'; '.join(faults)}; expected {expected}")
+        kind = Rejected if begun else UnfitColumns
+        raise kind(f"table {table}: the columns do not fit: {'; '.join(faults)}; expected {expected}")
     return pa.record_batch(arrays, schema=schema.to_arrow(ids)), tuple(ids), refused
 
 
