@@ -7,6 +7,7 @@ can be found again: its line in CSV, its number in other formats.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import shutil
 import sys
@@ -103,7 +104,7 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
     """
     if paths.count(STANDARD_INPUT) > 1:
         raise Rejected("standard input (-) is named twice")
-    if STANDARD_INPUT in paths and sys.stdin.buffer.peek(2).startswith(_GZIP):  # type: ignore[attr-defined]
+    if STANDARD_INPUT in paths and _begins_as_gzip(sys.stdin.buffer):
         raise Rejected("standard input is gzip; unpack it first: zcat FILE | stele table load TABLE -")
     inputs = [Input.of(path, form) for path in paths]
     with ExitStack() as stack:
@@ -112,6 +113,11 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
                 copy = stack.enter_context(_copied(sys.stdin.buffer))
                 inputs[n] = Input(each.name, copy, each.form)
         yield inputs
+
+
+def _begins_as_gzip(file: BinaryIO) -> bool:
+    """Whether it is gzip. Takes nothing of it. What cannot be looked at without taking is not."""
+    return isinstance(file, io.BufferedReader) and file.peek(2).startswith(_GZIP)
 
 
 @contextmanager
