@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from stele import backup
+from stele.backup.claim import Claim
 from stele.backup.finding import State
 from stele.backup.folder import Folder
 from stele.backup.manifest import MANIFEST
 from stele.backup.unfinished import remove
 from stele.model.clock import from_physical_us
-from stele.model.errors import Rejected, Retryable
+from stele.model.errors import Code, Rejected, Retryable
 from tests.backup.tables import made_by_hand
 
 DAY_US = 86_400 * 1_000_000
@@ -130,3 +131,21 @@ def test_bad_arguments_and_wrong_folders_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     with pytest.raises((Rejected, Retryable)):
         backup.prune(tmp_path / "writers" / "x" / "y", keep=1)
+
+
+def test_pruning_stops_once_another_process_took_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it chose is of a folder that another has changed since."""
+    names = [aged(tmp_path, days) for days in (4, 3, 2, 1)]
+    calls = []
+
+    async def check(claim: Claim) -> None:
+        calls.append(1)
+        if len(calls) > 1:
+            raise Rejected("another writes here", code=Code.CHANGE_IN_PROGRESS)
+
+    monkeypatch.setattr(Claim, "check", check)
+    with pytest.raises(Rejected):
+        backup.prune(tmp_path, keep=1)
+    assert len(names) == 4 and len(there(tmp_path)) == 3
