@@ -304,6 +304,7 @@ def parse_pod(raw: Json) -> Pod | None:
         deleting="deletionTimestamp" in metadata,
         created_s=created_s,
         spec_hash=annotations.get(naming.ANNOTATION_HASH, ""),
+        parked=naming.LABEL_PARKED in (metadata.get("labels") or {}),
         running="running" in state,
         restarts=int(container.get("restartCount", 0)),
         exit_code=ended.get("exitCode"),

@@ -535,3 +535,33 @@ def test_a_parked_node_that_is_still_there_counts_as_away(most: int, taken: list
     assert status == {"holder": "park/flights-node-1", "waiting": ["upgrade"]}
     world.cluster["spec"]["nodes"]["park"] = []
     assert set(roll(world)[0]) == {f"flights-node-{n}" for n in range(6)} - set(taken)
+
+
+def test_beside_a_parked_node_that_still_runs_only_its_own_pod_may_be_evicted() -> None:
+    """Any pod could be, and then whoever parked the node switched its machine off."""
+    world = made(1, factor=3, tablets=6)
+    assert least(world) == 5
+    world.cluster["spec"]["nodes"]["park"] = ["flights-node-1"]
+    for _ in range(4):
+        world.step()
+    counted = {
+        p["metadata"]["name"] for p in world.of("Pod") if "stele.dev/parked" not in p["metadata"]["labels"]
+    }
+    assert "flights-node-1" not in counted and "flights-node-2" in counted
+    selector = world.objects["PodDisruptionBudget", "flights-nodes"]["spec"]["selector"]
+    assert selector["matchExpressions"] == [{"key": "stele.dev/parked", "operator": "DoesNotExist"}]
+    assert least(world) == 5, "all of the five that count"
+    told = drains(world)
+    assert (told["status"], told["reason"]) == ("True", "NodeParked")
+    assert "flights-node-1 is parked" in told["message"]
+    world.cluster["spec"]["budget"]["maxUnavailable"] = 2
+    world.tablets, world.tables = [], []
+    del world.objects["TabletGroup", "events"]
+    world.step()
+    assert least(world) == 4 and drains(world)["reason"] == "Drainable"
+    world.cluster["spec"]["nodes"]["park"] = []
+    for _ in range(4):
+        world.step()
+    assert all("stele.dev/parked" not in p["metadata"]["labels"] for p in world.of("Pod"))
+    assert least(world) == 4
+    assert not world.step().actions

@@ -92,6 +92,13 @@ class RetireClaim(PatchObject):
 
 
 @dataclass(frozen=True, slots=True)
+class MarkPod(PatchObject):
+    """Label the pod of a parked node, or take the label away."""
+
+    parked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseClaim(PatchObject):
     """Release a claim: it is deleted after `keepFor`."""
 

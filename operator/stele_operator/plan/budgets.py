@@ -3,7 +3,8 @@ and status; pure.
 
 Invariant: at most `spec.budget.maxUnavailable` pods of a role may be away at a time, whichever they are. It
 is fewer where a tablet of the role could lose its majority. No pod may take its volume along. If the state of
-a tablet is unknown, no pod may be evicted. An existing budget is changed only on better knowledge.
+a tablet is unknown, no pod may be evicted. An existing budget is changed only on better knowledge. A parked node takes one of
+the places, since it may stop at any moment; its own pod may always be evicted.
 """
 
 from __future__ import annotations
@@ -70,13 +71,23 @@ def _budget(o: Observation, spec: TabletClusterSpec, role: Role, everyone: Seque
     if needed:
         why = "some tablets lack a voter or a leader; wait until they are healed (status.healing, stele ksck)"
         return _blocked(role, pods, "VoterLost", f"{why}: {some([tablet_name(t) for t in needed])}")
-    ready = {p.name for p in o.pods if p.role == role and p.ready and not p.deleting}
+    parked = sorted(m.name for m in everyone if m.role == role and m.node is not None and m.node.parked)
+    ready = {p.name for p in o.pods if p.role == role and p.ready and not p.deleting and p.name not in parked}
     most, bound = _most(o, spec, role, pods, [m.node_id for m in everyone if m.name in names - ready])
+    # The budget of Kubernetes counts the pods without the label, and parked nodes take their places from them.
+    counted = pods - sum(m.pod is None or m.pod.parked for m in everyone if m.name in parked)
+    more = max(0, most - len(parked))
+    if parked and not more:
+        why = (
+            f"{some(parked)} {'is' if len(parked) == 1 else 'are'} parked, and only {_number(most)} may be away at a "
+            "time; a parked one may be evicted itself"
+        )
+        return _blocked(role, counted, "NodeParked", why)
     if len(ready) <= pods - most:
         why = f"{len(ready)} of {pods} pods are ready, and only {_number(most)} may be away at a time"
         away = some(sorted(names - ready)) or "pods that are still to be created"
-        return _blocked(role, pods - most, "PodsNotReady", f"{why}; it waits for {away}")
-    return Budget(role, pods - most, at_once=most, bound=bound)
+        return _blocked(role, counted - more, "PodsNotReady", f"{why}; it waits for {away}")
+    return Budget(role, counted - more, at_once=more, bound=bound)
 
 
 def _most(

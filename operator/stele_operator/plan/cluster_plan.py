@@ -28,8 +28,11 @@ from stele_operator.plan import (
 from stele_operator.plan.actions import (
     Action,
     CreateTable,
+    DeleteObject,
     FinalizeVersion,
     GrowClaim,
+    MarkPod,
+    PatchObject,
     RollPod,
     SetDriverPolicy,
     SetMasterCount,
@@ -166,8 +169,16 @@ def make_plan(o: Observation) -> Plan:
     more_actions, more_findings = _finalizing(o)
     actions += more_actions
     findings += more_findings
+    actions = _once(actions)
     wait_s = BUSY_S if count.changing else _wait_s(o, everyone, actions, health)
     return Plan(tuple(actions), tuple(findings), everyone, health, policy, wait_s, budgets)
+
+
+def _once(actions: Sequence[Action]) -> list[Action]:
+    """The actions, without marks on pods that another one deletes or changes: a later pass marks what is left of them."""
+    of_pods = (a for a in actions if isinstance(a, PatchObject | DeleteObject) and a.kind == "Pod")
+    touched = {a.name for a in of_pods if not isinstance(a, MarkPod)}
+    return [a for a in actions if not (isinstance(a, MarkPod) and a.name in touched)]
 
 
 def plan_keeping(o: Observation) -> tuple[Action, ...]:

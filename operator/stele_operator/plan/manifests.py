@@ -402,7 +402,10 @@ def disruption_budget(cluster: ClusterObject, role: Role, min_available: int) ->
             "spec": {
                 "minAvailable": min_available,
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": {naming.LABEL_CLUSTER: cluster.name, naming.LABEL_ROLE: role}},
+                "selector": {
+                    "matchLabels": {naming.LABEL_CLUSTER: cluster.name, naming.LABEL_ROLE: role},
+                    "matchExpressions": [{"key": naming.LABEL_PARKED, "operator": "DoesNotExist"}],
+                },
             },
         }
     )

@@ -22,6 +22,7 @@ from stele_operator.plan.actions import (
     DeletePod,
     GrowClaim,
     Json,
+    MarkPod,
     PatchObject,
     RegisterNode,
     ReleaseClaim,
@@ -102,6 +103,7 @@ def plan_members(
     for member in everyone:
         if member.role == "master" or o.catalog is not None or not o.asleep:
             actions.extend(_one(o, spec, identity, member, everyone, needing))
+    actions.extend(_marks(everyone))
     known = {m.pod.name for m in everyone if m.pod is not None}
     for pod in o.pods:
         if pod.name not in known and not pod.deleting and o.catalog is not None:
@@ -113,6 +115,23 @@ def plan_members(
     if identity.formed and o.catalog is not None and not o.asleep and not count.recording:
         actions.extend(_newcomers(o, spec, identity, everyone, count.pods))
     return actions, [*diagnosis.find_members(o, everyone), *diagnosis.claims_refused(o, actions)]
+
+
+def _marks(everyone: Sequence[Member]) -> list[Action]:
+    """Label the pods of parked nodes. Their disruption budget then counts the others alone."""
+    found: list[Action] = []
+    for m in everyone:
+        pod = m.pod
+        if pod is None or pod.deleting or m.node is None or pod.parked == m.node.parked:
+            continue
+        is_now = "is parked" if m.node.parked else "is not parked any more"
+        patch = {"metadata": {"labels": {naming.LABEL_PARKED: "true" if m.node.parked else None}}}
+        found.append(
+            MarkPod(
+                f"{m.name} {is_now}", "Pod", pod.name, pod.uid, pod.resource_version, patch, m.node.parked
+            )
+        )
+    return found
 
 
 def plan_stopping(

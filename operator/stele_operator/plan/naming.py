@@ -11,6 +11,8 @@ from stele_operator.plan.observation import ROLES, Role
 
 LABEL_CLUSTER = f"{GROUP}/cluster"
 LABEL_ROLE = f"{GROUP}/role"
+LABEL_PARKED = f"{GROUP}/parked"
+"""On the pod of a parked node: the disruption budget does not count it, so it may be evicted, and no other instead."""
 LABEL_ERRAND = f"{GROUP}/errand"
 """On a Job of a backup or restore, and on its pods."""
 LABEL_SCHEDULE = f"{GROUP}/schedule"

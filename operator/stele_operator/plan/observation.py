@@ -207,6 +207,8 @@ class Pod:
     """When it was created, or was last ready."""
     owners: tuple[dict[str, Any], ...] = ()
     """Its ownerReferences."""
+    parked: bool = False
+    """Whether it has the label of parked nodes, so that the disruption budget does not count it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from stele_operator.plan.actions import (
     FinalizeVersion,
     GrowClaim,
     Json,
+    MarkPod,
     PatchObject,
     RegisterNode,
     ReplaceIdentity,
@@ -144,6 +145,8 @@ class Stage:
                 self._claims[action.name] = after = _patched(before, action.patch)
                 if isinstance(action, GrowClaim):
                     self._grow(before.node_id, after.requested_bytes - before.requested_bytes)
+            case MarkPod():
+                self._pods[action.name] = replace(self._pods[action.name], parked=action.parked)
             case PatchObject(kind="Pod"):
                 owners = tuple(action.patch["metadata"]["ownerReferences"])
                 self._pods[action.name] = replace(self._pods[action.name], owners=owners)
