@@ -7,7 +7,7 @@ request.
 Invariant: a request is charged before it is decoded and until it is answered, with a minimum for small ones.
 Past the budget it is answered THROTTLED, and only its numbers are read. Answers leave in the order in which
 they are ready. If a client does not read them, its stream is not read either, and the waiting answers are
-charged too.
+charged too. One turn of the loop begins REQUESTS_PER_TURN requests and frames of a stream at most.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -32,10 +32,13 @@ from stele.rpc.frames import REQUESTS_MAX, client_responses
 from stele.rpc.identity import Identity, PeerBook, caller_from_hello, check
 from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
+from stele.rpc.parts import refuse_parts
 from stele.rpc.proto import common_pb2, tserver_pb2
 
 log = structlog.get_logger("stele.rpc.client_stream")
 
+REQUESTS_PER_TURN = 256
+"""After this many requests and frames of one stream, the loop gets a turn."""
 WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome if its client does not say."""
 _LOOK_AGAIN_S = 0.02
@@ -116,6 +119,11 @@ class _Stream:
         self._writes: dict[asyncio.Future[Any], _Write] = {}
         self._look_s = math.inf  # when to look for writes past their deadline
         self._timer: asyncio.TimerHandle | None = None
+        self._frames: deque[bytes] = deque()
+        self._requests: Iterator[tserver_pb2.ClientRequest] | None = None  # of the frame that is being begun
+        self._open_bytes = 0  # charged for those of them that are not begun
+        self._share = self._rest = 0
+        self._resting = False
         self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
         self._ready_charged = 0  # bytes of answers that the client does not read yet
@@ -127,6 +135,10 @@ class _Stream:
     def _lost(self, _: object) -> None:
         for task in self._tasks:
             task.cancel()
+        self._frames.clear()
+        self._requests = None
+        self._budget.give_back(self._open_bytes)
+        self._open_bytes = 0
         writes, self._writes = self._writes, {}
         for write in writes.values():
             self._budget.give_back(write.charged_bytes)
@@ -136,21 +148,64 @@ class _Stream:
             self._timer.cancel()
 
     def _full(self, full: bool) -> None:
-        self._connection.read(not full)
+        self._connection.read(not full and not self._resting)
         if not full:
             self._flush()
 
     def _take_all(self, frames: list[bytes]) -> None:
-        for raw in frames:
-            self._take(raw)
+        self._frames.extend(frames)
+        if not self._resting:
+            self._work()
 
-    def _take(self, raw: bytes) -> None:
+    def _work(self) -> None:
+        begun = 0
+        while not self._connection.lost.done():
+            if self._requests is None:
+                if not self._frames:
+                    return
+                begun += 1
+                self._requests = self._open(self._frames.popleft())
+            for request in self._requests or ():
+                charged = self._share + self._rest
+                self._rest = 0
+                self._open_bytes -= charged
+                if request.WhichOneof("body") == "write":
+                    self._begin_write(request, charged)
+                else:
+                    task = self._loop.create_task(self._respond(request, charged))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                begun += 1
+                if begun >= REQUESTS_PER_TURN:
+                    self._pause()
+                    return
+            self._requests = None
+            if begun >= REQUESTS_PER_TURN and self._frames:
+                self._pause()
+                return
+
+    def _pause(self) -> None:
+        self._resting = True
+        self._connection.read(False)
+        self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        try:
+            self._work()
+        except Exception as exc:  # noqa: BLE001 - whatever it was, this connection cannot be used any more
+            self._connection.close(exc)
+        if not self._resting:
+            self._connection.read(not self._connection.full)
+
+    def _open(self, raw: bytes) -> Iterator[tserver_pb2.ClientRequest] | None:
+        """Charge a frame, and decode it; None if it has no request or was put off."""
         charged = len(raw) + REQUEST_BYTES
         try:
             self._budget.take(charged)
         except Retryable as exc:
             self._put_off(raw, exc)
-            return
+            return None
         try:
             requests = _decode(raw)
             if len(requests) > 1:
@@ -160,22 +215,16 @@ class _Stream:
         except Retryable as exc:
             self._budget.give_back(charged)
             self._put_off(raw, exc)
-            return
+            return None
         except Rejected:
             self._budget.give_back(charged)
             raise
         if not requests:
             self._budget.give_back(charged)
-            return
-        share, rest = divmod(charged, len(requests))
-        for request in requests:
-            if request.WhichOneof("body") == "write":
-                self._begin_write(request, share + rest)
-            else:
-                task = self._loop.create_task(self._respond(request, share + rest))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            rest = 0
+            return None
+        self._open_bytes = charged
+        self._share, self._rest = divmod(charged, len(requests))
+        return iter(requests)
 
     def _put_off(self, raw: bytes, exc: Retryable) -> None:
         for request_id in request_ids_of(raw):
@@ -343,6 +392,7 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 def _decode(raw: bytes) -> Sequence[tserver_pb2.ClientRequest]:
     """The requests in a frame."""
+    refuse_parts(raw, tserver_pb2.ClientRequest.DESCRIPTOR)
     try:
         request = tserver_pb2.ClientRequest.FromString(raw)
     except DecodeError:

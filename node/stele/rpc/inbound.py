@@ -21,6 +21,7 @@ from stele.rpc.budget import ByteBudget
 from stele.rpc.connection import FramedConnection
 from stele.rpc.identity import caller_from_hello, check
 from stele.rpc.listener import StreamListener
+from stele.rpc.parts import refuse_parts
 from stele.rpc.peers import BULK, CONTROL, PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
 
@@ -134,22 +135,27 @@ class _Stream:
                 charged = min(size, budget.reserve_bytes)
                 budget.take(charged, control=True)
                 self._charged_bytes = charged
+                refuse_parts(raw, consensus_pb2.PeerFrame.DESCRIPTOR)
                 try:
                     self._messages = iter(consensus_pb2.PeerFrame.FromString(raw).messages)
                 except DecodeError:
                     raise Rejected(f"the frame of {size} bytes is not a frame between peers") from None
                 self._transport.on_heard(node_id)
+                handed += 1  # a frame without messages is work too
             for message in self._messages:
                 on_message(node_id, message)
                 handed += 1
                 if self._ended:
                     return
-                if handed == MESSAGES_PER_TURN:
+                if handed >= MESSAGES_PER_TURN:
                     self._rest()
                     return
             self._messages = None
             budget.give_back(self._charged_bytes)
             self._charged_bytes = 0
+            if handed >= MESSAGES_PER_TURN and self._frames:
+                self._rest()
+                return
 
     def _rest(self) -> None:
         self._resting = True

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from stele import metrics
 from stele.model.errors import Code, Rejected, Retryable
-from stele.rpc.budget import REQUEST_BYTES, ByteBudget
+from stele.rpc.budget import REQUEST_BYTES, ByteBudget, Charge
 from stele.rpc.channels import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS, MESSAGE_BYTES_MAX
 from stele.rpc.errors import abort_with, as_stele_error
 from stele.rpc.fair import source_of
@@ -35,6 +35,7 @@ from stele.rpc.identity import (
     check,
 )
 from stele.rpc.logging import OncePer
+from stele.rpc.parts import bytes_of_parts
 from stele.rpc.requests import RequestPlaces
 from stele.rpc.resolve import resolve_one, split_address
 
@@ -109,7 +110,8 @@ class Guard(grpc.aio.ServerInterceptor):
                 if came is grpc.aio.EOF:
                     raise Rejected(f"{method[:100]}: the call has no request")
                 raw, came = came, None
-                with self._budget.charge(len(raw) + REQUEST_BYTES, control=control):
+                with self._budget.charge(len(raw) + REQUEST_BYTES, control=control) as charge:
+                    await self._charge_parts(charge, handler, raw, control)
                     response = await handler.unary_unary(self._decode(handler, method, raw), context)
                 context.set_trailing_metadata(
                     ((CLUSTER_KEY, self._identity.cluster_id), (FORK_KEY, self._identity.fork_id or ""))
@@ -138,6 +140,14 @@ class Guard(grpc.aio.ServerInterceptor):
         caller = caller_from_metadata(metadata)
         check(self._identity, self._book, caller, earlier_too=method in _JUDGE_STARTS)
         return any(key == FROM_NODE_KEY for key, _ in metadata)
+
+    async def _charge_parts(self, charge: Charge, handler: Any, raw: bytes, control: bool) -> None:
+        kind = getattr(handler.request_deserializer, "__self__", None)
+        descriptor = getattr(kind, "DESCRIPTOR", None)  # Flight's own kinds have none, and no parts
+        size = await bytes_of_parts(raw, descriptor) if descriptor is not None else 0
+        if size:
+            self._budget.take(size, control=control)
+            charge.size_bytes += size
 
     def _decode(self, handler: Any, method: str, raw: bytes) -> Any:
         try:
