@@ -2,8 +2,9 @@
 frames are decoded.
 
 A part is a message within another one, or a text in a list. It may take two bytes of the wire, but takes up
-to 190 bytes once decoded: 16 MiB of empty parts take 1.5 GiB, and keep the event loop for seconds. So the parts of a
-request are charged to the budget too. Frames hold few parts for long, so theirs are not.
+to 190 bytes once decoded. So 16 MiB of empty parts would take 1.5 GiB, and keep the event loop for seconds.
+The parts of a request are charged to the budget, beside its bytes. Frames hold few parts for long, so theirs
+are not.
 
 Invariant: what passes has one part for each PART_BYTES at most, or PARTS_FREE, or is small. Malformed bytes
 are looked at as far as they can be read: the decoder stops there too. A walk keeps the loop for
@@ -26,8 +27,8 @@ SMALL_CALL_BYTES = 4 << 10
 DECODED_BYTES = 192
 """What a part is charged: the largest, a replica's status, takes 186 bytes."""
 PARTS_FREE = 1 << 18
-"""Parts that any message may have: more than the tablets or split keys of a request, and than the entries of
-a frame between nodes, whose batches end at half a megabyte."""
+"""Parts that any message may have: more than the tablets or split keys of a request. It is also more than the
+entries of a frame between nodes, whose batches end at half a megabyte."""
 PART_BYTES = 32
 """A report of more than 20,000 replicas has about 60 bytes for each part."""
 STEPS_AT_ONCE = 4_096
