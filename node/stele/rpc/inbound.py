@@ -123,7 +123,7 @@ class _Stream:
 
     def _work(self) -> None:
         on_message, node_id, budget = self._transport.on_message, self.node_id, self._budget
-        handed = 0
+        handed = opened = 0
         while not self._ended:
             if self._messages is None:
                 if not self._frames:
@@ -141,19 +141,19 @@ class _Stream:
                 except DecodeError:
                     raise Rejected(f"the frame of {size} bytes is not a frame between peers") from None
                 self._transport.on_heard(node_id)
-                handed += 1  # a frame without messages is work too
+                opened += 1  # a frame without messages is work too
             for message in self._messages:
                 on_message(node_id, message)
                 handed += 1
                 if self._ended:
                     return
-                if handed >= MESSAGES_PER_TURN:
+                if handed == MESSAGES_PER_TURN:
                     self._rest()
                     return
             self._messages = None
             budget.give_back(self._charged_bytes)
             self._charged_bytes = 0
-            if handed >= MESSAGES_PER_TURN and self._frames:
+            if opened >= MESSAGES_PER_TURN and self._frames:
                 self._rest()
                 return
 
