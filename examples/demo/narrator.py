@@ -73,9 +73,8 @@ def _status_lines(status: dict[str, Any]) -> dict[str, str]:
         if "etaSeconds" in heal:
             size += f", {heal['etaSeconds']} s left"
         following = f", then {heal['next']}" if heal.get("next") else ""
-        lines[f"heal {heal['tablet']}"] = (
-            f"tablet {heal['tablet']}: {heal['step']}{size}{following} ({heal.get('reason', '')})"
-        )
+        what = f"tablet {heal['tablet']}" if "tablet" in heal else "cluster"  # some steps concern no tablet
+        lines[f"heal {what}"] = f"{what}: {heal['step']}{size}{following} ({heal.get('reason', '')})"
     for member in status.get("members", ()):
         fate = f", {member['fate']}" if member.get("fate") else ""
         lines[f"member {member['name']}"] = (

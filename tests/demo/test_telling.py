@@ -19,6 +19,8 @@ from examples.demo.narrator import Narrator
 from examples.demo.outside import watched
 from examples.demo.places import LocalPlace
 from examples.demo.tools import _stage
+from stele.driver.progress import Progress
+from stele_operator.plan.status import healing_status
 
 
 class Told:
@@ -53,6 +55,18 @@ def test_a_line_has_the_time_at_which_it_was_seen() -> None:
     assert early.endswith(" s  event   TabletCluster/flights Early: words [in brackets]")
     assert late.endswith(" s  event   TabletCluster/flights Late: words [in brackets]")
     assert float(late.split()[0]) - float(early.split()[0]) >= 0.3
+
+
+def test_a_step_of_no_tablet_is_told_too() -> None:
+    """The driver waits for the masters, or for a node; the demo ended with a KeyError."""
+    out, told = io.StringIO(), Told()
+    waits = Progress("", "", "Waiting", "Blocked", "the leader master has not heard from all nodes yet", "")
+    copies = Progress("t1", "flights", "Copying", "WaitCopy", "it is new", "")
+    told.state = {"healing": healing_status([waits, copies])}
+    Narrator(told, "flights", Console(file=out, width=200)).catch_up()  # type: ignore[arg-type]
+    first, second = out.getvalue().splitlines()
+    assert first.endswith("cluster: Waiting (the leader master has not heard from all nodes yet)")
+    assert second.endswith("tablet t1: Copying (it is new)")
 
 
 def test_what_is_waited_for_is_watched_and_does_not_outlive_a_failure(tmp_path: Path) -> None:
