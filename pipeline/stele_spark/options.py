@@ -29,6 +29,7 @@ OPTIONS = {
     "op": f"for writes: {', '.join(WRITE_OPS)}",
     "op_column": "for writes: a column of the frame that has the operation of each row",
     "rejects": "for writes: a folder for refused rows, as Parquet",
+    "job": "for writes: a name; what another save() with this name has written is done",
     "startingSnapshot": f"for streams: {', '.join(STARTS)}, a hybrid time, or an ISO 8601 time",
     "maxRowsPerTrigger": "for streams: how many changes a batch has at most, about",
     "versions": "for streams: every change, or the newest one of each key in a batch",
@@ -36,10 +37,12 @@ OPTIONS = {
     "cursorExpiresInS": "for streams: how many seconds the hold outlasts the stream",
     "cursorMaxBytes": "for streams: how many bytes of old rows the hold may keep in each replica of a tablet",
 }
+_OF_SPARK = ("checkpointlocation",)
+"""Options of Spark itself, which it passes on to the sink of a stream."""
 _NAMES = {name.lower(): name for name in OPTIONS}
 ONLY_OF = {
     **dict.fromkeys(("where", "snapshot"), "read"),
-    **dict.fromkeys(("op", "op_column", "rejects"), "write"),
+    **dict.fromkeys(("op", "op_column", "rejects", "job"), "write"),
     **{name: "stream" for name, what in OPTIONS.items() if what.startswith("for streams")},
 }
 
@@ -86,6 +89,7 @@ class Options:
     op: str
     op_column: str = ""
     rejects: str = ""
+    job: str = ""
     following: Following = Following()
     is_stream: bool = False
 
@@ -96,7 +100,7 @@ class Options:
         Raises:
             Rejected: naming every option that is missing or wrong.
         """
-        given = {key.lower(): value for key, value in raw.items()}
+        given = {key.lower(): value for key, value in raw.items() if key.lower() not in _OF_SPARK}
         faults = _unknown(given)
         masters = tuple(part.strip() for part in given.get("masters", "").split(",") if part.strip())
         if not masters:
@@ -116,9 +120,9 @@ class Options:
             faults.append('"op" and "op_column" are both given: give one of them')
         following = _following(given, faults)
         refuse(faults)
-        table, where, rejects = (given.get(key, "") for key in ("table", "where", "rejects"))
+        table, where, rejects, job = (given.get(key, "") for key in ("table", "where", "rejects", "job"))
         is_stream = any(ONLY_OF.get(_NAMES[key]) == "stream" for key in given)
-        return Options(masters, table, snapshot, where, op, op_column, rejects, following, is_stream)
+        return Options(masters, table, snapshot, where, op, op_column, rejects, job, following, is_stream)
 
     @staticmethod
     def not_of(use: str, raw: dict[str, str]) -> list[str]:

@@ -42,12 +42,15 @@ class Rejects:
         return f"rejects-{self.job[:12]}-"
 
     def publish(self, names: Collection[str]) -> None:
-        """Give these files their names, and delete what other attempts left.
+        """Give these files their names, and delete what other attempts left, also an earlier run of the job.
 
         Raises:
             SteleError: the folder cannot be changed; a file is not there, because the folder is not the same for all
                 machines.
         """
+        for name in self.folder.entries(""):
+            if name.startswith(self._prefix):  # of an earlier run, which refused these rows, too
+                self.folder.delete(name)
         for name in names:
             with self.folder.errors(name):
                 self.folder.fs.move(self.folder.path(name), self.folder.path(name.removeprefix(_HIDDEN)))

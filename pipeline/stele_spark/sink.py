@@ -1,17 +1,19 @@
 """Writes frames to a table: the driver's and the tasks' side of `frame.write.format("stele")`. Called by source.py.
 
-The driver checks what it can, makes a job, and commits. Each task is a part of that job. A refused row fails its task, or
-with the option `rejects` is written aside.
+The driver checks what it can, makes a job, and commits. Each task is a part of that job. If the job has a name, another run of it
+may deal the rows out to other tasks. So all tasks are at one part, and a key's second row is at another one (turns.py). A
+refused row fails its task, or with the option `rejects` is written aside.
 
 Invariant: each row is written once, however often its task runs, and changes nothing that others wrote since.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +23,10 @@ from pyspark.sql import datasource as ds
 from pyspark.sql.types import StringType, StructType
 
 from stele.backup.folder import Folder
-from stele.client import Client, Job
+from stele.client import Client, Job, JobPart
 from stele.client.arrow_input import fit
 from stele.client.bulk import BulkWriter, Ops
+from stele.client.table import AsyncTable
 from stele.model.block import RowError, RowOp
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected
@@ -31,6 +34,7 @@ from stele.model.schema import Schema
 from stele_spark import types
 from stele_spark.options import Options, one_sentence
 from stele_spark.rejects import EXTRA, RejectFile, Rejects
+from stele_spark.turns import Turns
 
 _BLOCK_TIMEOUT_S = 60.0
 _BUFFER_BYTES = 16 << 20
@@ -46,13 +50,20 @@ _OPS = {op.name.lower(): op for op in RowOp}
 @dataclass
 class Written(ds.WriterCommitMessage):
     """The result of one task. `timestamp`: the highest hybrid time of its rows, 0 if there were none. `ops`: how many rows
-    were written by which operation. `rejects`: the file of its refused rows, "" if there are none."""
+    were written by which operation. `rejects`: the file of its refused rows, "" if there are none. `job`: the job's id in
+    hex."""
 
     rows: int
     timestamp: int
     ops: dict[str, int] = field(default_factory=dict)
     refused: int = 0
     rejects: str = ""
+    job: str = ""
+
+
+def named_job(name: str) -> Job:
+    """The job of this name: the same one wherever it is asked for."""
+    return replace(Job.new(), id=hashlib.blake2b(name.encode(), digest_size=16).digest())
 
 
 class Writer(ds.DataSourceArrowWriter):
@@ -64,7 +75,7 @@ class Writer(ds.DataSourceArrowWriter):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
-        self._job = Job.new()
+        self._job = named_job(options.job) if options.job else Job.new()
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._plan = table.asynchronous.plan_write()
@@ -87,40 +98,53 @@ class Writer(ds.DataSourceArrowWriter):
                 what earlier attempts wrote. INVALID_ARGUMENT, a row has an unknown operation.
             SteleError: a block was not written within 60 s. Other blocks may be written.
         """
+        return self.write_job(iterator, self._job, named=bool(self._options.job))
+
+    def write_job(self, iterator: Iterator[pa.RecordBatch], job: Job, *, named: bool) -> Written:
+        """As `write`, for this job. `named`: other runs of it may have other tasks."""
         part = _task()
-        aside = None if self._rejects is None else self._rejects.file(part)
+        rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())
+        aside = None if rejects is None else rejects.file(part)
         with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
             table = client.open_planned(self._plan).asynchronous
             counts = _Counts(self._op, aside)
-            writer = table.arrow_writer(
-                self._op,
-                buffer_bytes=_BUFFER_BYTES,
-                # Before an upgrade is finalized no node knows jobs.
-                part=self._job.part(part) if table.takes_jobs else None,
-                on_refused=None if aside is None else counts.refuse,
-            )
+
+            def writer_of(turn: int) -> BulkWriter:
+                part_of = job.part(turn if named else part)
+                return self._writer(table, part_of if table.takes_jobs else None, aside, counts)
+
+            writes = _Writes(client, writer_of, Turns(table.schema) if named else None)
             try:
-                self._feed(client, writer, counts, iterator)
-                result = client.run(writer.finish()).raise_for_errors()
+                self._feed(writes, counts, iterator)
+                writes.finish()
                 name = "" if aside is None else aside.close()
             except BaseException:
-                client.end(writer.abandon())
+                writes.abandon()
                 if aside is not None:
                     aside.discard()
                 raise
-        return Written(result.rows_written, result.timestamp, counts.written(), counts.rows_refused, name)
+        told = counts.written(), counts.rows_refused, name, job.id.hex()
+        return Written(writes.rows_written, writes.timestamp, *told)
 
-    def _feed(
-        self, client: Client, writer: BulkWriter, counts: _Counts, iterator: Iterator[pa.RecordBatch]
-    ) -> None:
+    def _writer(
+        self, table: AsyncTable, part: JobPart | None, aside: RejectFile | None, counts: _Counts
+    ) -> BulkWriter:
+        return table.arrow_writer(
+            self._op,
+            buffer_bytes=_BUFFER_BYTES,
+            part=part,  # None: before an upgrade is finalized no node knows jobs
+            on_refused=None if aside is None else counts.refuse,
+        )
+
+    def _feed(self, writes: _Writes, counts: _Counts, iterator: Iterator[pa.RecordBatch]) -> None:
         for batch in joined(iterator):
             ops = None
             if self._options.op_column:
                 batch, ops = counts.split(batch, self._options.op_column)
             counts.take(batch.num_rows, ops)
-            client.run(writer.feed(batch, ops))
+            writes.feed(batch, ops)
             counts.settle()
-            if writer.result.row_errors:
+            if writes.refused:
                 return
 
     @one_sentence()
@@ -133,8 +157,7 @@ class Writer(ds.DataSourceArrowWriter):
                 contains the rows.
         """
         written = [m for m in messages if isinstance(m, Written)]
-        if self._rejects is not None:
-            self._rejects.publish([m.rejects for m in written if m.rejects])
+        self.publish(written)
         print(self._told(written), file=sys.stderr)
         latest = max((m.timestamp for m in written), default=0)
         deadline = time.monotonic() + _CLOCK_BEHIND_MAX_S
@@ -149,6 +172,14 @@ class Writer(ds.DataSourceArrowWriter):
                 )
             time.sleep(behind_s)
 
+    def publish(self, written: Sequence[Written]) -> None:
+        """Give the files of refused rows of these tasks their names."""
+        if self._rejects is None:
+            return
+        for job in sorted({self._rejects.job, *(m.job for m in written)}):
+            names = [m.rejects for m in written if m.rejects and m.job == job]
+            replace(self._rejects, job=job).publish(names)
+
     def _told(self, written: Sequence[Written]) -> str:
         rows = {name: sum(m.ops.get(name, 0) for m in written) for name in _OPS}
         by_op = ", ".join(f"{name} {count}" for name, count in rows.items() if count) or "no rows"
@@ -160,6 +191,49 @@ class Writer(ds.DataSourceArrowWriter):
         """Written rows stay. The files of refused rows go."""
         if self._rejects is not None:
             self._rejects.clear()
+
+
+class _Writes:
+    """The writers of one attempt, one after the other. `writer_of(turn)`: makes one for rows that are so manyth of their keys;
+    without `turns`, all rows are taken for the first."""
+
+    def __init__(self, client: Client, writer_of: Callable[[int], BulkWriter], turns: Turns | None) -> None:
+        self.rows_written = 0
+        self.timestamp = 0
+        self._client = client
+        self._writer_of = writer_of
+        self._turns = turns
+        self._turn = 0
+        self._writer = writer_of(0)
+
+    @property
+    def refused(self) -> bool:
+        """Whether rows were refused that nobody takes."""
+        return bool(self._writer.result.row_errors)
+
+    def feed(self, batch: pa.RecordBatch, ops: Ops | None) -> None:
+        """Accept a batch. Rows of a key are written in their order."""
+        if self._turns is None:
+            self._client.run(self._writer.feed(batch, ops))
+            return
+        turns = self._turns.of(batch)
+        for turn in np.unique(turns).tolist():
+            at = np.flatnonzero(turns == turn)
+            rows = batch if len(at) == batch.num_rows else batch.take(pa.array(at))
+            if turn != self._turn:
+                self.finish()
+                self._writer, self._turn = self._writer_of(turn), turn
+            self._client.run(self._writer.feed(rows, None if ops is None else ops[at]))
+
+    def finish(self) -> None:
+        """Wait until all rows are written. Raises RowErrors, if some were refused, and SteleError."""
+        result = self._client.run(self._writer.finish()).raise_for_errors()
+        self.rows_written += result.rows_written
+        self.timestamp = max(self.timestamp, result.timestamp)
+
+    def abandon(self) -> None:
+        """Send nothing more."""
+        self._client.end(self._writer.abandon())
 
 
 class _Counts:

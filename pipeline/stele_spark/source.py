@@ -32,6 +32,7 @@ from stele_spark.options import Options, one_sentence, refuse
 from stele_spark.reading import TabletPartition, batches_of
 from stele_spark.sink import Writer
 from stele_spark.stream import StreamReader
+from stele_spark.stream_sink import StreamWriter
 
 _PART_BYTES = 64 << 20
 """Bytes of files that one task reads, about."""
@@ -91,6 +92,22 @@ class SteleDataSource(ds.DataSource):
         if overwrite:
             raise Rejected('data source stele: use mode("append"), which replaces rows with the same key')
         return Writer(self._parsed, schema)
+
+    @one_sentence()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamArrowWriter:
+        """A sink for a stream's batches.
+
+        Raises:
+            Rejected: output mode complete. A batch never empties the table. Option `job`: each batch is a job of its own.
+        """
+        self._is_for("write")
+        if overwrite:
+            raise Rejected(
+                'data source stele: use outputMode("update") or "append", which replace rows with the same key'
+            )
+        if self._parsed.job:
+            raise Rejected('data source stele: "job" is not for streams: each batch is a job by itself')
+        return StreamWriter(self._parsed, schema)
 
     def _is_for(self, use: str) -> None:
         refuse(Options.not_of(use, dict(self.options)))

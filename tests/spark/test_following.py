@@ -178,3 +178,42 @@ def test_other_columns_end_a_query_with_what_to_do(spark: Any, cluster: Cluster,
             *((n, None, 1) for n in range(10)),
             (100, 7, 2),
         ]
+
+
+def test_a_table_is_copied_and_a_repeated_batch_changes_nothing(
+    spark: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Spark ends after a batch is written, before it notes that. It runs the batch again, in other tasks; meanwhile
+    others have written to its rows."""
+    with Client(masters(cluster)) as client:
+        table, copy = (client.create_table(name, SCHEMA, PARTITIONING) for name in ("from", "to"))
+        written(table, 0, 3_000, "first")
+
+        def run(partitions: int) -> None:
+            frame = follow(spark, cluster, "from", cursor="to").coalesce(partitions)
+            rows = frame.selectExpr("id", "v", "if(_op = 'delete', 'delete_ignore', _op) AS op")
+            sink = rows.writeStream.format("stele").options(
+                masters=masters(cluster), table="to", op_column="op"
+            )
+            sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            sink.trigger(availableNow=True).start().awaitTermination()
+
+        run(3)
+        assert content(copy) == content(table)
+        for turn in range(5):
+            written(table, 100, 50, f"turn {turn}")
+        for key in range(120, 130):
+            table.delete({"id": key})
+        run(3)
+        assert content(copy) == content(table)
+        (last,) = (p for p in (tmp_path / "checkpoint" / "commits").iterdir() if p.name == "1")
+        last.unlink()
+        (last.parent / f".{last.name}.crc").unlink()
+        theirs = {100: "theirs", 125: "theirs", 130: "theirs"}
+        copy.write_arrow(pa.table({"id": list(theirs), "v": list(theirs.values())}))
+        copy.delete({"id": 140})
+        run(1)
+        assert last.exists(), "the batch was run again"
+        wanted = {**content(table), **theirs}
+        del wanted[140]
+        assert content(copy) == wanted

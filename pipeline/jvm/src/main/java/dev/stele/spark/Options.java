@@ -29,6 +29,7 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
     KNOWN.put("op_column", "for writes: a column of the frame that has the operation of each row");
     KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
+    KNOWN.put("job", "for writes: a name; what another save() with this name has written is done");
   }
 
   private static final List<String> OF_STREAMS =
@@ -74,7 +75,7 @@ record Options(List<String> masters, String table, long snapshot, String where) 
 
   /** Refuses an option of a write where rows are read. */
   static void ensureForRead(Map<String, String> raw) {
-    for (var option : List.of("op", "op_column", "rejects")) {
+    for (var option : List.of("op", "op_column", "rejects", "job")) {
       if (raw.keySet().stream().anyMatch(option::equalsIgnoreCase)) {
         refuse(List.of('"' + option + "\" is an option of a write, not of a read"));
       }
