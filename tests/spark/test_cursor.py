@@ -110,6 +110,6 @@ async def test_a_stream_that_is_too_slow_is_told_what_to_do(cluster: LocalCluste
         with pytest.raises(Rejected, match=r'raise "cursorMaxBytes" \(1,048,576 now\)') as caught:
             await call(kept.plan)
         assert caught.value.code is Code.CURSOR_LOST
-        again = await streams.query(cluster, cursor="c")
+        again = await streams.query(cluster, cursor="c", cursorMaxBytes=str(1 << 20))
         assert len(await call(again.batch)) == 1_500, "begun again"
         assert not (await held(table)).broken

@@ -110,6 +110,12 @@ async def test_a_batch_is_the_same_whenever_it_is_planned(cluster: LocalCluster,
                 await table.put({"id": 5, "name": "more"})
 
 
+def test_a_batch_ends_before_a_write_that_is_too_much_and_has_one_at_least() -> None:
+    """Rows of one write have one time, so they are never in two batches."""
+    times = np.array([2, 1, 1, 2, 3, 2], np.uint64)
+    assert [slices._last(times, rows) for rows in (1, 2, 3, 4, 5)] == [1, 1, 1, 1, 2]
+
+
 async def test_a_batch_has_about_as_many_rows_as_asked_for(
     cluster: LocalCluster, streams: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
