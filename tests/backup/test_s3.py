@@ -136,8 +136,10 @@ def test_from_creation_to_pruning(there: There, uri: str) -> None:
     backup.restore(client, uri, first.backup_id, tables={"flights": "again", "planes": "planes2"})
     assert rows(client.open_table("again")) == before
     assert rows(client.open_table("planes2")) == rows(planes)
-    assert [b.backup_id for b in backup.prune(uri, keep=1).removed] == [first.backup_id]
-    assert [b.backup_id for b in backup.list_backups(uri)] == [second.backup_id]
+    assert backup.prune(uri, keep=1).removed == [], "no other backup has the planes"
+    third = backup.create(client, uri, ["flights", "planes"])
+    assert [b.backup_id for b in backup.prune(uri, keep=2).removed] == [first.backup_id]
+    assert [b.backup_id for b in backup.list_backups(uri)] == [third.backup_id, second.backup_id]
     place = Folder.at(uri)
     assert not [name for name in place.files("") if name.startswith(first.backup_id)]
     assert place.files("writers") == []

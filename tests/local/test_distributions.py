@@ -47,7 +47,10 @@ def test_each_wheel_holds_its_own_packages(wheels: dict[str, zipfile.ZipFile]) -
 
 
 def test_each_wheel_says_its_version_licence_programs_and_needs(wheels: dict[str, zipfile.ZipFile]) -> None:
-    programs = {"stele_store": {"stele", "stele-operator"}, "stele_local": {"stele-local"}}
+    programs = {
+        "stele_store": {"stele", "stele-operator", "stele-backup", "stele-restore", "stele-verify"},
+        "stele_local": {"stele-local"},
+    }
     for name, wheel in wheels.items():
         about = _described(wheel, "METADATA")
         assert about["Name"] == name.replace("_", "-")

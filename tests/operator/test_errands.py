@@ -149,6 +149,20 @@ def test_progress_has_an_end_in_sight_and_a_retry_says_why() -> None:
     assert not again.events and again.status == runs.status
 
 
+def test_a_retry_whose_next_try_has_ended_is_told_too() -> None:
+    """Two tries failed between two passes of a busy operator, and only the end was told."""
+    for state, failed, told in (
+        ("failed", 2, ["BackupRetried", "BackupFailed"]),
+        ("complete", 1, ["BackupRetried", "BackupComplete"]),
+        ("failed", 1, ["BackupFailed"]),
+        ("complete", 0, ["BackupComplete"]),
+    ):
+        ends = decide(world(job(state, failed=failed, ended_s=NOW)), errand(status={"attempts": 1}))
+        assert [s.reason for s in ends.events] == told
+    known = decide(world(job("failed", failed=2, ended_s=NOW)), errand(status={"attempts": 2}))
+    assert [s.reason for s in known.events] == ["BackupFailed"]
+
+
 def test_the_result_stays_whatever_becomes_of_the_job() -> None:
     result = {
         "backup": "b1",

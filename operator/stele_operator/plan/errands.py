@@ -263,6 +263,13 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
         if job.failed > int(e.status.get("attempts") or 1) - 1:
             events.append(Said(words.retried, f"try {job.failed} failed: {error}", True, f"{job.failed}"))
         return Decision(status=status, events=tuple(events), busy=True)
+    retries = job.failed if job.state == "complete" else job.failed - 1
+    if (
+        retries > int(e.status.get("attempts") or 1) - 1
+    ):  # between two passes a try failed, and the next one ended
+        events.append(
+            Said(words.retried, f"try {retries} failed, and it was tried again", True, f"{retries}")
+        )
     ran["completionTime"] = timestamp(job.ended_s or w.now_s)
     ran["durationSeconds"] = max(0, round((job.ended_s or w.now_s) - (job.started_s or w.now_s)))
     result = job.last.get("result") or {}
@@ -283,7 +290,7 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
         | _result(result)
         | {"error": why[:_ERROR_MAX]}
     )
-    return Decision(status=status, events=(Said(words.failed, why, True),))
+    return Decision(status=status, events=(*events, Said(words.failed, why, True)))
 
 
 def failure_of(job: JobSeen) -> str:
