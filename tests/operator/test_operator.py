@@ -38,12 +38,10 @@ async def test_applied_then_killed_and_started_again_everything_is_there_once(tm
         await made.start()
         nodes = {"replicas": 3, "storage": {"size": "1Gi"}}
         await made.apply("cluster", nodes=nodes, deletionPolicy="Delete")
-        for kind in (
-            "Lease",
-            "ConfigMap",
-            "PersistentVolumeClaim",
-        ):  # as soon as there is one, and others are to come
+        # As soon as there is one, and others are to come. The one before may have made a claim already.
+        for number, kind in enumerate(("Lease", "ConfigMap", "PersistentVolumeClaim"), 1):
             await made.until(f"there is a {kind}", partial(exists, made, kind))
+            await made.until(f"operator {number} leads", partial(led, made, number))
             await made.end(signal.SIGKILL)
             await made.start()
         await made.until("the last one leads", lambda: led(made, 4))
