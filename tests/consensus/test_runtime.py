@@ -162,6 +162,19 @@ async def test_a_log_at_rest_for_long_is_not_taken_for_one_that_hangs(alone: Alo
     assert not alone.leads
 
 
+async def test_the_cores_time_goes_on_where_it_stopped(alone: Alone) -> None:
+    """However often it rested: a leader that slept for a day has not lost touch, and its clock never goes back."""
+    for slept_ms in (86_400_000, 7):
+        before = alone.runtime.now_ms()
+        assert alone.runtime.rest() and alone.runtime.quiet
+        alone.now_ms += slept_ms
+        assert alone.runtime.now_ms() == before
+        alone.runtime.wake()
+        assert not alone.runtime.quiet and alone.runtime.now_ms() == before
+        alone.now_ms += 3
+        assert alone.runtime.now_ms() == before + 3
+
+
 async def test_a_log_without_space_stalls_though_it_moves_for_others(alone: Alone) -> None:
     """It takes the votes of other replicas, and no entry of this one."""
     alone.log.no_space = True

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stele.model import keys
 from stele.model.errors import Rejected
-from stele.model.key_bounds import EVERYTHING, KeyRange, key_ranges, keys_begin_with, within
+from stele.model.key_bounds import EVERYTHING, KeyRange, _after, key_ranges, keys_begin_with, within
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition, assign, prune
 from stele.model.predicate import Predicate
 from stele.model.schema import Schema
@@ -226,3 +226,13 @@ def test_explicit_bounds_cut_the_ranges() -> None:
     assert keys_begin_with((0,), ONE) and keys_begin_with((0, 1), PAIR)
     assert not keys_begin_with((0,), PAIR), "text before other columns has an end mark"
     assert not keys_begin_with((1,), PAIR)
+
+
+def test_what_follows_a_prefix_has_one_byte_more_where_that_can_be() -> None:
+    assert [_after(key, variable=False) for key in (b"a", b"a\xfe", b"a\xff\xff", b"\xff\xff")] == [
+        b"b",
+        b"a\xff",
+        b"b",
+        None,
+    ]
+    assert _after(b"\xff", variable=True) == b"\xff\x00"
