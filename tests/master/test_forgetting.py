@@ -100,20 +100,6 @@ async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_delet
         await w.beat_until(lambda: rows_of(w, gone) == 0)
 
 
-async def test_a_silent_node_that_has_told_of_no_replica_holds_rows_back(tmp_path: Path) -> None:
-    """It may be carrying out an order of before."""
-    async with world(tmp_path) as w:
-        await ready(w)
-        gone = await deleted(w, "t")
-        erase(w, gone)
-        await w.beat()
-        silent = (min(w.nodes),)
-        w.shift_ms += HOUR_MS
-        await sweeps(w, silent=silent)
-        assert rows_of(w, gone) == 3
-        await w.beat_until(lambda: rows_of(w, gone) == 0)
-
-
 async def fate_of_late_replica(w: World, away: Node) -> tuple[TabletId, str]:
     """What becomes of a replica on a node that is heard again."""
     lead = w.lead
