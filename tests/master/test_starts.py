@@ -125,10 +125,50 @@ async def test_a_later_start_waits_for_the_end_of_one_that_still_answers(tmp_pat
             assert (error.master, error.masters, error.newest) == (MASTERS[0], 3, 7)
             assert "still answers at" in str(error)
             await heartbeat(service, beat_of(node, address, incarnation=7, start=70))
-        await heartbeat(service, beat_of(node, "127.0.0.1:1", incarnation=8, start=80))
-        assert (await refused(heartbeat(service, beat_of(node, address, incarnation=7, start=70)))).code is (
-            Code.STALE_INCARNATION
-        )
+        node.incarnation = 8
+        async with process(node) as (later, _):
+            await heartbeat(service, beat_of(node, later, incarnation=8, start=80))
+            assert (
+                await refused(heartbeat(service, beat_of(node, address, incarnation=7, start=70)))
+            ).code is (Code.STALE_INCARNATION)
+
+
+async def test_a_master_that_begins_believes_no_later_start_that_does_not_answer(tmp_path: Path) -> None:
+    """One forged heartbeat, before the first true one, kept the true node out until this master restarted."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        node.incarnation = 7
+        service, liveness = w.leader, w.masters[MASTERS[0]].liveness
+        async with process(node) as (address, _):
+            for forged in ("127.0.0.1:1", address, ""):
+                liveness.nodes.clear()  # as it begins
+                await heartbeat(service, beat_of(node, forged, incarnation=1 << 62, start=5, synced=1 << 60))
+                true = beat_of(node, address, incarnation=7, start=70, synced=900)
+                await heartbeat(service, true)
+                life = liveness.nodes[node.node_id]
+                assert (life.incarnation, life.heard) == (7, True)
+                assert life.registration is not None and life.registration.address == address
+                error = await refused(heartbeat(service, beat_of(node, forged, incarnation=1 << 62, start=5)))
+                assert "still answers at" in str(error)
+
+
+async def test_a_later_start_that_answers_refuses_an_earlier_one_from_its_first_heartbeat_on(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        node.incarnation = 8
+        liveness = w.masters[MASTERS[0]].liveness
+        async with process(node) as (address, status):
+            liveness.nodes.clear()
+            await heartbeat(w.leader, beat_of(node, address, incarnation=8, start=80))
+            for _ in range(3):
+                earlier = beat_of(node, "127.0.0.1:1", incarnation=7, start=70)
+                assert (await refused(heartbeat(w.leader, earlier))).code is Code.STALE_INCARNATION
+            assert status.asked == 1, "once for each start"
+            assert liveness.nodes[node.node_id].incarnation == 8
 
 
 async def test_a_restart_at_the_same_address_is_welcome_at_once(tmp_path: Path) -> None:

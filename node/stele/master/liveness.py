@@ -257,6 +257,12 @@ class Liveness:
             _note(life, request, now_ms)
         return life
 
+    def forget_start(self, life: NodeLife) -> None:
+        """Forget a start that nobody confirmed, so that an earlier one is heard again."""
+        self._forget_reports(life)
+        life.incarnation, life.start, life.sequence = 0, 0, 0
+        life.heard, life.registration, life.proven = False, None, False
+
     def forget_strangers(self, known: Container[str]) -> None:
         """Forget nodes that are not in the catalog; they were heard before this master led."""
         for node_id in [n for n in self.nodes if n not in known]:

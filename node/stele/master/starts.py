@@ -2,10 +2,11 @@
 master.
 
 Anybody can send a heartbeat in a node's name. So a later start does not replace one that still answers at its
-registered address. A start's log position is used to judge other starts only after a process at its address
-has confirmed it.
+registered address. A later start refuses an earlier one only if a process at its address confirms it; else it is
+forgotten. A start's log position is used to judge other starts only after such a confirmation.
 
-Invariant: a heartbeat alone never displaces a live node. At most one call per node is under way.
+Invariant: a heartbeat alone never displaces a live node, nor keeps one out. At most one call per node is under
+way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 
 import structlog
 
-from stele.master.liveness import Liveness, NodeLife
+from stele.master.liveness import Liveness, NodeLife, refuse_older
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb
@@ -43,10 +44,12 @@ class Starts:
         self._proving: dict[str, asyncio.Task[None]] = {}
 
     async def ensure_gone(self, request: master_pb2.TSHeartbeatRequest) -> None:
-        """Check that no other start of the node still runs, before a later one replaces it.
+        """Check that no other start of the node still runs, before this one replaces it.
+
+        A later start that was heard and does not confirm itself is forgotten: its heartbeat may have been forged.
 
         Raises:
-            Rejected: STALE_INCARNATION, another start still runs.
+            Rejected: STALE_INCARNATION, another start still runs; as refuse_older.
             Retryable: THROTTLED, a call to the other start is under way.
         """
         node_id = id_from_pb(request.node_id)
@@ -54,21 +57,48 @@ class Starts:
         if node_id == own.node_id and request.incarnation != own.incarnation:
             raise _still_runs(node_id, own.incarnation, "as this master")
         life = self._liveness().nodes.get(node_id)
-        if life is None or request.incarnation <= life.incarnation or not self._is_live(life):
+        if life is None or request.incarnation == life.incarnation:
             return
         address = life.registration.address if life.registration is not None else ""
-        if not address:
+        if request.incarnation < life.incarnation:
+            await self._ensure_true(life, address, request)
+        elif address and self._is_live(life):
+            known = life.incarnation
+            if await self._asked(address, node_id, known):
+                raise _still_runs(node_id, known, f"at {address}")
+
+    async def _ensure_true(
+        self, life: NodeLife, address: str, request: master_pb2.TSHeartbeatRequest
+    ) -> None:
+        """Forget the newest start heard, unless it confirms itself at `address`."""
+        if life.proven:
             return
+        if life.last_start is not None:
+            refuse_older(request, life.last_start)
+        newest = life.incarnation, life.start
+        confirmed = bool(address) and await self._asked(address, life.node_id, life.incarnation)
+        if (life.incarnation, life.start) != newest:
+            return  # yet another start was heard meanwhile
+        if confirmed:
+            life.proven = True
+            return
+        log.warning(
+            "a later start of a node does not answer at its address: forgotten",
+            node=life.node_id,
+            address=address,
+            incarnation=life.incarnation,
+        )
+        self._liveness().forget_start(life)
+
+    async def _asked(self, address: str, node_id: str, incarnation: int) -> bool:
+        """As `_runs`, one call per node at once. Raises `Retryable` THROTTLED if one is under way."""
         if node_id in self._asking:
             raise Retryable(
-                f"this master already calls an earlier start of node {node_id}; try again",
-                code=Code.THROTTLED,
+                f"this master already calls another start of node {node_id}; try again", code=Code.THROTTLED
             )
         self._asking.add(node_id)
         try:
-            earlier = life.incarnation
-            if await self._runs(address, node_id, earlier):
-                raise _still_runs(node_id, earlier, f"at {address}")
+            return await self._runs(address, node_id, incarnation)
         finally:
             self._asking.discard(node_id)
 
