@@ -80,10 +80,10 @@ async def test_the_leader_master_heals_while_no_driver_is_heard(tmp_path: Path) 
                 await asyncio.sleep(0.5)
             view = await caller.view()
             assert view.claim is not None and (view.claim.holder, view.claim.epoch) == ("test", epoch)
-            await executor.release()
 
             # By policy it never drives.
             await set_policy(caller, drive_after_ms=0)
+            await executor.release()
             await asyncio.sleep(8)
             assert not (await caller.view()).intents
             await set_policy(caller)

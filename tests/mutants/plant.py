@@ -91,9 +91,20 @@ class Tree:
             return Verdict(fault, "", seconds)
         return Verdict(fault, "", seconds, f"pytest ended with {code}:\n{output[-3000:]}")
 
-    def run(self, tests: tuple[str, ...], limit_s: float) -> tuple[int | None, str]:
+    def failing(self, tests: tuple[str, ...], limit_s: float) -> tuple[str, ...]:
+        """Those of these node ids that fail or err; all if they do not end in time, or pytest cannot run them."""
+        code, output = self.run(tests, limit_s, until_one_fails=False)
+        if code == _PASSED:
+            return ()
+        return tuple(_SAW.findall(output)) if code == _FAILED else tests
+
+    def run(
+        self, tests: tuple[str, ...], limit_s: float, *, until_one_fails: bool = True
+    ) -> tuple[int | None, str]:
         """Exit code of pytest, None if it hung, and what it printed."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        if until_one_fails:
+            command.append("-x")
         with subprocess.Popen(
             command,
             cwd=self.directory,

@@ -109,6 +109,8 @@ def test_the_command_says_what_it_was_not_able_to_do(small: Path, monkeypatch: p
     monkeypatch.setattr("tests.mutants.__main__.read_faults", lambda: read_faults(lists))
     monkeypatch.setattr("tests.mutants.__main__.misfits", lambda listed: misfits(listed, small))
 
+    monkeypatch.setattr("tests.mutants.__main__.Tree", lambda directory: Tree(directory, small))
+
     def command(*arguments: str) -> tuple[int, str]:
         ended = CliRunner().invoke(main, arguments)
         return ended.exit_code, ended.output
@@ -118,6 +120,12 @@ def test_the_command_says_what_it_was_not_able_to_do(small: Path, monkeypatch: p
         assert code == 2 and why in output
     code, output = command("--list")
     assert code == 0 and "one is one" in output
+    code, output = command()
+    assert code == 0 and "1 faults, 0 survived" in output, output
+    test = small / "tests/test_made.py"
+    test.write_text(test.read_text() + "    assert False\n")
+    code, output = command()
+    assert code == 1 and "test_one fails without the fault, too" in output and "1 survived" in output
     (small / "node/made.py").write_text("ONE = 3\n")
     code, output = command("--list")
     assert code == 1 and "stands 0 times in node/made.py" in output
