@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from stele.master.port import swap
 from stele.model import bounds
 from stele.model.errors import Code, Rejected, StartRefused
-from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.ids import ClusterId, NodeId, new_id, start_digest
 from stele.rpc.budget import ByteBudget
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity, PeerBook
@@ -31,20 +32,25 @@ class Status(TabletServerServiceServicer):
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
+        self.start = 0
+        """0: as an earlier release, which does not name its start."""
         self.asked = 0
 
     async def GetNodeStatus(self, request: Any, context: Any) -> tserver_pb2.GetNodeStatusResponse:
         self.asked += 1
         return tserver_pb2.GetNodeStatusResponse(
-            node_id=id_to_pb(self.identity.node_id), incarnation=self.identity.incarnation
+            node_id=id_to_pb(self.identity.node_id),
+            incarnation=self.identity.incarnation,
+            start_digest=start_digest(self.start) if self.start else 0,
         )
 
 
 @asynccontextmanager
-async def process(node: Node) -> AsyncIterator[tuple[str, Status]]:
+async def process(node: Node, start: int = 0) -> AsyncIterator[tuple[str, Status]]:
     """The node's process, as far as a master dials it."""
     identity = Identity(ClusterId(CLUSTER), NodeId(node.node_id), node.incarnation)
     status = Status(identity)
+    status.start = start
     server = make_server(identity, PeerBook(), ByteBudget())
     add_TabletServerServiceServicer_to_server(status, server)
     port = await bind(server, "127.0.0.1:0")
@@ -169,6 +175,51 @@ async def test_a_later_start_that_answers_refuses_an_earlier_one_from_its_first_
                 assert (await refused(heartbeat(w.leader, earlier))).code is Code.STALE_INCARNATION
             assert status.asked == 1, "once for each start"
             assert liveness.nodes[node.node_id].incarnation == 8
+
+
+async def test_a_start_of_another_name_and_the_same_number_neither_displaces_a_node_nor_speaks_for_it(
+    tmp_path: Path,
+) -> None:
+    """The node itself confirmed its number to the master: then a forged log position counted, and the node, whose
+    volume is shorter, was refused as an older copy for ever."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        node.incarnation = 7
+        master = w.masters[MASTERS[0]]
+        async with process(node, start=70) as (address, _):
+            forged = beat_of(node, address, incarnation=7, start=5, synced=1 << 60)
+            true = beat_of(node, address, incarnation=7, start=70, synced=900)
+            for _ in range(3):  # it comes before the node's own
+                await heartbeat(w.leader, forged)
+                await until(lambda: not master.starts._proving)
+            life = master.liveness.nodes[node.node_id]
+            assert not life.proven and life.last_start is None
+            await heartbeat(w.leader, true)
+            error = await refused(heartbeat(w.leader, forged))
+            assert error.code is Code.STALE_INCARNATION and "still answers at" in str(error)
+            assert life.start == 70
+            await until(lambda: life.proven)
+            await heartbeat(w.leader, true)
+            assert life.last_start == (7, 70, 900)
+            assert (await refused(heartbeat(w.leader, forged))).code is Code.VOLUME_OLD
+
+
+async def test_a_start_that_the_catalog_knows_as_an_earlier_one_is_refused_before_anybody_is_called(
+    tmp_path: Path,
+) -> None:
+    """It made a master call the node, and forget it where the call failed."""
+    async with world(tmp_path) as w:
+        await ready(w, 1)
+        (node,) = w.nodes.values()
+        node.incarnation = 7
+        row = w.catalog.nodes[node.node_id]
+        await w.lead.commit([swap(row, replace(row, incarnation=7, start=70))])
+        life = w.masters[MASTERS[0]].liveness.nodes[node.node_id]
+        await heartbeat(w.leader, beat_of(node, "127.0.0.1:1", incarnation=7, start=70))
+        earlier = beat_of(node, "127.0.0.1:1", incarnation=3, start=30)
+        assert (await refused(heartbeat(w.leader, earlier))).code is Code.STALE_INCARNATION
+        assert (life.incarnation, life.start, life.heard) == (7, 70, True)
 
 
 async def test_a_restart_at_the_same_address_is_welcome_at_once(tmp_path: Path) -> None:

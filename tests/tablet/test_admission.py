@@ -104,3 +104,32 @@ def test_a_flood_of_new_clients_pushes_out_nobody_who_has_just_written() -> None
     assert write(state, replace(flood, first_attempt_us=later_us + ERROR_US), later_us) is None
     slow = head_of(12, made_us=later_us - ERROR_US + 1)  # its clock is as far behind as a clock may be
     assert state.earlier(slow, later_us << 12) is None
+
+
+def test_new_clients_whose_writes_are_under_way_push_out_nobody_who_has_just_written() -> None:
+    """Only applied ones were counted. A flood is under way all at once, and all of it was admitted."""
+    state = ExactlyOnce(clients_max=10)
+
+    def propose(n: int, now_us: int = NOW_US, sequence: int = 1) -> None:
+        admit(state, head_of(n, sequence, made_us=now_us), now_us)
+        state.expect(head_of(n).client_id)
+
+    for n in range(1, 7):
+        write(state, head_of(n))
+    for n in (11, 12, 13, 14):
+        propose(n)
+        propose(n, sequence=2)  # it is one client, whatever it sends
+    with pytest.raises(Retryable, match="no new client id") as caught:
+        propose(15)
+    assert caught.value.retry_after_ms == 1_000
+    state.stop_expecting(head_of(14).client_id)  # its write was lost
+    propose(15)
+    for n in (11, 12, 13, 15):
+        assert write(state, head_of(n)) is None
+    assert all(state.knows_client(head_of(n).client_id) for n in (*range(1, 7), 11, 12, 13, 15))
+    with pytest.raises(Retryable, match="no new client id"):
+        propose(16, NOW_US + 2 * ERROR_US - 1)
+    for n in range(16, 26):  # each of them will push out another one
+        propose(n, NOW_US + 2 * ERROR_US)
+    with pytest.raises(Retryable, match="no new client id"):
+        propose(26, NOW_US + 2 * ERROR_US)

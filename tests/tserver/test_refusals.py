@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
@@ -331,6 +333,47 @@ async def test_a_flood_of_client_ids_made_ahead_turns_nobody_away(cluster: Local
         await flooding
         async with cluster.client() as late:
             await (await late.open_table("t")).put({"id": 3, "name": "new"})
+
+
+async def test_a_flood_of_client_ids_at_once_pushes_out_nobody_who_has_just_written(
+    cluster: LocalCluster,
+) -> None:
+    """All of it was admitted, since none of it was applied yet."""
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        place = table.tablet(0).place
+        for machine in await machines_of(cluster, place.tablet_id):
+            machine._once._clients_max = 16
+        await table.put({"id": 2, "name": "before"})
+        leader, replica = next(
+            (node, replica)
+            for node in cluster.running.values()
+            for replica in node.replicas
+            if replica.tablet_id == place.tablet_id and replica.is_leader
+        )
+        replica.options = replace(replica.options, clock_error_max_ms=60_000)  # all of this is just now
+        streams = Streams(leader.pool)
+        to_leader = streams.to(leader.node_id, leader.address)
+
+        async def write(number: int) -> Code:
+            request = tserver_pb2.WriteRequest(
+                tablet_id=id_to_pb(place.tablet_id),
+                client_id=number.to_bytes(16, "big"),
+                sequence=1,
+                lowest_unfinished=1,
+                first_attempt_us=time.time_ns() // 1_000,
+                block=encode_block(RowOp.UPSERT, SCHEMA.column_ids, ROW, SCHEMA.version),
+            )
+            try:
+                await to_leader.ask(tserver_pb2.ClientRequest(write=request), timeout_s=60)
+            except Retryable as exc:
+                return exc.code
+            return Code.OK
+
+        told = await asyncio.gather(*(write(number) for number in range(1, 65)))
+        await streams.close()
+        assert Counter(told) == {Code.OK: 15, Code.THROTTLED: 49}
+        await table.put({"id": 2, "name": "after"})
 
 
 async def test_a_client_whose_clock_is_behind_is_told_so(cluster: LocalCluster) -> None:

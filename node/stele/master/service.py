@@ -98,6 +98,7 @@ class MasterService(MasterServiceServicer):
             event, who = "some replica statuses are too large and were dropped", caller.from_node
             self._once.tell(log.warning, event, who, "status", node=who, replicas=beyond)
         try:
+            self._refuse_older(request, self._scene())
             await master.starts.ensure_gone(request)
             scene = self._scene()
             life = self._hear(request, scene)
@@ -164,9 +165,14 @@ class MasterService(MasterServiceServicer):
                 liveness.forget_strangers(nodes)
         if scene is not None:
             refuse_earlier(scene.catalog, request)
+        self._refuse_older(request, scene)
+        return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
+
+    def _refuse_older(self, request: pb.TSHeartbeatRequest, scene: Scene | None) -> None:
+        """As `liveness.refuse_older`, by the catalog's row of the node."""
+        row = scene.catalog.nodes.get(NodeId(id_from_pb(request.node_id))) if scene is not None else None
         if row is not None:
             refuse_older(request, LastStart(row.incarnation, row.start, row.log_synced))
-        return liveness.heard(request, self._master.now_ms(), on_record=row is not None)
 
     def _leads(self) -> bool:
         master = self._master

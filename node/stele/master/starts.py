@@ -18,6 +18,7 @@ import structlog
 
 from stele.master.liveness import Liveness, NodeLife, refuse_older
 from stele.model.errors import Code, Rejected, Retryable, SteleError
+from stele.model.ids import start_digest
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2, tserver_pb2
@@ -57,14 +58,17 @@ class Starts:
         if node_id == own.node_id and request.incarnation != own.incarnation:
             raise _still_runs(node_id, own.incarnation, "as this master")
         life = self._liveness().nodes.get(node_id)
-        if life is None or request.incarnation == life.incarnation:
+        if life is None or (request.incarnation, request.start) == (life.incarnation, life.start):
             return
+        if request.incarnation == life.incarnation and life.last_start is not None:
+            return  # an older copy of the volume, which `refuse_older` judges
         address = life.registration.address if life.registration is not None else ""
         if request.incarnation < life.incarnation:
             await self._ensure_true(life, address, request)
         elif address and self._is_live(life):
             known = life.incarnation
-            if await self._asked(address, node_id, known):
+            exactly = request.incarnation == known  # its number does not tell it from the other
+            if await self._asked(address, life, exactly=exactly):
                 raise _still_runs(node_id, known, f"at {address}")
 
     async def _ensure_true(
@@ -76,12 +80,12 @@ class Starts:
         if life.last_start is not None:
             refuse_older(request, life.last_start)
         newest = life.incarnation, life.start
-        confirmed = bool(address) and await self._asked(address, life.node_id, life.incarnation)
-        if (life.incarnation, life.start) != newest:
-            return  # yet another start was heard meanwhile
-        if confirmed:
+        confirmed = bool(address) and await self._asked(address, life)
+        if confirmed and (life.incarnation, life.start) == newest:
             life.proven = True
+        if confirmed or life.proven:
             return
+        # Nobody has confirmed one that was heard meanwhile either.
         log.warning(
             "a later start of a node does not answer at its address: forgotten",
             node=life.node_id,
@@ -90,15 +94,16 @@ class Starts:
         )
         self._liveness().forget_start(life)
 
-    async def _asked(self, address: str, node_id: str, incarnation: int) -> bool:
+    async def _asked(self, address: str, life: NodeLife, *, exactly: bool = False) -> bool:
         """As `_runs`, one call per node at once. Raises `Retryable` THROTTLED if one is under way."""
+        node_id = life.node_id
         if node_id in self._asking:
             raise Retryable(
                 f"this master already calls another start of node {node_id}; try again", code=Code.THROTTLED
             )
         self._asking.add(node_id)
         try:
-            return await self._runs(address, node_id, incarnation)
+            return await self._runs(address, life, exactly=exactly)
         finally:
             self._asking.discard(node_id)
 
@@ -116,14 +121,18 @@ class Starts:
 
     async def _prove(self, life: NodeLife, address: str) -> None:
         incarnation, start = life.incarnation, life.start
-        if address and await self._runs(address, life.node_id, incarnation):
+        if address and await self._runs(address, life):
             if (life.incarnation, life.start) == (incarnation, start):
                 life.proven = True
         else:
             log.debug("a node does not answer at its registered address", node=life.node_id, address=address)
 
-    async def _runs(self, address: str, node_id: str, incarnation: int) -> bool:
-        """Whether this start of the node answers at `address`."""
+    async def _runs(self, address: str, life: NodeLife, *, exactly: bool = False) -> bool:
+        """Whether the node's present start answers at `address`.
+
+        A node of an earlier release does not name its start. Then its incarnation decides, unless `exactly`.
+        """
+        node_id, incarnation, digest = life.node_id, life.incarnation, start_digest(life.start)
         try:
             answer = await self._pool.unary(
                 address,
@@ -135,7 +144,9 @@ class Starts:
             )
         except SteleError:
             return False
-        return id_from_pb(answer.node_id) == node_id and answer.incarnation == incarnation
+        if id_from_pb(answer.node_id) != node_id or answer.incarnation != incarnation:
+            return False
+        return answer.start_digest == digest or not (answer.start_digest or exactly)
 
     async def close(self) -> None:
         """Cancel all calls."""

@@ -6,6 +6,7 @@ equality.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ def new_id() -> str:
 def is_id(text: str) -> bool:
     """Whether `text` has the form of an identifier (32 lower-case hex digits)."""
     return _HEX32.match(text) is not None
+
+
+def start_digest(start: int) -> int:
+    """What a node tells everybody of the secret random name of its present start; never 0."""
+    digest = hashlib.blake2b(start.to_bytes(8, "little"), digest_size=8, person=b"stele start").digest()
+    return int.from_bytes(digest, "little") or 1
 
 
 @record(order=True)

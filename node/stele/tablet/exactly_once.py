@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import xxhash
@@ -95,6 +96,8 @@ class ExactlyOnce:
         # (client id, sequence) of outcomes with details, in the order of their entries, and their bytes.
         self._details: dict[tuple[bytes, int], int] = {}
         self._details_bytes = 0
+        self._expected: set[bytes] = set()
+        """New client ids whose writes this leader has proposed and not applied yet. Not part of the state."""
 
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """Check a write before the leader proposes it. `clock_error_us`: how far clocks may be apart.
@@ -110,16 +113,34 @@ class ExactlyOnce:
         if client is not None:
             if len(client.outcomes) >= self._outcomes_each:
                 self._admit_more(client, header)
-        elif len(self._clients) >= self._clients_max and header.client_id != NO_CLIENT:
-            oldest = next(iter(self._clients.values()))
-            wait_us = oldest.last_us + 2 * clock_error_us - wall_us
-            if wait_us > 0:
-                raise Retryable(
-                    f"{self._clients_max} clients wrote to this tablet just now, and it takes no new client id "
-                    "for the moment; use one client id for many writes, or try again later",
-                    code=Code.THROTTLED,
-                    retry_after_ms=-(-wait_us // 1_000),
-                )
+        elif header.client_id != NO_CLIENT and header.client_id not in self._expected:
+            self._admit_new(wall_us, 2 * clock_error_us)
+
+    def _admit_new(self, wall_us: int, kept_us: int) -> None:
+        """Check a new client id. The expected ones will push out clients, too."""
+        pushed_out = len(self._clients) + len(self._expected) - self._clients_max
+        if pushed_out < 0:
+            return
+        wait_us = kept_us
+        if pushed_out < len(self._clients):
+            last = next(islice(self._clients.values(), pushed_out, None))
+            wait_us = last.last_us + kept_us - wall_us
+        if wait_us > 0:
+            raise Retryable(
+                f"{self._clients_max} clients wrote to this tablet just now, and it takes no new client id "
+                "for the moment; use one client id for many writes, or try again later",
+                code=Code.THROTTLED,
+                retry_after_ms=-(-wait_us // 1_000),
+            )
+
+    def expect(self, client_id: bytes) -> None:
+        """As leader, note that a write of this client id is proposed. It may be a new one."""
+        if client_id != NO_CLIENT and client_id not in self._clients:
+            self._expected.add(client_id)
+
+    def stop_expecting(self, client_id: bytes) -> None:
+        """Note that this write was applied, or was lost."""
+        self._expected.discard(client_id)
 
     @property
     def _outcomes_each(self) -> int:
@@ -150,6 +171,7 @@ class ExactlyOnce:
             self.expire(timestamp)
         client = self._clients.get(header.client_id)
         if client is None:
+            self._expected.discard(header.client_id)
             if header.first_attempt_us <= self._mark_us:
                 return _refused(
                     Code.TOO_OLD,

@@ -161,6 +161,14 @@ class KeySpace:
         """See StateMachine."""
         self._once.admit(header, wall_us, clock_error_us)
 
+    def expect_client(self, client_id: bytes) -> None:
+        """See StateMachine."""
+        self._once.expect(client_id)
+
+    def stop_expecting(self, client_id: bytes) -> None:
+        """See StateMachine."""
+        self._once.stop_expecting(client_id)
+
     def knows_client(self, client_id: bytes) -> bool:
         """See StateMachine."""
         return self._once.knows_client(client_id)

@@ -123,6 +123,12 @@ class StateMachine(Protocol):
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """Check a write before the leader proposes it. Raises what `ExactlyOnce.admit` raises."""
 
+    def expect_client(self, client_id: bytes) -> None:
+        """As leader, note that a write of this client id is proposed, so that `admit` counts a new one."""
+
+    def stop_expecting(self, client_id: bytes) -> None:
+        """Note that this write was applied, or was lost."""
+
     def knows_client(self, client_id: bytes) -> bool:
         """Whether it applied a write of this client id and has not forgotten it."""
 

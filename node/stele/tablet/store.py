@@ -268,6 +268,14 @@ class TabletStore:
         """Whether this write may have been applied before. Then applying it again gives its outcome."""
         return self._once.may_know(client_id, sequence, first_attempt_us)
 
+    def expect_client(self, client_id: bytes) -> None:
+        """See StateMachine."""
+        self._once.expect(client_id)
+
+    def stop_expecting(self, client_id: bytes) -> None:
+        """See StateMachine."""
+        self._once.stop_expecting(client_id)
+
     def knows_client(self, client_id: bytes) -> bool:
         """See StateMachine."""
         return self._once.knows_client(client_id)

@@ -6,11 +6,13 @@ Decides nothing. Invariant: what it reports of the volume is what was last writt
 from __future__ import annotations
 
 import resource
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from stele import __version__
 from stele.model.cluster_version import CLUSTER_VERSION
+from stele.model.ids import start_digest
 from stele.rpc.convert import id_to_pb
 from stele.rpc.identity import Identity
 from stele.rpc.proto import master_pb2, tserver_pb2
@@ -32,6 +34,8 @@ class NodeDescription:
             volume.record.incarnation,
             volume.record.fork_id,
         )
+        self.start = secrets.randbits(64)
+        """Names this start to the masters alone: whoever knows it can speak for the node."""
         self._address = options.advertised
         self._flight_address = ""
         self._http_port = options.http_port
@@ -103,6 +107,7 @@ class NodeDescription:
             formed=self.formed,
             masters=masters,
             fork_id=self.record.fork_id,
+            start_digest=start_digest(self.start),
         )
 
     def shown(self) -> Mapping[str, Any]:

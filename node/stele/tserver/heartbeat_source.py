@@ -8,7 +8,6 @@ random start.
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Iterable
 
 from stele.model.ids import StreamKey
@@ -50,7 +49,6 @@ class HeartbeatSource:
         self._withdrawal = withdrawal
         self._log_found = log_found
         self._sequence = itertools.count(1)
-        self._start = secrets.randbits(64)
 
     @property
     def may_report(self) -> bool:
@@ -105,7 +103,7 @@ class HeartbeatSource:
             disk_used_bytes=used,
             disk_low=self._log.low_space,
             addresses_digest=addresses_digest,
-            start=self._start,
+            start=self._description.start,
             log_found=self._log_found,
             log_synced=self._log.synced_place,
             vetted=self._admission.admitted,

@@ -25,7 +25,7 @@ from stele.rpc.errors import RETRY_AFTER_MS_MAX, error_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
-from stele.tablet.machine import Outcome
+from stele.tablet.machine import Outcome, StateMachine
 from stele.tserver.holds import hold_history
 from stele.tserver.reads import (
     check_incarnation,
@@ -115,8 +115,11 @@ class TabletService(TabletServerServiceServicer):
         )
         if header.attempt is not None and not machine.knows_job(header.attempt.job):
             self._check_made("the job", header.attempt.made_us, replica)
-        self._admit(replica, header)
-        return replica.writes.submit(writeop.encode(header, block))
+        is_new = self._admit(replica, header)
+        future = replica.writes.submit(writeop.encode(header, block))
+        if is_new:
+            _expect(machine, client_id, future)
+        return future
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
         """The answer to a write with this outcome."""
@@ -181,8 +184,10 @@ class TabletService(TabletServerServiceServicer):
             digest=writeop.digest(body),
             kind=BodyKind.KEYSPACE,
         )
-        self._admit(replica, header)
-        outcome = await self._propose_keys(replica, operations, header, body, request.deadline_ms)
+        is_new = self._admit(replica, header)
+        outcome = await self._propose_keys(
+            replica, operations, header, body, request.deadline_ms, is_new=is_new
+        )
         if (error := outcome.error()) is not None:
             raise error
         return pb.KvResponse()
@@ -194,6 +199,8 @@ class TabletService(TabletServerServiceServicer):
         header: WriteHeader,
         body: bytes,
         deadline_ms: int,
+        *,
+        is_new: bool,
     ) -> Outcome:
         """Claim the keys and propose. A later caller that changes one of them meanwhile gets an error.
 
@@ -219,11 +226,13 @@ class TabletService(TabletServerServiceServicer):
             machine.end_pending(token)
             raise
         future.add_done_callback(lambda _: machine.end_pending(token))
+        if is_new:
+            _expect(machine, header.client_id, future)
         return await replica.writes.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
-    def _admit(self, replica: Replica, header: WriteHeader) -> None:
+    def _admit(self, replica: Replica, header: WriteHeader) -> bool:
         """Refuse a write whose client id was made by a clock far ahead, or whose client has too many
-        unfinished writes.
+        unfinished writes. Returns whether the tablet does not know its client id.
 
         Once such an id expired, ids of right clocks would be refused as too old. An id that the tablet knows
         passes: a leader with another clock may have taken it.
@@ -231,9 +240,11 @@ class TabletService(TabletServerServiceServicer):
         machine = replica.machine
         if machine is None:
             raise Retryable("this replica holds no rows; ask another", code=Code.NOT_LEADER)
-        if not machine.knows_client(header.client_id):
+        is_new = not machine.knows_client(header.client_id)
+        if is_new:
             self._check_made("the client id", header.first_attempt_us, replica)
         machine.admit(header, self._wall_clock.read(), replica.options.clock_error_max_ms * 1_000)
+        return is_new
 
     def _check_made(self, what: str, made_us: int, replica: Replica) -> None:
         """Refuse what was made by a clock far ahead."""
@@ -335,6 +346,12 @@ def attempt_of(request: pb.WriteRequest) -> Attempt | None:
     if len(told.job) != 16:
         raise Rejected(f"job of {len(told.job)} bytes; expected 16")
     return Attempt(told.job, told.made_us, told.part, told.number)
+
+
+def _expect(machine: StateMachine, client_id: bytes, write: asyncio.Future[Outcome]) -> None:
+    """Count a new client id from its proposal on."""
+    machine.expect_client(client_id)
+    write.add_done_callback(lambda _: machine.stop_expecting(client_id))
 
 
 def _client_id(raw: bytes) -> bytes:

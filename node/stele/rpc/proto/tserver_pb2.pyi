@@ -570,6 +570,7 @@ class GetNodeStatusResponse(_message.Message):
     FORMED_FIELD_NUMBER: _builtins.int
     MASTERS_FIELD_NUMBER: _builtins.int
     FORK_ID_FIELD_NUMBER: _builtins.int
+    START_DIGEST_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     cluster_id: _builtins.bytes
     incarnation: _builtins.int
@@ -590,6 +591,8 @@ class GetNodeStatusResponse(_message.Message):
     """a first master: formation was confirmed; others: always true"""
     fork_id: _builtins.str
     """which copy of the cluster's volumes this is; empty: as it was formed"""
+    start_digest: _builtins.int
+    """names this start, and does not tell its secret `start`; 0: an earlier release"""
     @_builtins.property
     def masters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """those it tells that it lives"""
@@ -614,10 +617,11 @@ class GetNodeStatusResponse(_message.Message):
         formed: _builtins.bool = ...,
         masters: _abc.Iterable[_builtins.str] | None = ...,
         fork_id: _builtins.str = ...,
+        start_digest: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster_id", b"cluster_id", "disk_free_bytes", b"disk_free_bytes", "flight_address", b"flight_address", "fork_id", b"fork_id", "format_id", b"format_id", "formed", b"formed", "http_port", b"http_port", "incarnation", b"incarnation", "machine", b"machine", "masters", b"masters", "node_id", b"node_id", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "role", b"role", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster_id", b"cluster_id", "disk_free_bytes", b"disk_free_bytes", "flight_address", b"flight_address", "fork_id", b"fork_id", "format_id", b"format_id", "formed", b"formed", "http_port", b"http_port", "incarnation", b"incarnation", "machine", b"machine", "masters", b"masters", "node_id", b"node_id", "replicas", b"replicas", "resident_bytes", b"resident_bytes", "role", b"role", "start_digest", b"start_digest", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
