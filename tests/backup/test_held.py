@@ -12,13 +12,14 @@ import pytest
 from stele import backup
 from stele.backup import holding
 from stele.backup.finding import State
+from stele.client import AsyncClient
 from stele.model.errors import Code, Rejected, Retryable
 from tests.backup.conftest import There
 from tests.backup.faults import faulty
 from tests.backup.tables import numbered, rows
 from tests.backup.test_interrupted import killed
 from tests.tserver.history import settled, without_history
-from tests.tserver.local import HASHED, SCHEMA, LocalCluster
+from tests.tserver.local import HASHED, SCHEMA, WAIT_S, LocalCluster
 
 ROWS = 200
 
@@ -62,6 +63,36 @@ async def test_rows_that_are_replaced_meanwhile_are_in_it_though_the_table_keeps
             with pytest.raises(Rejected) as gone:
                 await table.scan(snapshot=made.snapshot).count()
             assert gone.value.code is Code.SNAPSHOT_TOO_OLD
+    finally:
+        await cluster.close()
+
+
+async def test_a_hold_that_not_all_tablets_renewed_is_renewed_soon_after_they_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holding, "RENEW_S", 0.1)
+    monkeypatch.setattr(holding, "_AGAIN_S", 0.2)
+    cluster, notes = LocalCluster(tmp_path), list[str]()
+    try:
+        await cluster.start()
+        async with cluster.client() as client, AsyncClient([cluster.master_address], timeout_s=1) as brief:
+            table = await client.create_table("t", SCHEMA, HASHED)
+            await table.write_arrow(pa.table({"id": range(ROWS), "name": ["a"] * ROWS}))
+            renewing = await brief.open_table("t")
+            async with holding.HistoryHeld([renewing], "backup-x", int(client.now()), notes.append):
+                away = ("node-0", "node-1")
+                for name in away:
+                    await cluster.stop(name)
+                await asyncio.sleep(0.5)  # a try has begun that ends in vain
+                monkeypatch.setattr(holding, "RENEW_S", 3_600.0)
+                await asyncio.sleep(2)
+                for name in away:
+                    await cluster.launch(name)
+                (before,) = await table.holds()
+                async with asyncio.timeout(WAIT_S):
+                    while (await table.holds())[0].expires <= before.expires:
+                        await asyncio.sleep(0.1)
+            assert notes == [], "nothing was given up"
     finally:
         await cluster.close()
 
