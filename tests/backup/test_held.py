@@ -18,8 +18,9 @@ from tests.backup.conftest import There
 from tests.backup.faults import faulty
 from tests.backup.tables import numbered, rows
 from tests.backup.test_interrupted import killed
+from tests.consensus.cluster import WAIT_S
 from tests.tserver.history import settled, without_history
-from tests.tserver.local import HASHED, SCHEMA, WAIT_S, LocalCluster
+from tests.tserver.local import HASHED, SCHEMA, LocalCluster
 
 ROWS = 200
 

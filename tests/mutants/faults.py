@@ -5,6 +5,7 @@ Invariant: each `old` stands exactly once in its file, so the list follows the c
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,8 @@ def read_faults(lists: Path = LISTS) -> list[Fault]:
 
 
 def misfits(faults: list[Fault], root: Path = ROOT) -> list[str]:
-    """What is wrong with the list: old lines that do not stand exactly once, changes of nothing, tests that are not there."""
+    """What is wrong with the list: old lines that do not stand exactly once, changes of nothing or to what is
+    no program, tests that are not there."""
     told = []
     for fault in faults:
         where = f"{fault.number} ({fault.package}: {fault.promise})"
@@ -64,11 +66,21 @@ def misfits(faults: list[Fault], root: Path = ROOT) -> list[str]:
         count = path.read_text().count(fault.old) if path.is_file() else 0
         if count != 1:
             told.append(f"{where}: stands {count} times in {fault.file}, expected once: {fault.old!r}")
+        elif path.suffix == ".py":
+            told += [f"{where}: is no Python once planted: {exc}" for exc in _syntax_error(path, fault)]
         if fault.old == fault.new:
             told.append(f"{where}: old and new are the same")
         for test in fault.tests:
             told += [f"{where}: no such test: {test}"] if not _is_there(test, root) else []
     return told
+
+
+def _syntax_error(path: Path, fault: Fault) -> list[SyntaxError]:
+    try:
+        ast.parse(path.read_text().replace(fault.old, fault.new))
+    except SyntaxError as exc:
+        return [exc]
+    return []
 
 
 def _is_there(test: str, root: Path) -> bool:

@@ -87,6 +87,9 @@ def test_what_does_not_fit_the_code_is_told(small: Path) -> None:
         replace(FAULT, file="node/gone.py"),
         replace(FAULT, tests=("tests/test_made.py::test_two",)),
     ]
+    (small / "node/two.py").write_text("ONE = 1\n")
+    (told,) = misfits([replace(FAULT, file="node/two.py", new="ONE = (")], small)
+    assert "is no Python once planted: '(' was never closed" in told
     told = misfits(wrong, small)
     assert [line.split(": ", 2)[-1][:15] for line in told] == [
         "stands 2 times ",
