@@ -44,6 +44,8 @@ QUIET_S = 30.0
 BUSY_S = 2.0
 _FAILED_S = 5.0
 _LOG_LINES = 30
+_LOG_WITHIN_S = 5.0
+"""How long the log of one pod may take. Its machine may be off, and others wait for this pass."""
 _HANGS_AFTER_S = 60.0
 """How long after its grace a pod may take to go."""
 _STARTED_AFTER_S = 20.0
@@ -191,7 +193,14 @@ class Errands:
         running = [p for p in pods if (p.get("status") or {}).get("phase") == "Running"]
         if found.state != "running" or not running:
             return found
-        text = await self._kube.log(namespace, running[-1]["metadata"]["name"], _LOG_LINES)
+        pod = running[-1]["metadata"]["name"]
+        try:
+            async with asyncio.timeout(_LOG_WITHIN_S):
+                text = await self._kube.log(namespace, pod, _LOG_LINES)
+        except (KubeError, TimeoutError) as exc:
+            # The API server asks the pod's machine, which may be off. Only the progress is unknown then.
+            log.info("the log of a pod cannot be read", pod=pod, error=str(exc) or "no answer in time")
+            return found
         progress = last_line(text).get("progress")
         return found if not isinstance(progress, dict) else _with(found, progress)
 

@@ -240,7 +240,7 @@ async def _catalog(link: MasterLink, o: Observation, masters: Sequence[str]) -> 
     if catalog is None:
         raise Retryable(
             f"the masters of {o.cluster.name} do not answer here: {problem}. Inside Kubernetes they do: "
-            "`kubectl exec -i deploy/stele-operator -- stele-operator plan -f -`. Elsewhere, name them with --masters",
+            "`kubectl exec -i deploy/RELEASE -- stele-operator plan -f -`. Elsewhere, name them with --masters",
             code=Code.NOT_READY,
         )
     if not catalog.view.settled:

@@ -28,6 +28,11 @@ Json = dict[str, Any]
 NAMESPACE = "stele-e2e"
 CLUSTER = "flights"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ERRANDS = {
+    "TabletBackup": "tabletbackups",
+    "TabletBackupSchedule": "tabletbackupschedules",
+    "TabletRestore": "tabletrestores",
+}
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _POLL_S = 0.3
 
@@ -83,7 +88,7 @@ class Bench:
 
     def where(self, kind: str, namespace: str = NAMESPACE) -> tuple[str, str, str, str]:
         """Where the API serves a kind of ours."""
-        return GROUP, VERSION, namespace, PLURALS[kind]
+        return GROUP, VERSION, namespace, (PLURALS | ERRANDS)[kind]
 
     def apply(self, example: str, **spec: Any) -> Json:
         """Create an example, with parts of its spec replaced."""
@@ -225,6 +230,11 @@ class Bench:
         found = self.core.list_namespaced_persistent_volume_claim(NAMESPACE, label_selector=selector).items
         return {c.metadata.name: c for c in found}
 
+    def disruption_budget(self, role: str) -> Any:
+        """The PodDisruptionBudget of a role."""
+        policy: Any = client.PolicyV1Api(self.api)
+        return policy.read_namespaced_pod_disruption_budget(f"{CLUSTER}-{role}s", NAMESPACE)
+
     def told(self, reason: str, since: float = 0.0) -> list[str]:
         """Messages of events with this reason, from this moment on."""
         events = self.core.list_namespaced_event(NAMESPACE).items
@@ -272,7 +282,7 @@ class Bench:
 
     def columns(self, kind: str, name: str = CLUSTER) -> dict[str, Any]:
         """The columns of `kubectl get`, by title."""
-        path = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURALS[kind]}/{name}"
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{self.where(kind)[3]}/{name}"
         sent = self.api.param_serialize(
             "GET", path, header_params={"Accept": TABLE}, auth_settings=["BearerToken"]
         )
@@ -291,10 +301,10 @@ class Bench:
         self.note(f"{time.monotonic() - started:6.1f} s  job {name}")
         return last_json(output, name)
 
-    def compare(self, *written: Json) -> None:
-        """Everything that was acknowledged is read back at one snapshot."""
+    def compare(self, *written: Json, table: str = CLUSTER) -> None:
+        """Everything that was acknowledged is read back at one snapshot, from this table."""
         newest = max(w["timestamp"] for w in written)
-        read = self.program("verify", "--at-least", str(newest))
+        read = self.program("verify", "--at-least", str(newest), "--table", table)
         checksum = 0
         for one in written:
             checksum = flights.add(checksum, one["checksum"])

@@ -1,4 +1,4 @@
-"""The number of masters changes while rows are written: 3, 5, 3; a machine with a master loses its power meanwhile."""
+"""The number of masters changes while rows are written: 1, 3, 1 and 3, 5, 3; a machine with a master loses its power meanwhile."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from examples.demo.__main__ import last_json
-from tests.e2e.bench import CLUSTER, Bench
+from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
+from tests.e2e.test_9_drain import drain_reason
 
 
 def masters(bench: Bench) -> dict[str, dict[str, Any]]:
@@ -36,6 +37,44 @@ def changing(bench: Bench) -> bool:
 def ask(bench: Bench, number: int) -> None:
     """Another number in the spec."""
     bench.patch("TabletCluster", {"masters": {"replicas": number}})
+
+
+def test_one_three_one_under_writes(bench: Bench) -> None:
+    """With three, each may be evicted; with one, none. Programs and nodes that knew one master learn of the others."""
+    bench.clear()
+    bench.apply("cluster", masters={"replicas": 1, "storage": {"size": "1Gi"}})
+    bench.apply("flights")
+    bench.until("one master serves", lambda: serve(bench, 1) and bench.ready("TabletGroup"), 240)
+    loaded = bench.program("load")
+    stream = bench.place.begin("stream")
+    time.sleep(5)
+    (first,), started = masters(bench), time.time()
+    bench.until("no drain may take the master", lambda: drain_reason(bench) == "SingleReplica")
+    ask(bench, 3)
+    bench.until("it says that the number changes", lambda: changing(bench), 60)
+    bench.note(f"          {bench.condition('TabletCluster', 'Reconciling')['message']}")
+    bench.until("three masters serve", lambda: serve(bench, 3), 300)
+    assert first in masters(bench)
+    bench.until("a drain may begin", lambda: drain_reason(bench) == "Drainable")
+    bench.core.delete_namespaced_pod(first, NAMESPACE)
+    bench.until(
+        "another master leads while the first one restarts",
+        lambda: (
+            bool((pod := bench.pod(first)) and pod.metadata.deletion_timestamp is None) and serve(bench, 3)
+        ),
+        240,
+    )
+    before = set(masters(bench))
+    ask(bench, 1)
+    bench.until("one master serves", lambda: serve(bench, 1), 300)
+    gone = before - set(masters(bench))
+    assert len(gone) == 2
+    bench.until("the claims of the others are let go", lambda: gone <= bench.released())
+    assert not bench.told("MastersLost", started) and len(bench.told("MasterCountSet", started)) == 2
+    streamed = last_json(stream.stop(60), "stream")
+    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    bench.sound()
+    bench.compare(loaded, streamed)
 
 
 def test_three_five_three_under_writes(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from examples.demo.__main__ import last_json
@@ -34,11 +35,47 @@ def old_image(folder: Path) -> None:
 
 
 def stele(bench: Bench, *words: str) -> str:
-    """Run `stele` in the pod of a master."""
-    return bench.execute(bench.pods("master")[0].metadata.name, "stele", *words, "--masters", MASTERS)
+    """Run `stele` in the pod of a master with this release."""
+    pod = next(p for p in bench.pods("master") if p.spec.containers[0].image != OLD)
+    return bench.execute(pod.metadata.name, "stele", *words, "--masters", MASTERS)
+
+
+def show(bench: Bench, said: str) -> str:
+    """Note what a command said."""
+    for line in said.splitlines():
+        bench.note(f"          {line}")
+    return said
+
+
+def half_way(bench: Bench, before: dict[str, str]) -> None:
+    """While some members run the release before, nothing new is allowed, and each command says for whom it waits."""
+    some_are_new(bench, before)
+    said = show(bench, stele(bench, "cluster", "version"))
+    assert "cluster version 1 is finalized; 2 waits for" in said and "0.1.0" in said
+    said = show(bench, stele(bench, "cluster", "finalize", "--yes"))
+    assert "UNSAFE_CHANGE: cluster version 2 cannot be finalized" in said and "upgrade it" in said
+    said = show(bench, stele(bench, "table", "alter", CLUSTER, "--rename", "dest=destination"))
+    assert "UNSUPPORTED_VERSION" in said and "this needs cluster version 2" in said
+
+
+def some_are_new(bench: Bench, before: dict[str, str]) -> None:
+    """All masters, and perhaps a node, were made again."""
+
+    def are() -> bool:
+        now = uids(bench)
+        return all(now[name] != uid for name, uid in before.items() if "-master-" in name)
+
+    bench.until("the masters were made again", are, 300)
+
+
+def version_waits(bench: Bench) -> bool:
+    """Whether the TabletCluster says that the version waits for members."""
+    conditions = bench.kube.status("TabletCluster", CLUSTER)["conditions"]
+    return any("cluster version 2" in c["message"] and "flights-node-" in c["message"] for c in conditions)
 
 
 def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -> None:
+    """Page docs/upgrading.md, by its commands: nothing new before all have it, back at any time, then finalized."""
     old_image(tmp_path)
     bench.clear()
     bench.apply("cluster", healing=PATIENT, image=OLD)
@@ -48,13 +85,22 @@ def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -
     loaded = bench.program("load")
     stream = bench.place.begin("stream")
     time.sleep(5)
-    for new, found in ((None, "0.2.0"), (OLD, "0.1.0"), (None, "0.2.0")):
+
+    def roll(
+        image_of: str | None, found: str, meanwhile: Callable[[Bench, dict[str, str]], None] | None
+    ) -> None:
         before = uids(bench)
-        bench.patch("TabletCluster", {"image": new})
-        bench.until(f"each pod runs {found}", lambda before=before: anew(bench, before), 900)
-        assert {p.spec.containers[0].image for p in bench.pods()} == {new or image("node")}
-    assert "cluster version 1 is finalized" in stele(bench, "cluster", "version")
-    bench.patch("TabletCluster", {"version": "0.2"})
+        bench.patch("TabletCluster", {"image": image_of})
+        if meanwhile is not None:
+            meanwhile(bench, before)
+        bench.until(f"each pod runs {found}", lambda: anew(bench, before), 900)
+        assert {p.spec.containers[0].image for p in bench.pods()} == {image_of or image("node")}
+
+    roll(None, "0.2.0", half_way)
+    said = show(bench, stele(bench, "cluster", "version"))
+    assert "cluster version 1 is finalized; all members read 2" in said
+    roll(OLD, "0.1.0", None)
+    roll(None, "0.2.0", finalizing)
     bench.until("the upgrade is finalized", lambda: bench.told("VersionFinalized"))
     assert "cluster version 2 is finalized" in stele(bench, "cluster", "version")
     bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
@@ -62,3 +108,11 @@ def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -
     bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
     bench.sound()
     bench.compare(loaded, streamed)
+
+
+def finalizing(bench: Bench, before: dict[str, str]) -> None:
+    """`spec.version`, while some members run the release before."""
+    some_are_new(bench, before)
+    bench.patch("TabletCluster", {"version": "0.2"})
+    bench.until("the TabletCluster says for whom it waits", lambda: version_waits(bench), 60)
+    assert not bench.told("VersionFinalized")

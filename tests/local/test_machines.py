@@ -45,6 +45,8 @@ async def test_power_failure_and_return(cluster: LocalCluster) -> None:
     await until(lambda: _node_ready(cluster, machine) == "Unknown", "its node is NotReady")
     await until(lambda: condition(cluster, "a") == "False", "a is not ready")
     assert "running" in container_status(cluster, "a")["state"], "the last status stays"
+    with pytest.raises(ApiError, match=":10250: connect: no route to host"):
+        await cluster._kubelet.read_log(cluster.registry.get(POD, "default", "a"), {})
     cluster.registry.delete(POD, "default", "a", DeleteOptions())
     await cluster.on(machine)
     await until(lambda: not cluster.registry.find(POD, "default", "a"), "its deletion ends once it is back")

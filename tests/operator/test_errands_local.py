@@ -141,3 +141,24 @@ async def test_a_schedule_makes_what_is_due_and_tells_what_was_missed(tmp_path: 
 
         await made.until("it says what it waits for", explained, 300)
         assert "ScheduleMissed" in {e["reason"] for e in await made.events("TabletBackupSchedule")}
+
+
+async def test_a_machine_that_is_off_stops_no_other_resource(tmp_path: Path) -> None:
+    """The log of a Job's pod cannot be read then, so its progress is unknown. That is all."""
+    async with served(tmp_path) as made:
+        target = {"uri": f"file://{tmp_path}/backups"}
+        await create(made, "TabletBackup", "one", clusterRef={"name": "flights"}, target=target)
+
+        async def runs() -> bool:
+            phases = [p["status"].get("phase") for p in await made.kube.list("Pod", "default")]
+            return phases == ["Running"]
+
+        await made.until("its Job runs", runs, 300)
+        await made.local.off("n1")
+        await create(made, "TabletBackup", "two", clusterRef={"name": "nobody"}, target=target)
+
+        async def explained() -> bool:
+            return (await made.condition("TabletBackup", "two", "Reconciling"))[1] == "ClusterNotFound"
+
+        await made.until("the other one is looked at", explained, 60)
+        assert await runs(), "its pod still seems to run"

@@ -24,7 +24,7 @@ from stele_local.machines import Machine, Machines, set_condition
 from stele_local.objects import find, now
 from stele_local.podspec import NotYet, Sources
 from stele_local.registry import DeleteOptions, Registry
-from stele_local.status import bad_request, not_offered
+from stele_local.status import bad_request, no_kubelet, not_offered
 
 Json = dict[str, Any]
 log = structlog.get_logger("stele_local.kubelet")
@@ -346,6 +346,10 @@ class Kubelet:
             raise bad_request(f"container {name} is not valid for pod {pod['metadata']['name']}")
         if query.get("follow") in ("true", "1"):
             raise not_offered("following logs")
+        machine = self._machines.get(pod["spec"].get("nodeName", ""))
+        if machine is not None and not machine.on:
+            where = f"/containerLogs/{pod['metadata']['namespace']}/{pod['metadata']['name']}/{name}"
+            raise no_kubelet(machine.name, machine.address, where)
         running = self._pods.get(pod["metadata"]["uid"])
         if running is None or name not in running.containers:
             raise bad_request(

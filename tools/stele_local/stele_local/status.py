@@ -96,6 +96,12 @@ def bad_request(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
+def no_kubelet(machine: str, address: str, path: str) -> ApiError:
+    """The answer for a pod whose machine is off: the API server cannot ask the kubelet there."""
+    why = f"dial tcp {address}:10250: connect: no route to host"
+    return ApiError(500, "", f'Get "https://{machine}:10250{path}": {why}')
+
+
 def forbidden(plural: str, group: str, name: str, why: str, **more: Any) -> ApiError:
     message = f'{_qualified(plural, group)} "{name}" is forbidden: {why}'
     return ApiError(403, "Forbidden", message, _details(name, group, plural, **more))
