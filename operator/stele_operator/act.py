@@ -48,7 +48,7 @@ _REFUSALS = (400, 403, 422)
 ROLL_WITHIN_S = 3.0
 """How long after the first action of a pass a pod may be deleted for a roll. It is three heartbeats: by then
 masters know that a member is silent."""
-_UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.UNAVAILABLE)
+_UNANSWERED = (Code.NOT_LEADER, Code.NOT_READY, Code.NO_QUORUM, Code.UNAVAILABLE, Code.TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,12 @@ from typing import Any, cast
 import pytest
 
 from stele.model.errors import Code, Retryable
+from stele.model.ids import ClusterId, NodeId
+from stele.rpc.budget import ByteBudget
+from stele.rpc.identity import Identity as RpcIdentity
+from stele.rpc.identity import PeerBook
+from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer, add_MasterServiceServicer_to_server
+from stele.rpc.server import bind, make_server
 from stele_operator.act import ROLL_WITHIN_S, Actor, Outcome
 from stele_operator.api.group import TabletGroupSpec
 from stele_operator.backoff import Backoff
@@ -129,6 +136,40 @@ async def test_no_pod_is_rolled_by_what_was_seen_long_ago(tmp_path: Path) -> Non
             assert found.held and found.changed_under and found.error
         assert await made.names("Pod") == {"flights-node-1"}
         assert not (await outcome(made, roll)).error
+
+
+class Stopped(MasterServiceServicer):
+    """A master whose process stands still: it takes calls, and answers none."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def RegisterNode(self, request: Any, context: Any) -> Any:
+        self.calls += 1
+        await asyncio.Event().wait()
+
+
+async def test_masters_that_stand_still_are_asked_once_in_a_pass(tmp_path: Path) -> None:
+    """Each further order waited for them as long as the first one: minutes in which the pass did nothing else."""
+    cluster_id, stopped = "c" * 32, Stopped()
+    server = make_server(RpcIdentity(ClusterId(cluster_id), NodeId("d" * 32), 1), PeerBook(), ByteBudget())
+    add_MasterServiceServicer_to_server(stopped, server)
+    port = await bind(server, "127.0.0.1:0")
+    await server.start()
+    link = MasterLink(cluster_id, "test")
+    link.learn([f"127.0.0.1:{port}"])
+    link._masters._timeout_s, link._masters._rounds = 0.5, 1
+    try:
+        async with bench(tmp_path, machines=1) as made:
+            many = [RegisterNode("part of the cluster", f"{n:032x}", "node", f"n{n}") for n in range(1, 9)]
+            roll = RollPod("its image", "Pod", "flights-node-1", "u", "")
+            outcomes = await Actor(made.kube, "default", link).carry_out([*many, roll])
+            assert outcomes[0].unanswered and not outcomes[0].held
+            assert all(found.held for found in outcomes[1:])
+            assert stopped.calls == 1
+    finally:
+        await link._pool.close()
+        await server.stop(0)
 
 
 async def test_a_refused_registration_holds_up_neither_volumes_nor_other_pods(tmp_path: Path) -> None:

@@ -158,6 +158,35 @@ async def test_a_probe_is_read_before_those_behind_it_crowd_it_out(
                 assert b"200 OK" in await asyncio.get_running_loop().sock_recv(probe, 4_096)
 
 
+async def test_who_has_asked_is_answered_though_others_that_ask_nothing_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As /metrics of many tablets, which takes a while: those that have sent no request make room first."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 8)
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 60.0)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> Reply:
+        begun.set()
+        await go_on.wait()
+        return Reply(200, b"at last")
+
+    server = HttpServer({**standard_routes(Healthy(), metrics.REGISTRY), "/slow": slow})
+    port = await server.start("127.0.0.1", 0)
+    try:
+        async with AsyncExitStack() as idle:
+            asked = asyncio.ensure_future(get(port, "/slow"))
+            await begun.wait()
+            for _ in range(12):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                idle.callback(writer.close)
+            assert await get(port, "/livez") == (200, b"ok\n")
+            go_on.set()
+            assert await asked == (200, b"at last")
+    finally:
+        await server.close()
+
+
 async def test_a_probe_is_answered_however_many_answers_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -287,6 +287,25 @@ def test_a_leader_bounds_jobs_and_their_writes() -> None:
     assert refused.value.code is Code.TOO_LARGE
 
 
+def test_new_jobs_whose_writes_are_under_way_push_out_none_that_has_just_written() -> None:
+    """Only applied ones were counted, so any number of them was admitted at once."""
+    state = Jobs(jobs_max=3)
+    state.enter(FIRST, START_US << 12)
+    coming = [Attempt(bytes([number]) * 16, START_US, 0, 1) for number in (1, 2, 3)]
+    for attempt in coming[:2]:
+        state.admit(attempt, START_US)
+        state.expect(attempt.job)
+        state.admit(attempt, START_US)
+    with pytest.raises(Retryable, match="3 jobs wrote"):
+        state.admit(coming[2], START_US)
+    state.stop_expecting(coming[1].job)  # its write was lost
+    state.admit(coming[2], START_US)
+    state.expect(coming[2].job)
+    for attempt in (coming[0], coming[2]):
+        assert state.enter(attempt, START_US << 12) is None
+    assert state.knows(JOB)
+
+
 def test_a_payload_without_a_job_is_what_it_was_and_one_with_it_comes_back() -> None:
     body = b"12345678"
     plain = writeop.encode(header(body), body)

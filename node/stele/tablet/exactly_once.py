@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import xxhash
@@ -34,6 +33,7 @@ from stele.model.clock import physical_us
 from stele.model.errors import Code, Corrupt, Retryable, unknown_here
 from stele.model.jsons import parse_next_json
 from stele.model.writeop import NO_CLIENT, WriteHeader
+from stele.tablet.expected import Expected
 from stele.tablet.machine import Outcome
 
 IDLE_US = 15 * 60 * 1_000_000
@@ -96,8 +96,7 @@ class ExactlyOnce:
         # (client id, sequence) of outcomes with details, in the order of their entries, and their bytes.
         self._details: dict[tuple[bytes, int], int] = {}
         self._details_bytes = 0
-        self._expected: set[bytes] = set()
-        """New client ids whose writes this leader has proposed and not applied yet. Not part of the state."""
+        self._expected = Expected()
 
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """Check a write before the leader proposes it. `clock_error_us`: how far clocks may be apart.
@@ -117,14 +116,7 @@ class ExactlyOnce:
             self._admit_new(wall_us, 2 * clock_error_us)
 
     def _admit_new(self, wall_us: int, kept_us: int) -> None:
-        """Check a new client id. The expected ones will push out clients, too."""
-        pushed_out = len(self._clients) + len(self._expected) - self._clients_max
-        if pushed_out < 0:
-            return
-        wait_us = kept_us
-        if pushed_out < len(self._clients):
-            last = next(islice(self._clients.values(), pushed_out, None))
-            wait_us = last.last_us + kept_us - wall_us
+        wait_us = self._expected.wait_us(self._clients, self._clients_max, kept_us, wall_us)
         if wait_us > 0:
             raise Retryable(
                 f"{self._clients_max} clients wrote to this tablet just now, and it takes no new client id "

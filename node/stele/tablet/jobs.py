@@ -28,6 +28,7 @@ from stele.model.clock import physical_us
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.job import Attempt
 from stele.model.jsons import parse_json
+from stele.tablet.expected import Expected
 from stele.tablet.machine import Outcome
 
 IDLE_US = 15 * 60 * 1_000_000
@@ -74,6 +75,7 @@ class Jobs:
         self._jobs: dict[bytes, _Job] = {}
         self._mark_us = 0
         self._writes = 0
+        self._expected = Expected()
         # The first times of jobs that were forgotten since the last flush began, and while it runs.
         self._late = self._leaving = NEVER
         self.held = NEVER
@@ -94,15 +96,24 @@ class Jobs:
                 "larger blocks, split the table into more tablets, or write without a part of a job",
                 code=Code.TOO_LARGE,
             )
-        if attempt.job in self._jobs or len(self._jobs) < self._jobs_max:
+        if attempt.job in self._jobs or attempt.job in self._expected:
             return
-        wait_us = next(iter(self._jobs.values())).last_us + _FRESH_US - wall_us
+        wait_us = self._expected.wait_us(self._jobs, self._jobs_max, _FRESH_US, wall_us)
         if wait_us > 0:
             raise Retryable(
-                f"{len(self._jobs)} jobs wrote to this tablet within a minute; try again later",
+                f"{self._jobs_max} jobs wrote to this tablet within a minute; try again later",
                 code=Code.THROTTLED,
                 retry_after_ms=-(-wait_us // 1_000),
             )
+
+    def expect(self, job: bytes) -> None:
+        """As leader, note that a write of this job is proposed. It may be a new one."""
+        if job not in self._jobs:
+            self._expected.add(job)
+
+    def stop_expecting(self, job: bytes) -> None:
+        """Note that this write was applied, or was lost."""
+        self._expected.discard(job)
 
     def knows(self, job: bytes) -> bool:
         """Whether it remembers this job."""
@@ -136,6 +147,7 @@ class Jobs:
         Call once for each write that is not a repeated one, in order, after `expire`."""
         job = self._jobs.pop(attempt.job, None)
         if job is None:
+            self._expected.discard(attempt.job)
             if attempt.made_us <= self._mark_us:
                 return Outcome(
                     timestamp,

@@ -161,13 +161,13 @@ class KeySpace:
         """See StateMachine."""
         self._once.admit(header, wall_us, clock_error_us)
 
-    def expect_client(self, client_id: bytes) -> None:
+    def expect(self, header: WriteHeader) -> None:
         """See StateMachine."""
-        self._once.expect(client_id)
+        self._once.expect(header.client_id)
 
-    def stop_expecting(self, client_id: bytes) -> None:
+    def stop_expecting(self, header: WriteHeader) -> None:
         """See StateMachine."""
-        self._once.stop_expecting(client_id)
+        self._once.stop_expecting(header.client_id)
 
     def knows_client(self, client_id: bytes) -> bool:
         """See StateMachine."""

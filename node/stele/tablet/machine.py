@@ -123,10 +123,10 @@ class StateMachine(Protocol):
     def admit(self, header: WriteHeader, wall_us: int, clock_error_us: int) -> None:
         """Check a write before the leader proposes it. Raises what `ExactlyOnce.admit` raises."""
 
-    def expect_client(self, client_id: bytes) -> None:
-        """As leader, note that a write of this client id is proposed, so that `admit` counts a new one."""
+    def expect(self, header: WriteHeader) -> None:
+        """As leader, note that this write is proposed, so that `admit` counts its client and its job if they are new."""
 
-    def stop_expecting(self, client_id: bytes) -> None:
+    def stop_expecting(self, header: WriteHeader) -> None:
         """Note that this write was applied, or was lost."""
 
     def knows_client(self, client_id: bytes) -> bool:

@@ -268,13 +268,17 @@ class TabletStore:
         """Whether this write may have been applied before. Then applying it again gives its outcome."""
         return self._once.may_know(client_id, sequence, first_attempt_us)
 
-    def expect_client(self, client_id: bytes) -> None:
+    def expect(self, header: WriteHeader) -> None:
         """See StateMachine."""
-        self._once.expect(client_id)
+        self._once.expect(header.client_id)
+        if header.attempt is not None:
+            self._jobs.expect(header.attempt.job)
 
-    def stop_expecting(self, client_id: bytes) -> None:
+    def stop_expecting(self, header: WriteHeader) -> None:
         """See StateMachine."""
-        self._once.stop_expecting(client_id)
+        self._once.stop_expecting(header.client_id)
+        if header.attempt is not None:
+            self._jobs.stop_expecting(header.attempt.job)
 
     def knows_client(self, client_id: bytes) -> bool:
         """See StateMachine."""

@@ -113,12 +113,13 @@ class TabletService(TabletServerServiceServicer):
             plain=plain,
             attempt=attempt_of(request),
         )
-        if header.attempt is not None and not machine.knows_job(header.attempt.job):
+        new_job = header.attempt is not None and not machine.knows_job(header.attempt.job)
+        if header.attempt is not None and new_job:
             self._check_made("the job", header.attempt.made_us, replica)
         is_new = self._admit(replica, header)
         future = replica.writes.submit(writeop.encode(header, block))
-        if is_new:
-            _expect(machine, client_id, future)
+        if is_new or new_job:
+            _expect(machine, header, future)
         return future
 
     def end_write(self, outcome: Outcome) -> pb.WriteResponse:
@@ -227,7 +228,7 @@ class TabletService(TabletServerServiceServicer):
             raise
         future.add_done_callback(lambda _: machine.end_pending(token))
         if is_new:
-            _expect(machine, header.client_id, future)
+            _expect(machine, header, future)
         return await replica.writes.outcome(future, deadline_ms or WRITE_DEADLINE_MS)
 
     def _admit(self, replica: Replica, header: WriteHeader) -> bool:
@@ -348,10 +349,10 @@ def attempt_of(request: pb.WriteRequest) -> Attempt | None:
     return Attempt(told.job, told.made_us, told.part, told.number)
 
 
-def _expect(machine: StateMachine, client_id: bytes, write: asyncio.Future[Outcome]) -> None:
-    """Count a new client id from its proposal on."""
-    machine.expect_client(client_id)
-    write.add_done_callback(lambda _: machine.stop_expecting(client_id))
+def _expect(machine: StateMachine, header: WriteHeader, write: asyncio.Future[Outcome]) -> None:
+    """Count a new client id or job from its proposal on."""
+    machine.expect(header)
+    write.add_done_callback(lambda _: machine.stop_expecting(header))
 
 
 def _client_id(raw: bytes) -> bytes:
