@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -115,6 +116,21 @@ async def test_nodes_that_never_come_are_registered_to_a_bound(
         await register()
         await register()
         assert "have never started" in str(await refused(register()))
+
+
+async def test_nodes_that_are_registered_at_once_keep_to_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was counted before the others were on record, so a burst of them left rows without end."""
+    monkeypatch.setattr(bounds, "NODES_UNFORMED_MAX", 2)
+    async with world(tmp_path) as w:
+        await ready(w, 3)
+        requests = [pb.RegisterNodeRequest(node_id=id_to_pb(new_id())) for _ in range(12)]
+        told = await asyncio.gather(
+            *(w.leader.RegisterNode(request, Call()) for request in requests), return_exceptions=True
+        )
+        assert sum(isinstance(answer, Rejected) for answer in told) == 10
+        assert sum(not node.formed for node in w.catalog.nodes.values()) == 2
 
 
 async def test_a_later_start_waits_for_the_end_of_one_that_still_answers(tmp_path: Path) -> None:

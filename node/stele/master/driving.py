@@ -28,6 +28,8 @@ from stele.rpc.convert import config_from_pb, id_from_pb, opid_from_pb
 from stele.rpc.proto import master_pb2
 
 CLAIM_LOCK = "driver claim"
+UNFORMED_LOCK = "nodes that never started"
+"""Held while they are counted and one is added, so that a burst keeps to the bound."""
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:
@@ -251,7 +253,7 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
     role = request.role or "node"
     if not node_id or role not in ("node", "master"):
         raise Rejected(f"register node {node_id or '(none)'}: role {role!r}; expected node or master")
-    async with lead.locks.hold(tables=(f"node/{node_id}",)):
+    async with lead.locks.hold(tables=(f"node/{node_id}", UNFORMED_LOCK)):
         present = lead.catalog.nodes.get(node_id)
         if present is not None:
             if present.role != role:

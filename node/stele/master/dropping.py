@@ -55,7 +55,8 @@ async def drop_table(lead: Leadership, request: master_pb2.DropTableRequest) -> 
     wanted = lead.catalog.table(id_from_pb(request.table_id), request.name)
     where = f"drop {KINDS.get(wanted.kind, 'table')} {wanted.name!r}"
     drop_id = id_from_pb(request.drop_id)
-    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", f"name/{wanted.name}")):
+    # The last lock is for their number.
+    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", f"name/{wanted.name}", "dropped tables")):
         table = lead.catalog.tables.get(wanted.table_id, wanted)
         if table.state == "DROPPED":
             return table
