@@ -81,7 +81,7 @@ async def serve(kube: Kube, options: Options) -> None:
     _prepare_interpreter()
     reporter = Reporter(kube, options.identity)
     fleet = Fleet(kube, reporter, options.namespaces, options.image)
-    errands = Errands(kube, reporter, options.namespaces, options.image)
+    errands = Errands(kube, reporter, options.namespaces, options.image, fleet.link)
     introduced = asyncio.Event()
     server = HttpServer(_routes(fleet, introduced), option="--metrics-port")
     port = await server.start(options.metrics_host, options.metrics_port)

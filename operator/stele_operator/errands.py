@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from stele_operator.api.backup import TabletBackupScheduleSpec, TabletBackupSpec, TabletRestoreSpec
+from stele_operator.held import Held, LinkOf
 from stele_operator.kube import Conflict, Kube, KubeError, NotFound
 from stele_operator.observe import cluster_of, parse_cluster, read_spec
+from stele_operator.plan.errand_holds import HoldSeen, Seen
 from stele_operator.plan.errands import (
     ClusterSeen,
     Create,
@@ -27,6 +29,7 @@ from stele_operator.plan.errands import (
     Remove,
     World,
     decide,
+    holds_of,
 )
 from stele_operator.plan.moments import seconds_of
 from stele_operator.plan.naming import LABEL_ERRAND
@@ -53,13 +56,21 @@ _STARTED_AFTER_S = 20.0
 
 
 class Errands:
-    """The task for these resources. `namespaces`: empty for all."""
+    """The task for these resources. `namespaces`: empty for all. `link_of`: the connections to a cluster."""
 
-    def __init__(self, kube: Kube, reporter: Reporter, namespaces: Sequence[str], image: str) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        reporter: Reporter,
+        namespaces: Sequence[str],
+        image: str,
+        link_of: LinkOf,
+    ) -> None:
         self._kube = kube
         self._reporter = reporter
         self._namespaces = tuple(namespaces) or ("",)
         self._image = image
+        self._held = Held(link_of)
         self._woken = asyncio.Event()
         self._unserved = False
 
@@ -167,14 +178,28 @@ class Errands:
                 p for p in pods if any(o["uid"] == uid for o in p["metadata"].get("ownerReferences") or ())
             ]
             seen.append(await self._seen_job(namespace, job, its, now_s))
+        by_name = {job.name: job for job in seen}
         return World(
             now_s=now_s,
             image=self._image,
             clusters={c.name: c for c in clusters},
             tables={name: table or name for name, table in names.items()},
-            jobs={job.name: job for job in seen},
+            jobs=by_name,
             backups=[e for e in errands if e.kind == "TabletBackup"],
+            holds=await self._holds(namespace, errands, by_name),
         )
+
+    async def _holds(self, namespace: str, errands: Sequence[Errand], jobs: Mapping[str, JobSeen]) -> Seen:
+        """What the holds of these backups cost now."""
+        wanted: dict[str, set[str]] = {}
+        for e in errands:
+            if isinstance(e.spec, TabletBackupSpec) and not e.deleting and (names := holds_of(e, jobs)):
+                wanted.setdefault(e.spec.clusterRef.name, set()).update(names)
+        found: dict[tuple[str, str], HoldSeen | None] = {}
+        for cluster, its in wanted.items():
+            held = await self._held.of(namespace, cluster, its)
+            found |= {(cluster, name): hold for name, hold in held.items()}
+        return found
 
     async def _free(self, namespace: str, pods: Sequence[Json], now_s: float) -> None:
         """Remove by force the pods that hang in deletion, as on a machine that died. Otherwise their Jobs try nothing more.

@@ -15,6 +15,7 @@ import structlog
 
 from stele_operator import metrics
 from stele_operator.kube import Kube, KubeError
+from stele_operator.masters import MasterLink
 from stele_operator.observe import cluster_of
 from stele_operator.plan.naming import ANNOTATION_PLAN
 from stele_operator.reconcile import ClusterTask
@@ -72,6 +73,11 @@ class Fleet:
             task,
             asyncio.create_task(task.run(), name=f"cluster {namespace}/{name}"),
         )
+
+    def link(self, namespace: str, name: str) -> MasterLink | None:
+        """The connections to a cluster; None while there are none."""
+        entry = self._tasks.get((namespace, name))
+        return None if entry is None or entry[1].done() else entry[0].link
 
     def saw(self, raw: Json, *, deleted: bool) -> None:
         """Handle a watch event of a TabletCluster or TabletGroup. The operator's own status writes wake no

@@ -15,9 +15,11 @@ from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
 from stele.driver.versions import versions_of
+from stele.driver.view import ClusterView, TabletView
 from stele.driver.wire import standing_from_pb, standing_to_pb
+from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected, SteleError
-from stele.model.ids import ClusterId, TabletId, new_id
+from stele.model.ids import CATALOG_TABLET_ID, ClusterId, TabletId, new_id
 from stele.model.ranges import RangeStep
 from stele.model.steps import Step
 from stele.rpc.channels import ChannelPool
@@ -28,12 +30,16 @@ from stele.rpc.proto import common_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.master_pb2_grpc import MasterServiceStub
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
 from stele_operator.api.group import TabletGroupSpec
+from stele_operator.plan.errand_holds import HoldSeen
 from stele_operator.plan.observation import Catalog, Column, MasterReport, Table, TableRanges
 from stele_operator.plan.ranges import ranges_of
 from stele_operator.plan.rules import history_ms
 from stele_operator.plan.steady import Steady
 
 _ASK_TIMEOUT_S = 2.0
+_ASK_AT_ONCE = 32
+_HOLDS_NOTHING = frozenset((Code.UNSUPPORTED_VERSION, Code.INVALID_ARGUMENT, Code.TABLET_DELETED))
+"""Refusals of tablets that have no holds: key spaces, dropped ranges."""
 
 
 class MasterLink:
@@ -54,6 +60,8 @@ class MasterLink:
         """Each table as it was told, and as it was converted."""
         self.driver = Executor(self._pool, (), holder=holder, keeper=self._keeper)
         self._formed: dict[tuple[str, int], MasterReport] = {}
+        self._view: ClusterView | None = None
+        """The newest view."""
 
     async def close(self) -> None:
         """Release the driver's claim and close the connections."""
@@ -105,6 +113,7 @@ class MasterLink:
         return await asyncio.to_thread(self._catalog, await self._keeper.renew(pages))
 
     def _catalog(self, kept: Kept) -> Catalog:
+        self._view = kept.view
         last, versions, before = kept.last, versions_of(kept.last), self._tables
         self._tables = {
             pb.table_id: found if (found := before.get(pb.table_id)) and found[0] is pb else (pb, _table(pb))
@@ -129,6 +138,49 @@ class MasterLink:
             if tablet.state == "RUNNING" and tablet.leader_node:
                 asked.setdefault(tablet.leader_node, []).append(tablet.tablet_id)
         return replace(catalog, view=await ask_nodes(self._pool, catalog.view, asked))
+
+    async def holds(self) -> tuple[dict[str, HoldSeen], int] | None:
+        """(All holds on the history of tables, by name; how many tablets were asked). None: a tablet did not answer."""
+        if self._view is None:
+            return None
+        view, free = self._view, asyncio.Semaphore(_ASK_AT_ONCE)
+        tablets = [
+            t
+            for t in view.tablets
+            if t.tablet_id != CATALOG_TABLET_ID and t.is_current and not t.of_dropped_table
+        ]
+
+        async def ask(tablet: TabletView) -> Sequence[tserver_pb2.HoldPB] | None:
+            leader = view.node(tablet.leader_node) if tablet.leader_node else None
+            if leader is None or not leader.address:
+                return None
+            request = tserver_pb2.HoldHistoryRequest(
+                tablet_id=id_to_pb(tablet.tablet_id),
+                tablet_incarnation=tablet.config.incarnation,
+                deadline_ms=round(_ASK_TIMEOUT_S * 1_000),
+            )
+            async with free:
+                try:
+                    answer = await self._pool.unary(
+                        leader.address,
+                        TabletServerServiceStub,
+                        "HoldHistory",
+                        request,
+                        timeout_s=_ASK_TIMEOUT_S,
+                        to_node=leader.node_id,
+                    )
+                except SteleError as exc:
+                    return () if exc.code in _HOLDS_NOTHING else None
+            return tuple(answer.holds)
+
+        answers = await asyncio.gather(*(ask(tablet) for tablet in tablets))
+        found: dict[str, HoldSeen] = {}
+        for tablet, answer in zip(tablets, answers, strict=True):
+            if answer is None:
+                return None
+            for hold in answer:
+                found[hold.name] = _with_tablet(found.get(hold.name), hold, tablet.replication_factor)
+        return found, len(tablets)
 
     async def register(self, node_id: str, role: str, name: str) -> None:
         """Register a node before its pod starts."""
@@ -233,6 +285,19 @@ class MasterLink:
         except Rejected as exc:
             if exc.code is not Code.NOT_FOUND:
                 raise
+
+
+def _with_tablet(before: HoldSeen | None, hold: tserver_pb2.HoldPB, replicas: int) -> HoldSeen:
+    """A hold with what one more tablet says of it."""
+    mine = HoldSeen(hold.bytes * replicas, physical_us(hold.since) / 1e6, hold.expires_us / 1e6, hold.broken)
+    if before is None:
+        return mine
+    return HoldSeen(
+        before.bytes + mine.bytes,
+        max(before.since_s, mine.since_s),
+        min(before.until_s, mine.until_s),
+        before.broken or mine.broken,
+    )
 
 
 def _table(pb: master_pb2.TableInfoPB) -> Table:

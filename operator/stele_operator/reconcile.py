@@ -97,6 +97,11 @@ class ClusterTask:
         """When a master last led, by the API server's clock; before that, when this task began."""
         self._log = log.bind(namespace=namespace, cluster=name)
 
+    @property
+    def link(self) -> MasterLink | None:
+        """The connections to the cluster; None while its identity is not known."""
+        return self._link
+
     def wake(self) -> None:
         """Run a pass now, because something changed."""
         self._wake.set()

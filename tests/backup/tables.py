@@ -59,7 +59,8 @@ def every_type() -> pa.RecordBatch:
 
 def numbered(client: stele.Client, name: str, rows: int, *, buckets: int = 4) -> stele.Table:
     """A table of NUMBERS with ids from 0."""
-    table = client.create_table(name, NUMBERS, stele.hash("id", buckets=buckets))
+    parts = stele.hash("id", buckets=buckets) if buckets > 1 else None
+    table = client.create_table(name, NUMBERS, parts)
     ids = np.arange(rows)
     table.write_arrow(pa.table({"id": ids, "name": [f"n{i}" for i in ids]}))
     return table

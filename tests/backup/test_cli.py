@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import stele
 from stele import backup
 from stele.cli.errors import DISK, NO, REFUSED, TRY_AGAIN
 from tests.backup.conftest import Run, There
@@ -46,6 +47,18 @@ def test_a_table_from_the_first_backup_to_the_pruning(there: There, run: Run, tm
     )
     code, *_ = stele_backup("restore", folder, "--table", "t=three", "--partitioning", tmp_path / "like.json")
     assert code == 0 and client.describe("three").tablets == 3
+    cut = ("--range", 'id:.."400"', "--range", "id:400..", "--hash", "id:2")
+    code, *_ = stele_backup("restore", folder, "--table", "t=four", *cut)
+    four = client.describe("four")
+    assert code == 0 and (four.tablets, four.partitioning[1]) == (4, stele.range("id", split_at=[400]))
+    assert rows(client.open_table("four")) == rows(table)
+    code, _, err = stele_backup("restore", folder, "--table", "t=half", "--range", "id:..500")
+    assert code == REFUSED and "no range" in err, err
+    code, _, err = stele_backup("restore", folder, "--table", "t=half", "--range", "ID:..500")
+    assert code == REFUSED and "--range: table t has no column 'ID'; did you mean 'id'?" in err
+    code, _, err = stele_backup("restore", folder, "--table", "t=half", "--range", "id:..noon")
+    assert code == REFUSED and "--range id: ..noon: " in err, err
+    assert "half" not in {info.name for info in client.list_tables()}
     client.open_table("new").put({"id": 5, "name": "other"})
     code, out, err = stele_backup("verify", folder, "--compare", "--table", "t=new")
     assert code == NO and "table new as it is now: it has as many rows, but other values" in err
@@ -96,7 +109,13 @@ WRONG = [
     (("verify", "FOLDER", "--table", "a", "--table", "a"), REFUSED, "--table a is given twice"),
     (("restore", "FOLDER", "--table", "a="), REFUSED, "expected NAME, or NAME=OTHER"),
     (("restore", "FOLDER", "--hash", "id"), REFUSED, "--hash id: expected NAME,...:BUCKETS"),
-    (("restore", "FOLDER", "--hash", "id:2", "--partitioning", "x"), REFUSED, "exclude each other"),
+    (
+        ("restore", "FOLDER", "--hash", "id:2", "--partitioning", "x"),
+        REFUSED,
+        "--partitioning excludes --hash",
+    ),
+    (("restore", "FOLDER", "--range", "..5"), REFUSED, "--range ..5: expected COLUMN,...:RANGE"),
+    (("restore", "FOLDER", "--range", "a:..5", "--range", "b:5.."), REFUSED, "the others have columns a"),
     (("prune", "FOLDER"), REFUSED, "say what to keep: --keep, --keep-days, --keep-full"),
     (("prune", "FOLDER", "--keep", "0"), REFUSED, "--keep"),
 ]

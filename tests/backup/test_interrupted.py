@@ -83,7 +83,9 @@ def test_one_that_is_killed_goes_on_behind_its_last_whole_file(there: There, tmp
     made = backup.create(client, tmp_path, "t", on_note=notes.append, on_progress=progress.append)
     assert notes == [f"going on with backup {unfinished.backup_id}, as of {made.time}"]
     assert made.backup_id == unfinished.backup_id and made.rows == 4_000
-    assert progress[-1] == backup.Progress("t", 4_000, 2, 2, made.file_bytes)
+    holds = (f"backup-{made.backup_id}",)
+    last = dataclasses.replace(progress[-1], rows_expected=0)
+    assert last == backup.Progress("t", 4_000, 2, 2, made.file_bytes, holds)
     now = {p.name: p.stat().st_mtime_ns for p in data_files(tmp_path, made.backup_id)}
     again = {name for name, at in there_already.items() if now.get(name) == at}
     assert len(again) == records  # these were kept; a part without a record was not
@@ -92,6 +94,20 @@ def test_one_that_is_killed_goes_on_behind_its_last_whole_file(there: There, tmp
     assert (report.faults, report.strays) == ([], [])
     backup.restore(client, tmp_path, tables={"t": "new"})
     assert rows(client.open_table("new")) == before
+
+
+def test_progress_moves_within_one_tablet(
+    there: There, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creating, "BATCH_ROWS", 500)
+    monkeypatch.setattr(row_files, "_GROUP_ROWS", 500)
+    numbered(there.client, "t", 4_000, buckets=1)
+    told = list[backup.Progress]()
+    made = backup.create(there.client, tmp_path, "t", on_progress=told.append)
+    under_way = [now for now in told if not now.tablets_done and 0 < now.rows < 4_000]
+    assert len(under_way) >= 4 and {now.rows_expected for now in told} == {4_000}
+    assert sorted({now.bytes for now in under_way}) == [now.bytes for now in under_way if now.bytes]
+    assert (told[-1].rows, told[-1].tablets_done, told[-1].bytes) == (4_000, 1, made.file_bytes)
 
 
 def test_what_was_damaged_since_is_written_again(there: There, tmp_path: Path) -> None:

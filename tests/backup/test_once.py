@@ -129,7 +129,9 @@ def test_a_program_that_follows_is_told_all_in_lines_of_json(
     assert code == 0 and progress["total"] == 4
     result = last_line(out)["result"]
     assert isinstance(result, dict)
-    assert (result["rows"], result["kind"], result["pruned"], result["heldBytes"]) == (1_000, "full", 0, 0)
+    assert (result["rows"], result["kind"], result["pruned"], result["holds"]) == (1_000, "full", 0, [])
+    assert progress["rowsExpected"] == 1_000
+    assert progress["holds"] == [f"backup-{result['backup']}"]
     code, end = follow("restore", folder, "--table", "t=copy", "--verify", "--again")
     assert (code, end["result"]["rows"], end["result"]["verified"]) == (0, 1_000, True)  # type: ignore[index]
     assert rows(there.client.open_table("copy")) == rows(there.client.open_table("t"))

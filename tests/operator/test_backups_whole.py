@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import stele
 from stele import backup
 from stele.client import AsyncClient
 from stele_local.kinds import POD
@@ -64,6 +65,11 @@ async def rows(made: Bench, table: str) -> list[Json]:
         return sorted(found, key=lambda row: row["id"])
 
 
+async def partitioning(made: Bench, table: str) -> Any:
+    async with AsyncClient(",".join(await masters(made))) as client:
+        return (await client.describe(table)).partitioning
+
+
 async def tables(made: Bench) -> set[str]:
     async with AsyncClient(",".join(await masters(made))) as client:
         return {info.name for info in await client.list_tables()}
@@ -101,6 +107,13 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
             one
         )
         assert clear(one) == {"Ready"} and one["bytes"] > 0 and one["snapshotTime"] <= one["completionTime"]
+
+        async def held_by_one() -> bool:
+            told = await status(made, "TabletBackup", "one")
+            return bool(told.get("heldUntil")) and told["heldBytes"] >= 0
+
+        await made.until("it says what its hold costs", held_by_one, 500)
+        assert (await status(made, "TabletBackup", "one"))["holds"] == [f"chain-{one['backupID']}"]
         await write(made, ROWS, 100)
         await create(
             made,
@@ -120,6 +133,14 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
         ), two
         assert [b.backup_id for b in backup.list_backups(folder)] == [two["backupID"], one["backupID"]]
 
+        async def held_by_two() -> bool:
+            before, after = [await status(made, "TabletBackup", name) for name in ("one", "two")]
+            return (
+                "heldUntil" in after and not {"holds", "heldUntil"} & set(before) and before["heldBytes"] == 0
+            )
+
+        await made.until("the hold is the younger one's", held_by_two, 500)
+
         renamed = [{"name": "flights", "newName": "copy"}]
         await create(
             made, "TabletRestore", "back", clusterRef=cluster, source=target, tables=renamed, replicationFactor=1,
@@ -129,9 +150,11 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
         assert (back["phase"], back["rows"], back["verified"]) == ("Succeeded", ROWS + 100, True), back
         assert await rows(made, "copy") == await rows(made, "flights")
         await create(made, "TabletRestore", "first", clusterRef=cluster, source=target, backup=one["backupID"],
-                     tables=[{"name": "flights", "newName": "first"}])  # fmt: skip
+                     tables=[{"name": "flights", "newName": "first"}],
+                     range={"columns": ["id"], "ranges": [{"to": ["1000"]}, {"from": ["1000"]}]})  # fmt: skip
         first = await ended(made, "TabletRestore", "first")
         assert (first["rows"], len(await rows(made, "first"))) == (ROWS, ROWS)
+        assert await partitioning(made, "first") == (stele.range("id", split_at=[1000]),)
 
         # What cannot be is told in plain words, at the first try.
         await create(made, "TabletRestore", "taken", clusterRef=cluster, source=target)
@@ -165,6 +188,56 @@ async def test_full_incremental_restored_refused_and_removed(tmp_path: Path) -> 
         assert len(backup.list_backups(folder)) == 2
         reasons = {e["reason"] for e in await made.events("TabletBackup")}
         assert {"BackupBegan", "BackupComplete", "BackupFailed", "DataNotRemoved"} <= reasons
+
+
+@pytest.mark.chaos
+async def test_one_resource_restores_a_whole_cluster_onto_an_empty_one(tmp_path: Path) -> None:
+    small, target = {"storage": {"size": "1Gi"}}, {"uri": f"file://{tmp_path}/backups"}
+    ranges = {"range": {"columns": ["id"], "ranges": [{"to": ["100"]}, {"from": ["100"]}]}}
+
+    async def all_of(cluster: str, table: str) -> list[Json]:
+        pods = await made.kube.list("Pod", "default", f"stele.dev/role=master,stele.dev/cluster={cluster}")
+        async with AsyncClient([f"{pod['status']['podIP']}:7051" for pod in pods]) as client:
+            scan = (await client.open_table(table)).scan()
+            return sorted([r async for b in scan.batches() for r in b.to_pylist()], key=lambda r: r["id"])
+
+    async def group(name: str, cluster: str, table: str, how: Json, factor: int) -> None:
+        await create(
+            made, "TabletGroup", name, clusterRef={"name": cluster}, tableName=table, columns=COLUMNS, primaryKey=["id"],
+            partitioning=how, replicationFactor=factor,
+        )  # fmt: skip
+
+        async def fits() -> bool:
+            return (await made.condition("TabletGroup", name, "Ready"))[0] == "True"
+
+        await made.until(f"TabletGroup {name} is Ready", fits, 500)
+
+    async with filled(tmp_path) as made:
+        await group("months", "flights", "months", ranges, 1)
+        async with AsyncClient(await masters(made)) as client:
+            await (await client.open_table("months")).write_arrow(
+                pa.table({"id": range(200), "text": ["m"] * 200})
+            )
+        await create(made, "TabletBackup", "all", clusterRef={"name": "flights"}, target=target)
+        both = await ended(made, "TabletBackup", "all")
+        assert (both["phase"], both["tables"], both["rows"]) == ("Succeeded", 2, ROWS + 200), both
+
+        await create(
+            made, "TabletRestore", "again", clusterRef={"name": "again"}, source=target, replicationFactor=1
+        )
+
+        async def waits() -> bool:
+            return (await made.condition("TabletRestore", "again", "Reconciling"))[1] == "ClusterNotFound"
+
+        await made.until("it waits for its cluster", waits)
+        await create(made, "TabletCluster", "again", masters={"replicas": 1, **small}, nodes={"replicas": 1, **small})  # fmt: skip
+        again = await ended(made, "TabletRestore", "again", 800)
+        assert (again["phase"], again["rows"], again["verified"]) == ("Succeeded", ROWS + 200, True), again
+        assert {t["name"]: t["rows"] for t in again["tables"]} == {"flights": ROWS, "months": 200}
+        for name, how in (("flights", HASH), ("months", ranges)):
+            assert await all_of("again", name) == await all_of("flights", name)
+            await group(f"again-{name}", "again", name, how, 1)  # it takes over the table that fits
+            assert len(await all_of("again", name)) == {"flights": ROWS, "months": 200}[name]
 
 
 @pytest.mark.chaos

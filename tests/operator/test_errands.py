@@ -9,6 +9,7 @@ import pytest
 
 from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.errands import last_line, parse, seen_job
+from stele_operator.plan.errand_holds import HoldSeen
 from stele_operator.plan.errand_jobs import job_name
 from stele_operator.plan.errands import (
     REMOVE_AGAIN_S,
@@ -100,9 +101,11 @@ def test_a_restore_names_tables_and_waits_until_the_cluster_is_ready() -> None:
     restore = errand(
         "TabletRestore", tables=[{"name": "a"}, {"name": "b", "newName": "c"}], time="2026-05-01",
         hash=[{"columns": ["x", "y"], "buckets": 4}], replicationFactor=5,
+        range={"columns": ["x"], "ranges": [{"to": ["10"]}, {"from": ["10"], "to": ['a"b']}]},
     )  # fmt: skip
     assert arguments(decide(world(), restore)) == (
         "restore --json-progress --again --verify --at 2026-05-01 --table a=a --table b=c --hash x,y:4 "
+        '--range x:.."10" --range x:"10".."a\\"b" '
         "--replication-factor 5 -- s3://bucket/stele"
     )
     waits = decide(world(clusters={"flights": dataclasses.replace(FLIGHTS, ready=False)}), restore)
@@ -139,6 +142,10 @@ def test_progress_has_an_end_in_sight_and_a_retry_says_why() -> None:
     runs = decide(world(seen), errand())
     assert runs.status is not None
     assert runs.status["progress"] == {**progress, "etaSeconds": 90}
+    one = {"rows": 10, "bytes": 5, "done": 0, "total": 1, "rowsExpected": 40, "etaSeconds": 12, "holds": []}
+    large = decide(world(job(progress=one, pod_started_s=NOW - 30)), errand())
+    assert large.status is not None
+    assert large.status["progress"] == {k: v for k, v in one.items() if k != "holds"}, "one tablet, under way"
     assert (runs.status["phase"], runs.status["attempts"], runs.status["error"]) == (
         "Running",
         2,
@@ -171,14 +178,52 @@ def test_the_result_stays_whatever_becomes_of_the_job() -> None:
         "tables": 1,
         "rows": 9,
         "bytes": 70,
-        "heldBytes": 3,
+        "holds": ["chain-b1"],
     }
     done = decide(world(job("complete", ended_s=NOW, last={"result": result})), errand())
     assert done.status is not None and conditions(done)["Ready"] == ("True", "Complete")
-    assert {k: done.status[k] for k in ("backupID", "rows", "bytes", "heldBytes", "durationSeconds", "type")} == {
-        "backupID": "b1", "rows": 9, "bytes": 70, "heldBytes": 3, "durationSeconds": 100, "type": "full",
+    assert {k: done.status[k] for k in ("backupID", "rows", "bytes", "holds", "durationSeconds", "type")} == {
+        "backupID": "b1", "rows": 9, "bytes": 70, "holds": ["chain-b1"], "durationSeconds": 100, "type": "full",
     }  # fmt: skip
     assert decide(world(), errand(status=done.status)) == Decision()  # the Job is gone; nothing begins again
+
+
+def test_what_its_hold_costs_is_told_while_it_runs_and_until_the_hold_is_gone() -> None:
+    def costs(size: int, since_s: float = NOW - 100, broken: str = "") -> HoldSeen:
+        return HoldSeen(size, since_s, NOW + 60, broken)
+
+    until = "2027-01-15T08:01:00Z"
+    running = job(progress={"rows": 1, "holds": ["backup-b1", "chain-b0"]})
+    before = decide(world(running), errand())
+    assert before.status is not None and "heldBytes" not in before.status, "nobody knows it yet"
+    both = {("flights", "backup-b1"): costs(5), ("flights", "chain-b0"): costs(70)}
+    runs = decide(world(running, holds=both), errand(status=before.status))
+    assert runs.status is not None
+    assert (runs.status["heldBytes"], runs.status["heldUntil"]) == (70, until), "the older one has it all"
+    failed = decide(world(job("failed", failed=4, ended_s=NOW)), errand(status=runs.status))
+    assert failed.status is not None and failed.status["heldBytes"] == 70, "the hold outlasts the Job"
+
+    result = {"backup": "b1", "time": "2027-01-15T07:59:00Z", "holds": ["chain-b0"]}
+    done = decide(world(job("complete", ended_s=NOW, last={"result": result})), errand())
+    assert done.status is not None
+    over = errand(status=done.status)
+    assert decide(world(), over) == Decision(), "nobody knows it now"
+    name, moment = ("flights", "chain-b0"), NOW - 60
+    held = decide(world(holds={name: costs(7, moment)}), over)
+    assert held.status == done.status | {"heldBytes": 7, "heldUntil": until} and not held.events
+    over = errand(status=held.status)
+    assert decide(world(holds={name: costs(7, moment)}), over) == Decision()
+    for gone in (None, costs(9, moment + 30)):  # it has ended, or has moved on to a younger backup
+        left = decide(world(holds={name: gone}), over)
+        assert left.status is not None and left.status["heldBytes"] == 0
+        assert not {"holds", "heldUntil"} & set(left.status)
+        assert decide(world(holds={name: costs(9, moment)}), errand(status=left.status)) == Decision()
+    broken = decide(world(holds={name: costs(0, moment, "it kept too much")}), over)
+    assert broken.status is not None and broken.status["heldBytes"] == 0
+    assert broken.status["holdBroken"] == "it kept too much" and "heldUntil" not in broken.status
+    assert [s.reason for s in broken.events] == ["HoldBroken"]
+    again = decide(world(holds={name: costs(0, moment, "it kept too much")}), errand(status=broken.status))
+    assert again == Decision()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Bench]:
         await made.kube.patch("TabletCluster", "default", "flights", status, "status")
         kube = Kube(await configuration(str(made._kubeconfig)))
         task = asyncio.create_task(
-            Errands(kube, Reporter(kube, "test"), ("default",), "stele:1").run_for_ever()
+            Errands(kube, Reporter(kube, "test"), ("default",), "stele:1", lambda *_: None).run_for_ever()
         )
         try:
             yield made

@@ -106,7 +106,7 @@ def restore(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] | Mapping[str, str] = (),
-    partitioning: Partitionings = None,
+    partitioning: Partitionings | Mapping[str, Partitionings] = None,
     replication_factor: int | None = None,
     again: bool = False,
     workers: Workers | None = None,

@@ -26,7 +26,7 @@ from stele.backup.increments import (
 )
 from stele.backup.jobs import WriteTablet, of_tablet
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry
-from stele.backup.planning import plan_of, unfinished, why_not
+from stele.backup.planning import plan_of, rows_expected, unfinished, why_not
 from stele.backup.row_files import FILE_BYTES
 from stele.backup.telling import Note, OnProgress, Progress, quiet
 from stele.backup.unfinished import Unfinished, remove
@@ -197,6 +197,7 @@ class _Maker:
         plan = work.plan
         hold = "" if self.chain_s is None else chain_hold(self.chain_before, plan.backup_id)
         run = _Run(
+            self._client,
             self._place,
             self._claim,
             work,
@@ -242,6 +243,7 @@ class _Run:
 
     def __init__(
         self,
+        client: AsyncClient,
         place: Folder,
         claim: Claim,
         work: Unfinished,
@@ -252,6 +254,7 @@ class _Run:
         parallel: int,
         on_progress: OnProgress,
     ) -> None:
+        self._client = client
         self._place = place
         self._claim = claim
         self._work = work
@@ -260,6 +263,9 @@ class _Run:
         self._workers = workers
         self._parallel = parallel
         self._on_progress = on_progress
+        chain = () if base is None or not base.hold else (base.hold,)
+        self._expected = dict[str, int]()
+        self._holds = (hold_of(work.plan.backup_id), *chain)
         self._lock = threading.Lock()
         self._rows = Counter[str]()
         self._tablets_done = Counter[str]()
@@ -279,6 +285,8 @@ class _Run:
         plan = self._work.plan
         if not resumed:
             await in_thread(self._work.begin)
+        if self._base is None and self._on_progress is not quiet:
+            self._expected = await rows_expected(self._client, self._opened)
         for table in plan.tables:
             self._told(table, Did())
         for table_id, scan in self._scans.items():
@@ -319,5 +327,7 @@ class _Run:
                 self._tablets_done[table.table_id],
                 len(table.tablets),
                 self._bytes[table.table_id],
+                self._holds,
+                self._expected.get(table.table_id, 0),
             )
             self._on_progress(now)

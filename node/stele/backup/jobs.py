@@ -97,24 +97,27 @@ class WriteTablet:
         """Write the rows of a tablet behind those that are done. Called in a thread of its own."""
         table, tablet = self._table, self._tablet
         columns, file, last_key = file_columns(table.schema, whole=tablet.whole), None, done.last_key
+        told = 0
         try:
             for batch in batches:
                 if file is None:
                     file = RowFile(self.folder, work.file_name(table, tablet, done.next_number), columns)
                 file.write(pa.RecordBatch.from_arrays(batch.columns, schema=columns))
                 last_key = keys.encode_keys(batch.slice(batch.num_rows - 1), table.schema)[0].as_py()
-                tell(Did(batch.num_rows))
+                tell(Did(batch.num_rows, file.bytes - told))
+                told = file.bytes
                 if file.bytes >= self.file_bytes:
                     whole_file, file = file.finish(), None
                     done = work.record(tablet, done, whole_file, last_key, whole=False)
-                    tell(Did(bytes=whole_file.bytes))
+                    tell(Did(bytes=whole_file.bytes - told))
+                    told = 0
             last = None if file is None else file.finish()
         except BaseException:
             if file is not None:
                 file.abandon()
             raise
         if last is not None:
-            tell(Did(bytes=last.bytes))
+            tell(Did(bytes=last.bytes - told))
         return work.record(tablet, done, last, last_key, whole=True)
 
     def _explained(self, error: Rejected) -> SteleError:

@@ -5,6 +5,8 @@ Invariant: a backup that is continued reads the same tablets of the same tables,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from stele import __version__
@@ -12,10 +14,30 @@ from stele.backup.finding import State, find_backups
 from stele.backup.folder import Folder
 from stele.backup.increments import base_of, known_tablets
 from stele.backup.manifest import Manifest, TableEntry, TabletEntry, new_backup_id
+from stele.client.admin import cluster_view
 from stele.client.async_client import AsyncClient
+from stele.client.health import examine
+from stele.client.sizes import size_of
 from stele.client.table import AsyncTable
 from stele.client.tablet_scan import ScanPlan
+from stele.model.errors import SteleError
 from stele.model.ids import new_id
+
+_VIEW_TIMEOUT_S = 10.0
+
+
+async def rows_expected(client: AsyncClient, opened: Mapping[str, AsyncTable]) -> dict[str, int]:
+    """About how many rows these tables have, by id, as their leaders say. Without those of which not all leaders answer."""
+    found: dict[str, int] = {}
+    with suppress(SteleError):  # it is only for a display
+        health = examine(await cluster_view(client.masters, timeout_s=_VIEW_TIMEOUT_S))
+        nodes = {node.node_id: node for node in health.nodes}
+        for table_id in opened:
+            its = [tablet for tablet in health.tablets if tablet.table_id == table_id]
+            size = await size_of(client.pool, its, nodes)
+            if its and not size.unknown:
+                found[table_id] = size.rows
+    return found
 
 
 def plan_of(

@@ -51,7 +51,7 @@ async def restore_async(
     backup: str | None = None,
     *,
     tables: str | Sequence[str] | Mapping[str, str] = (),
-    partitioning: Partitionings = None,
+    partitioning: Partitionings | Mapping[str, Partitionings] = None,
     replication_factor: int | None = None,
     again: bool = False,
     workers: Workers | None = None,
@@ -61,8 +61,8 @@ async def restore_async(
     """Make tables from a backup. `backup`: its id or the first digits of it; None: the newest.
 
     `tables`: names of some of its tables, or new names by their names in the backup; default: all, as they were called.
-    `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `workers`:
-    who writes the rows; None: this process. `on_rows` is called with a table's name in the backup and the number of rows that were written, as it happens.
+    `partitioning`, `replication_factor`: others than they had; an empty list of partitionings: one tablet. `partitioning` may be a mapping
+    by names in the backup; tables that it lacks keep theirs. `workers`: who writes the rows; None: this process. `on_rows` is called with a table's name in the backup and the number of rows that were written, as it happens.
 
     `again`: a table that is there already counts as restored if it has the very rows of the backup. The table that was backed up
     never does. So a restore whose end nobody heard of may be repeated.
@@ -81,8 +81,9 @@ async def restore_async(
     settled = await _settled(client, place, manifest, targets, workers, again=again, note=on_note)
     targets = [target for target in targets if target.entry.name not in settled]
     for target in targets:
-        if partitioning is not None:
-            target.partitioning = partition_schema(partitioning, target.schema)
+        wanted = partitioning.get(target.entry.name) if isinstance(partitioning, Mapping) else partitioning
+        if wanted is not None:
+            target.partitioning = _split(wanted, target)
         if replication_factor is not None:
             target.replication_factor = arguments.replication_factor(replication_factor)
     made: list[_Target] = []
@@ -97,6 +98,13 @@ async def restore_async(
         raise
     published = {target.entry.name: await target.publish() for target in targets}
     return [(settled | published)[table.name] for table in chosen]
+
+
+def _split(wanted: Partitionings, target: _Target) -> PartitionSchema:
+    try:
+        return partition_schema(wanted, target.schema)
+    except Rejected as exc:
+        raise Rejected(f"table {target.entry.name}: {exc.args[0]}", code=exc.code) from exc
 
 
 async def _settled(

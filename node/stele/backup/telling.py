@@ -9,13 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one table is: rows and tablets so far, and tablets in all. `bytes`: of its whole files."""
+    """How far one table is: rows and tablets so far, and tablets in all. `bytes`: of its files. `rows_expected`: about how many
+    rows there will be; 0 if nobody knows. `holds`: names of the holds on its history that the backup has now."""
 
     table: str
     rows: int
     tablets_done: int
     tablets: int
     bytes: int = 0
+    holds: tuple[str, ...] = ()
+    rows_expected: int = 0
 
 
 OnProgress = Callable[[Progress], None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from stele.cli.follow import Following, follow_option, moment_of, refuse_both
 from stele.cli.options import json_option, masters_option, timeout_option, with_client, workers_for
 from stele.cli.output import confirm, say, show_done, show_json, show_table
+from stele.cli.pace import Pace
 from stele.cli.wanted import seconds_of
 from stele.model import texts
 from stele.model.amounts import plural, size_or_bytes
@@ -124,25 +124,39 @@ def create(
         moment, workers = _moment(at), workers_for(masters)
         lines: dict[str, TaskID] = {}
         told: dict[str, Progress] = {}
-        held_bytes = 0
+        pace = Pace()
 
         def tell(now: Progress) -> None:
             told[now.table] = now
             sums = {word: sum(getattr(p, word) for p in list(told.values())) for word in _SUMS}
+            all_expected = all(p.rows_expected for p in list(told.values()))
+            expected = max(sums["rows_expected"], sums["rows"]) if all_expected else None
             following.progress(
-                rows=sums["rows"], bytes=sums["bytes"], done=sums["tablets_done"], total=sums["tablets"]
+                rows=sums["rows"],
+                bytes=sums["bytes"],
+                done=sums["tablets_done"],
+                total=sums["tablets"],
+                rowsExpected=expected,
+                etaSeconds=pace.left_s(sums["rows"], expected),
+                holds=list(now.holds),
             )
             if follow:
                 return
             if now.table not in lines:
-                lines[now.table] = progress.add_task(now.table, rows=0)
-            progress.update(lines[now.table], total=now.tablets, completed=now.tablets_done, rows=now.rows)
+                lines[now.table] = progress.add_task(now.table, rows=0, tablets="")
+            done, of = now.tablets_done, now.tablets
+            if now.rows_expected and done < of:  # the last row of an estimate is not the last one
+                done, of = now.rows, max(now.rows_expected, now.rows + 1)
+            progress.update(
+                lines[now.table],
+                total=of,
+                completed=done,
+                rows=now.rows,
+                tablets=f"{now.tablets_done}/{now.tablets}",
+            )
 
         async def work(client: AsyncClient) -> Manifest:
-            nonlocal held_bytes
             named = await _all_tables(client) if every else list(tables)
-            if follow:
-                held_bytes = await _held(client, named)
             return await create_async(
                 client,
                 folder,
@@ -161,7 +175,7 @@ def create(
 
         made = with_client(masters, work, timeout_s)
         pruned = _pruned(folder, keep_full, keep_days)
-        following.result(_result(made, held_bytes) | pruned)
+        following.result(_result(made) | pruned)
     if follow:
         return
     if as_json:
@@ -175,10 +189,10 @@ def create(
     )
 
 
-_SUMS = ("rows", "bytes", "tablets_done", "tablets")
+_SUMS = ("rows", "bytes", "tablets_done", "tablets", "rows_expected")
 
 
-def _result(made: Manifest, held_bytes: int) -> dict[str, Any]:
+def _result(made: Manifest) -> dict[str, Any]:
     """What a program that follows is told of a complete backup."""
     return {
         "backup": made.backup_id,
@@ -188,18 +202,8 @@ def _result(made: Manifest, held_bytes: int) -> dict[str, Any]:
         "tables": len(made.tables),
         "rows": made.rows,
         "bytes": made.file_bytes,
-        "heldBytes": held_bytes,
+        "holds": [made.hold] if made.hold else [],
     }
-
-
-async def _held(client: AsyncClient, tables: list[str]) -> int:
-    """About how much history the chains of earlier backups keep, in the replicas where they keep most."""
-    total = 0
-    for name in tables:
-        with suppress(SteleError):  # what is wrong with the table, the backup says
-            holds = await (await client.open_table(name)).holds()
-            total += max((hold.bytes for hold in holds if hold.name.startswith("chain-")), default=0)
-    return total
 
 
 def _pruned(folder: str, keep_full: int | None, keep_days: float | None) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Following:
         self._lock = threading.Lock()
         self._last_s = -_EVERY_S
 
-    def progress(self, **numbers: int | None) -> None:
+    def progress(self, **known: int | list[str] | None) -> None:
         """Print how far the command is, at most once a second. None: a number that is not known."""
         if not self.on:
             return
@@ -65,7 +65,7 @@ class Following:
             if time.monotonic() - self._last_s < _EVERY_S:
                 return
             self._last_s = time.monotonic()
-            _line({"progress": {name: number for name, number in numbers.items() if number is not None}})
+            _line({"progress": {name: value for name, value in known.items() if value is not None}})
 
     def result(self, found: dict[str, Any]) -> None:
         """Print the result, once all is done."""

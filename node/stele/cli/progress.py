@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 
@@ -16,8 +24,8 @@ class _Rows(ProgressColumn):
 
 
 def tablets_progress() -> Progress:
-    """A progress display with a line for each table: tablets of their total, and a field `rows`."""
-    return _progress(TextColumn("{task.completed:.0f}/{task.total:.0f} tablets, {task.fields[rows]:,} rows"))
+    """A progress display with a line for each table, and fields `tablets` and `rows`."""
+    return _progress(TextColumn("{task.fields[tablets]} tablets, {task.fields[rows]:,} rows"))
 
 
 def rows_progress() -> Progress:
@@ -32,6 +40,7 @@ def _progress(count: ProgressColumn) -> Progress:
         BarColumn(),
         count,
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,  # otherwise rich writes an empty line before an error
     )

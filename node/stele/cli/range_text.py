@@ -1,4 +1,4 @@
-"""Ranges as a user types them: FROM..TO, either end left out for no bound. Used by `stele table alter`.
+"""Ranges as a user types them: FROM..TO, either end left out for no bound. Used by `stele table alter` and `stele backup restore`.
 
 Does no I/O. Invariant: a text is split the same way whatever the table's columns are.
 """
@@ -13,6 +13,7 @@ import click
 
 from stele.model.errors import Rejected
 from stele.model.jsons import parse_json, parse_next_json
+from stele.model.ranges import value_of_text
 from stele.model.split_json import ENCODED, split_key
 
 if TYPE_CHECKING:
@@ -46,6 +47,27 @@ def parse_ranges(option: str, texts: Iterable[str]) -> list[Ends]:
     return found
 
 
+def parse_partition(option: str, texts: Sequence[str]) -> tuple[tuple[str, ...], list[Ends]]:
+    """(Columns, ranges) of texts like day:2024-01-01..2024-02-01, which all have the same columns.
+
+    Raises:
+        click.UsageError: a text is not of this form.
+    """
+    columns: tuple[str, ...] = ()
+    ranges = []
+    for text in texts:
+        names, separator, rest = text.partition(":")
+        if not separator or not all(names.split(",")):
+            raise click.UsageError(f"{option} {text}: expected COLUMN,...:RANGE, where RANGE is {EXPECTED}")
+        if columns and tuple(names.split(",")) != columns:
+            raise click.UsageError(
+                f"{option} {text}: the others have columns {','.join(columns)}; a table has one list of them"
+            )
+        columns = tuple(names.split(","))
+        ranges.append(rest)
+    return columns, parse_ranges(option, ranges)
+
+
 def bounds_for(
     schema: Schema, column_ids: Sequence[int], option: str, ends: Iterable[Ends]
 ) -> list[list[Any]]:
@@ -72,4 +94,7 @@ def _key(text: str, columns: Sequence[Column]) -> bytes:
             value = parse_json(text)
         if isinstance(value, float):
             value = text  # a decimal
+        values = value if isinstance(value, list) else [value]
+        if len(values) == len(columns):
+            value = [value_of_text(each, column.type) for each, column in zip(values, columns, strict=True)]
     return split_key(value, columns)

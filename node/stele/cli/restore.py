@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,12 +22,15 @@ from stele.cli.options import (
     workers_for,
 )
 from stele.cli.output import say, show_json
+from stele.cli.pace import Pace
 from stele.cli.verify import table_names
 from stele.model.amounts import plural
 from stele.model.errors import Rejected
+from stele.model.nearest import did_you_mean
 
 if TYPE_CHECKING:
     from stele.backup import Manifest, Report, Restored
+    from stele.backup.manifest import TableEntry
     from stele.client import AsyncClient
     from stele.model.partitioning import Partitioning
 
@@ -40,6 +46,13 @@ if TYPE_CHECKING:
     help="Only this table, under its name or a new one; may be given several times.",
 )
 @click.option("--hash", "hashes", multiple=True, metavar="NAME,...:BUCKETS", help="Other hash partitions.")
+@click.option(
+    "--range",
+    "ranges",
+    multiple=True,
+    metavar="NAME,...:FROM..TO",
+    help="Other range partitions, one with each option, like day:2024-01-01..2024-02-01 or id:1000.. for no upper bound.",
+)
 @click.option(
     "--partitioning",
     "like",
@@ -68,6 +81,7 @@ def restore(
     backup: str | None,
     tables: tuple[str, ...],
     hashes: tuple[str, ...],
+    ranges: tuple[str, ...],
     like: str | None,
     replication_factor: int | None,
     at: str,
@@ -81,13 +95,14 @@ def restore(
     """Make tables from a backup, as new ones: a table that exists is never changed. FOLDER is a path or URI.
 
     BACKUP is an id, or its first digits [default: the newest]. A table gets its name once it has all its rows; until then it
-    is called NAME.restoring-... Partitions and replication factor are those of the backup, unless others are given. With
-    --verify, exit code 1 means that a restored table differs.
+    is called NAME.restoring-... Partitions and replication factor are those of the backup, unless others are given. A row
+    that is in no range ends the restore. With --verify, exit code 1 means that a restored table differs.
 
     \b
     Examples:
       stele backup restore /backups
       stele backup restore s3://bucket/stele 20260501 --table flights=flights_of_may --hash id:16
+      stele backup restore /backups --range id:..1000000 --range id:1000000..
     """
     from stele.cli.progress import rows_progress
 
@@ -95,23 +110,37 @@ def restore(
     names = table_names(tables)
     if at and backup:
         raise click.UsageError("BACKUP and --at exclude each other")
-    partitioning = _partitioning(hashes, like)
+    parts = _parts(hashes, ranges, like)
     started = time.monotonic()
     with Following(follow) as following, rows_progress() as progress:
         shown: dict[str, Any] = {}
-        done = [0]
+        done, compared = [0], [0]
         manifest = _manifest(folder, backup, at, list(names))
         total = _rows(manifest, list(names))
+        pace, lock = Pace(), threading.Lock()
+        work_rows = None if total is None else total * (2 if verify else 1)
+        partitioning = parts.of([t for t in manifest.tables if not names or t.name in names])
+        full = manifest.base is None
+        rows_of = {table.name: table.rows for table in manifest.tables} if full else {}
         workers = workers_for(masters)
 
         def tell(table: str, rows: int) -> None:
-            done[0] += rows
-            following.progress(rows=done[0], done=done[0], total=total)
-            if follow:
-                return
-            if table not in shown:
-                shown[table] = progress.add_task(table, total=None)
-            progress.advance(shown[table], rows)
+            with lock:
+                done[0] += rows
+                left_s = pace.left_s(done[0] + compared[0], work_rows)
+                following.progress(
+                    rows=done[0], done=done[0] + compared[0], total=work_rows, etaSeconds=left_s
+                )
+                if follow:
+                    return
+                if table not in shown:
+                    shown[table] = progress.add_task(table, total=rows_of.get(table))
+                progress.advance(shown[table], rows)
+
+        def tell_compared(table: str, rows: int) -> None:
+            with lock:
+                compared[0] += rows
+            tell(table, 0)
 
         async def work(client: AsyncClient) -> tuple[list[Restored], Report | None]:
             from stele.backup import compare_async, restore_async
@@ -132,7 +161,12 @@ def restore(
                 return made, None
             called = {each.table: each.name for each in made}
             return made, await compare_async(
-                client, folder, manifest.backup_id, tables=called, workers=workers
+                client,
+                folder,
+                manifest.backup_id,
+                tables=called,
+                workers=workers,
+                on_rows=tell_compared,
             )
 
         made, report = with_client(masters, work, timeout_s)
@@ -193,20 +227,47 @@ def _result(
     }
 
 
-def _partitioning(hashes: tuple[str, ...], like: str | None) -> list[Partitioning] | None:
-    """The partitioning that was asked for; None: that of the backup."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The partitioning that was asked for. `given`: without ranges; None if there is none. `ranges`: texts of their ends."""
+
+    given: list[Partitioning] | None
+    columns: tuple[str, ...] = ()
+    ranges: Sequence[tuple[str, str]] = ()
+
+    def of(self, tables: Sequence[TableEntry]) -> dict[str, list[Partitioning]] | list[Partitioning] | None:
+        """The partitioning of these tables; None: that of the backup. Raises Rejected."""
+        if not self.ranges:
+            return self.given
+        return {table.name: [*(self.given or ()), self._of(table)] for table in tables}
+
+    def _of(self, table: TableEntry) -> Partitioning:
+        from stele.cli.range_text import bounds_for
+        from stele.model.partitioning import RangePartitioning
+
+        known = table.schema.by_name
+        if unknown := [name for name in self.columns if name not in known]:
+            hint = did_you_mean(unknown[0], known) or f"; columns are {', '.join(known)}"
+            raise Rejected(f"--range: table {table.name} has no column {unknown[0]!r}{hint}")
+        ids = [known[name].id for name in self.columns]
+        bounds = bounds_for(table.schema, ids, f"--range {','.join(self.columns)}:", self.ranges)
+        return RangePartitioning(self.columns, (), tuple((start, end) for start, end in bounds))
+
+
+def _parts(hashes: tuple[str, ...], ranges: tuple[str, ...], like: str | None) -> _Parts:
+    from stele.cli.range_text import parse_partition
     from stele.cli.schema_file import table_from_file
     from stele.model.partitioning import HashPartitioning, by_names
 
-    if hashes and like:
-        raise click.UsageError("--hash and --partitioning exclude each other")
+    if (hashes or ranges) and like:
+        raise click.UsageError("--partitioning excludes --hash and --range")
     if like:
         given = table_from_file(like)
-        return list(by_names(given.partitioning, given.schema))
+        return _Parts(list(by_names(given.partitioning, given.schema)))
     found: list[Partitioning] = []
     for text in hashes:
         names, _, buckets = text.rpartition(":")
         if not names or not buckets.isdecimal() or int(buckets) < 2:
             raise Rejected(f"--hash {text}: expected NAME,...:BUCKETS with 2 buckets or more, like id:8")
         found.append(HashPartitioning(tuple(names.split(",")), int(buckets)))
-    return found or None
+    return _Parts(found or None, *parse_partition("--range", ranges))

@@ -7,8 +7,10 @@ of a range is never used again, so the ordinals of its tablets never change, wha
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stele.model.errors import Rejected
 
@@ -105,6 +107,18 @@ class DropRange:
 
 
 RangeStep = AddRange | DropRange
+_INTEGER = re.compile(r"-?[0-9]{1,20}\Z")
+_TRUTH = {"true": True, "false": False}
+
+
+def value_of_text(given: Any, column_type: str) -> Any:
+    """A bound that is given as text: a number or a truth value for columns that have such values. Dates, decimals and others
+    stay text, and what is no text stays what it is."""
+    if not isinstance(given, str):
+        return given
+    if column_type == "bool":
+        return _TRUTH.get(given, given)
+    return int(given) if column_type.startswith("int") and _INTEGER.match(given) else given
 
 
 def shown_bounds(start: bytes, end: bytes) -> str:

@@ -12,9 +12,9 @@ from pydantic import ConfigDict, Field
 
 from stele_operator.api.base import Model, rule, with_rules
 from stele_operator.api.cluster import DeletionPolicy, Resources
-from stele_operator.api.group import ClusterRef, HashSpec
+from stele_operator.api.group import ClusterRef, HashSpec, RangeBounds
 from stele_operator.api.pods import NodeSelector, Tolerations
-from stele_operator.api.scalars import Duration, ObjectName
+from stele_operator.api.scalars import ColumnName, Duration, ObjectName
 
 TableName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s/`'\"=-][^\s/`'\"=]*$")]
 _ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
@@ -242,6 +242,18 @@ class RestoredTable(Model):
     newName: TableName | None = Field(default=None, description="Its name in the cluster. Absent: the same.")
 
 
+class RestoredRanges(Model):
+    """Range partitioning of the restored tables: each range of keys has tablets of its own."""
+
+    columns: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
+        description="Columns of the primary key.", json_schema_extra=_ATOMIC
+    )
+    ranges: Annotated[list[RangeBounds], Field(min_length=1, max_length=1_000)] = Field(
+        description="The ranges, which may not overlap. A row of the backup that is in none of them ends the restore.",
+        json_schema_extra=_ATOMIC,
+    )
+
+
 class TabletRestoreSpec(Model):
     """One restore of tables into a TabletCluster, as new tables."""
 
@@ -269,8 +281,12 @@ class TabletRestoreSpec(Model):
     )
     hash: Annotated[list[HashSpec], Field(max_length=4)] = Field(
         default_factory=list,
-        description="Another hash partitioning, for all these tables. Empty: that of the backup.",
+        description="Another hash partitioning, for all these tables. hash empty and range absent: the partitioning of the backup.",
         json_schema_extra=_ATOMIC,
+    )
+    range: RestoredRanges | None = Field(
+        default=None,
+        description="Other ranges, for all these tables. With hash alone a table gets one range with all keys.",
     )
     replicationFactor: int | None = Field(
         default=None,

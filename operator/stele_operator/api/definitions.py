@@ -185,10 +185,11 @@ def _time(description: str) -> Json:
 _PROGRESS = _object(
     "How far the Job is.",
     rows=_count("Rows so far."),
-    bytes=_count("Bytes of whole files so far."),
-    done=_count("Of a backup: tablets that are done. Of a restore: rows."),
+    rowsExpected=_count("About how many rows a full backup will have."),
+    bytes=_count("Bytes of files so far."),
+    done=_count("Of a backup: tablets that are done. Of a restore: rows that were written or compared."),
     total=_count("Of how many."),
-    etaSeconds=_count("Remaining time at the pace so far."),
+    etaSeconds=_count("Remaining time at the pace of the last half minute."),
 )
 _RUN = {
     "observedGeneration": _count("Generation of the spec to which this status refers."),
@@ -215,9 +216,12 @@ _BACKUP_STATUS = _object(
     base=_text("Id of the backup on which it builds."),
     tables=_count("Number of its tables."),
     bytes=_count("Bytes of its files."),
+    holds=_list("Names of its holds on the tables' history.", {"type": "string"}, 2),
     heldBytes=_count(
-        "About how much history was kept for it since the backup before, in each table's largest replica together."
+        "About how many bytes of old rows its holds keep on the nodes now, all replicas together. 0 once they are gone."
     ),
+    heldUntil=_time("When its holds end, unless they are renewed."),
+    holdBroken=_text("Why its hold keeps nothing any more. The next backup is a full one then."),
     pruned=_count("Number of older backups that were removed afterwards."),
 )
 _RESTORE_STATUS = _object(
@@ -256,7 +260,7 @@ _SCHEDULE_STATUS = _object(
         rows=_count("Its rows, or changes."),
         bytes=_count("Bytes of its files."),
         durationSeconds=_count("How long it took."),
-        heldBytes=_count("About how much history was kept for it."),
+        heldBytes=_count("About how many bytes of old rows its hold keeps on the nodes."),
     ),
     missed=_count("Times that were left out since the schedule exists, because nothing could begin."),
     drill=_object(
@@ -437,6 +441,7 @@ def _of_backups() -> list[Json]:
             _column("Type", "string", ".status.type", "full or incremental."),
             _column("Bytes", "integer", ".status.bytes", "Bytes of its files."),
             *_RESULT_COLUMNS,
+            _column("Held", "integer", ".status.heldBytes", "Bytes of old rows that its hold keeps.", 1),
         ],
         [],
         scale=False,
@@ -473,7 +478,11 @@ def _of_backups() -> list[Json]:
             _column("Age", "date", ".metadata.creationTimestamp", "When it was created."),
             _column("Next", "string", ".status.nextScheduleTime", "The next time.", 1),
             _column(
-                "Held", "integer", ".status.lastSuccess.heldBytes", "History kept for the newest one.", 1
+                "Held",
+                "integer",
+                ".status.lastSuccess.heldBytes",
+                "Bytes of old rows kept for the next one.",
+                1,
             ),
         ],
         [

@@ -7,6 +7,7 @@ variables, never as arguments.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -95,9 +96,18 @@ def restore_arguments(spec: TabletRestoreSpec) -> list[str]:
         words += ["--table", f"{table.name}={table.newName or table.name}"]
     for part in spec.hash:
         words += ["--hash", f"{','.join(part.columns)}:{part.buckets}"]
+    if spec.range is not None:
+        names = ",".join(spec.range.columns)
+        for bounds in spec.range.ranges:
+            words += ["--range", f"{names}:{_end(bounds.from_)}..{_end(bounds.to)}"]
     if spec.replicationFactor is not None:
         words += ["--replication-factor", str(spec.replicationFactor)]
     return [*words, "--", location(spec.source), *([spec.backup] if spec.backup else [])]
+
+
+def _end(values: Sequence[str] | None) -> str:
+    """The end of a range as `stele` reads it: JSON, since a text may have any characters."""
+    return "" if values is None else json.dumps(values[0] if len(values) == 1 else list(values))
 
 
 def drill_arguments(body: BackupBody, drill: Drill, backup_id: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from stele_operator.api.backup import TabletBackupScheduleSpec, TabletBackupSpec, TabletRestoreSpec
 from stele_operator.api.cluster import DeletionPolicy, TabletClusterSpec
 from stele_operator.api.scalars import seconds
+from stele_operator.plan.errand_holds import FIELDS, Seen, names_of, with_holds
 from stele_operator.plan.errand_jobs import (
     backup_job,
     job_name,
@@ -102,6 +103,7 @@ class World:
     tables: Mapping[str, str]
     jobs: Mapping[str, JobSeen]
     backups: Sequence[Errand] = ()
+    holds: Seen = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def decide(w: World, e: Errand) -> Decision:
     if (keeping := _keeping(e, spec)) is not None:
         return Decision(actions=(keeping,), busy=True)
     if e.over:
-        return Decision()
+        return _after(w, e, spec)
     name = job_name(e.name, _WORDS[e.kind].what, e.uid)
     job = w.jobs.get(name)
     if job is None:
@@ -188,6 +190,23 @@ def decide(w: World, e: Errand) -> Decision:
     if job.deleting:
         return Decision(busy=True)
     return _follow(w, e, spec, job)
+
+
+def holds_of(e: Errand, jobs: Mapping[str, JobSeen]) -> list[str]:
+    """The holds of a backup on its tables' history, by its status and its Job."""
+    job = None if e.over else jobs.get(job_name(e.name, _WORDS[e.kind].what, e.uid))
+    return names_of(e.status, {} if job is None else job.progress)
+
+
+def _after(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec) -> Decision:
+    """One that has ended: what its hold costs, until that is gone."""
+    found = with_holds(e.status, holds_of(e, w.jobs), spec.clusterRef.name, w.holds, over=True)
+    broken = str(found.get("holdBroken") or "")
+    said = Said("HoldBroken", f"{broken}; the next incremental backup has no base", True, "hold")
+    return Decision(
+        status=None if found == e.status else found,
+        events=(said,) if broken and not e.status.get("holdBroken") else (),
+    )
 
 
 def _keeping(e: Errand, spec: TabletBackupSpec | TabletRestoreSpec) -> Finalize | None:
@@ -258,6 +277,7 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
         status = _status(e, "Running", ("Running", told), w.now_s) | ran
         if job.progress:
             status["progress"] = _progress(job, w.now_s)
+        status = with_holds(status, holds_of(e, w.jobs), spec.clusterRef.name, w.holds, over=False)
         if job.failed:
             status["error"] = error
         if job.failed > int(e.status.get("attempts") or 1) - 1:
@@ -281,6 +301,9 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
             events.append(Said("PruneFailed", f"older backups are not removed: {result['pruneError']}", True))
         return Decision(status=status | ran | _result(result), events=tuple(events))
     ran["attempts"] = job.failed
+    ran |= {
+        word: e.status[word] for word in FIELDS if word in e.status
+    }  # a hold outlasts its Job for a while
     why = error
     if job.reason == "DeadlineExceeded":
         why = f"it took longer than job.deadline ({spec.job.deadline}){f'; the last error: {error}' if error else ''}"
@@ -323,21 +346,27 @@ def _told(what: str, result: Json) -> str:
 
 _FROM_RESULT = {
     "backup": "backupID", "kind": "type", "base": "base", "time": "snapshotTime", "tables": "tables", "rows": "rows",
-    "bytes": "bytes", "heldBytes": "heldBytes", "pruned": "pruned", "verified": "verified",
+    "bytes": "bytes", "holds": "holds", "pruned": "pruned", "verified": "verified",
 }  # fmt: skip
 
 
 def _result(result: Json) -> Json:
-    found = {name: result[word] for word, name in _FROM_RESULT.items() if result.get(word) not in (None, "")}
+    found = {
+        name: result[word] for word, name in _FROM_RESULT.items() if result.get(word) not in (None, "", [])
+    }
     if result.get("differences"):
         found["verified"] = False
     return found
 
 
+_PROGRESS = ("rows", "rowsExpected", "bytes", "done", "total", "etaSeconds")
+
+
 def _progress(job: JobSeen, now_s: float) -> Json:
-    found = {k: int(v) for k, v in job.progress.items() if k in ("rows", "bytes", "done", "total")}
+    found = {k: int(v) for k, v in job.progress.items() if k in _PROGRESS}
     done, total = found.get("done", 0), found.get("total", 0)
-    if job.pod_started_s and 0 < done < total:
+    known = "etaSeconds" in found or "rowsExpected" in found
+    if not known and job.pod_started_s and 0 < done < total:
         found["etaSeconds"] = round(max(0.0, now_s - job.pod_started_s) * (total - done) / done)
     return found
 
@@ -399,7 +428,7 @@ def _conditions(e: Errand, ready: Condition, others: Sequence[Condition], now_s:
     return written(conditions_of(e.status), [ready, *others], e.generation, timestamp(now_s))
 
 
-_KEPT = ("startTime", "job", "attempts", "error")
+_KEPT = ("startTime", "job", "attempts", "error", *FIELDS)
 
 
 def _status(e: Errand, phase: str, why: tuple[str, str], now_s: float) -> Json:

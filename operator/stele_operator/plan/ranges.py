@@ -11,21 +11,27 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId
-from stele.model.ranges import AddRange, Bounds, DropRange, RangePartition, RangeStep, of_ranges, overlap
+from stele.model.ranges import (
+    AddRange,
+    Bounds,
+    DropRange,
+    RangePartition,
+    RangeStep,
+    of_ranges,
+    overlap,
+    value_of_text,
+)
 from stele_operator.api.group import RangeBounds, TabletGroupSpec
 from stele_operator.plan.observation import Table, TableRanges
 
 if TYPE_CHECKING:
     from stele.model.column import Column
 
-_INTEGER = re.compile(r"-?[0-9]{1,20}\Z")
-_TRUTH = {"true": True, "false": False}
 _SAID_MAX = 40
 _KEPT = 8_192
 """Bounds whose keys are kept, as each pass needs them again: a thousand ranges take 0.2 s to encode."""
@@ -129,14 +135,9 @@ def _encoded(texts: tuple[str, ...], columns: tuple[Column, ...]) -> bytes:
 
     if len(texts) != len(columns):
         return split_key(list(texts), columns)  # says which values it expects
-    return split_key([_value(text, column) for text, column in zip(texts, columns, strict=True)], columns)
-
-
-def _value(text: str, column: Column) -> Any:
-    """A number or a truth value for columns that have such values. Dates, decimals and others stay text."""
-    if column.type == "bool":
-        return _TRUTH.get(text, text)
-    return int(text) if column.type.startswith("int") and _INTEGER.match(text) else text
+    return split_key(
+        [value_of_text(text, column.type) for text, column in zip(texts, columns, strict=True)], columns
+    )
 
 
 def _said(given: RangeBounds) -> str:

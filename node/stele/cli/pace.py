@@ -1,0 +1,36 @@
+"""How long work still takes, at the pace of the last half minute. Used by the commands of backups.
+
+Invariant: it says nothing before it has seen a second of progress.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+_WINDOW_S = 30.0
+_EACH_S = 1.0
+
+
+class Pace:
+    """Told now and then how much is done. Not for several threads at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def left_s(self, done: int, total: int | None) -> int | None:
+        """Seconds until `total`; None while nobody can know.
+
+        What was done long ago does not count: an interrupted backup finds most of its rows at once.
+        """
+        now = self._clock()
+        if not self._seen or now - self._seen[-1][0] >= _EACH_S:
+            self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        if total is None or now - since < _EACH_S or done <= before:
+            return None
+        return round(max(0, total - done) * (now - since) / (done - before))

@@ -1,0 +1,44 @@
+"""What the holds of backups cost on the nodes' disks, asked of the leaders. Used by errands.
+
+Remembers answers for EVERY_S, and loses nothing when it forgets them. Invariant: an answer that lacks a tablet is none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+from stele_operator.masters import MasterLink
+from stele_operator.plan.errand_holds import HoldSeen
+
+EVERY_S = 20.0
+_EACH_TABLET_S = 0.1
+"""Pause for each tablet that was asked, so that large clusters are asked less often."""
+LinkOf = Callable[[str, str], MasterLink | None]
+
+
+class Held:
+    """`link_of`: the connections to a cluster, by namespace and name; None while there are none."""
+
+    def __init__(self, link_of: LinkOf, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link_of = link_of
+        self._clock = clock
+        self._known: dict[tuple[str, str], tuple[float, frozenset[str], dict[str, HoldSeen]]] = {}
+
+    async def of(self, namespace: str, cluster: str, names: Collection[str]) -> dict[str, HoldSeen | None]:
+        """These holds, by name. None: no tablet has it. Empty: not all tablets could be asked."""
+        wanted, key = frozenset(names), (namespace, cluster)
+        until_s, asked, found = self._known.get(key, (0.0, frozenset[str](), {}))
+        if self._clock() >= until_s or not wanted <= asked:
+            link = self._link_of(namespace, cluster)
+            answer = None if link is None else await link.holds()
+            if answer is None:
+                self._known.pop(key, None)
+                return {}
+            found, tablets = answer
+            self._known[key] = self._clock() + max(EVERY_S, tablets * _EACH_TABLET_S), wanted, found
+        return {name: found.get(name) for name in wanted}
+
+    def keep(self, clusters: Collection[tuple[str, str]]) -> None:
+        """Forget all other clusters."""
+        self._known = {key: known for key, known in self._known.items() if key in clusters}

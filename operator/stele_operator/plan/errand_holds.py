@@ -1,0 +1,59 @@
+"""What the holds of a backup cost now, for its status. Called by errands; pure.
+
+A backup holds history while it reads. A chain's hold stays, so that an incremental one can follow. It moves on with the next backup,
+and then it is that one's. Invariant: what nobody knows now stays in the status as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stele_operator.plan.moments import seconds_of, timestamp
+
+Json = dict[str, Any]
+FIELDS = ("holds", "heldBytes", "heldUntil", "holdBroken")
+_BROKEN_MAX = 500
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSeen:
+    """A hold, as the leaders of its tablets tell it. `bytes`: of all replicas together. `since_s`: from when on history is kept.
+    `broken`: why it keeps nothing any more."""
+
+    bytes: int
+    since_s: float
+    until_s: float
+    broken: str = ""
+
+
+Seen = Mapping[tuple[str, str], HoldSeen | None]
+"""By cluster and name. None: no tablet has it. One that is missing is not known."""
+
+
+def names_of(status: Json, progress: Json) -> list[str]:
+    """The holds that a backup has, by its status and by what its Job says."""
+    told = progress.get("holds")
+    found = told if isinstance(told, list) else status.get("holds") or []
+    return [str(name) for name in found][:2]
+
+
+def with_holds(status: Json, names: list[str], cluster: str, seen: Seen, *, over: bool) -> Json:
+    """The status with what these holds cost. `over`: the backup has ended, so a hold that is gone does not come back."""
+    if not names:
+        return status
+    if any((cluster, name) not in seen for name in names):
+        return status | {"holds": names}
+    rest = {word: value for word, value in status.items() if word not in FIELDS}
+    there = [hold for name in names if (hold := seen[cluster, name]) is not None]
+    if over and (snapshot_s := seconds_of(status.get("snapshotTime"))):
+        there = [hold for hold in there if hold.since_s < snapshot_s + 1]  # else it has moved on
+    if not there:
+        return rest | {"heldBytes": 0} | ({} if over else {"holds": names})
+    whole = [hold for hold in there if not hold.broken]
+    # A hold's cost includes what a younger one keeps.
+    found = rest | {"holds": names, "heldBytes": max((hold.bytes for hold in whole), default=0)}
+    if whole:
+        return found | {"heldUntil": timestamp(max(hold.until_s for hold in whole))}
+    return found | {"holdBroken": there[0].broken[:_BROKEN_MAX]}
