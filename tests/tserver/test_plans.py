@@ -184,7 +184,21 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
         ({**new, "columns": [["a", "int65", False]]}, "int65"),
         ({**new, "hash": [{"columns": ["b"], "buckets": 2}]}, "b"),
         ({**new, "hash": [{"columns": ["a"], "buckets": 1}]}, "expected 2 to"),
-        ({"table": "u"}, "the body is JSON"),
+        ({"table": "u"}, "field key is missing; field columns is missing; the body is JSON"),
+        ({**new, "replication": 1}, "unknown field .replication.; did you mean 'replication_factor'"),
+        ({**new, "replication_factor": 1.5}, "replication_factor: 1.5; expected a whole number, 1 to 7"),
+        ({**new, "table": ["u"]}, r"table: .*; expected a text"),
+        ({**new, "key": "a"}, "key: .a.; expected a list"),
+        ({**new, "columns": [["a", "int64", "false"]]}, r"columns\[0\]: .*expected .NAME, TYPE, NULLABLE"),
+        ({**new, "columns": ["abc"]}, r"columns\[0\]: .abc.; expected .NAME"),
+        (
+            {**new, "hash": [{"columns": ["a"], "bucket": 2}]},
+            "unknown field .bucket.; did you mean 'buckets'",
+        ),
+        (
+            {**new, "hash": [{"columns": ["a"], "buckets": True}]},
+            r"hash\[0\].buckets: true; expected a whole",
+        ),
     ):
         with pytest.raises(REFUSED, match=said):
             await asyncio.to_thread(act, "create-table", wrong)

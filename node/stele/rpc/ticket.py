@@ -20,6 +20,7 @@ from stele.model.ids import is_id
 from stele.model.jsons import parse_json, whole_number
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
+from stele.model.strict import Fields
 
 TICKET_VERSION = 1
 CHANGES_VERSION = 2
@@ -197,6 +198,9 @@ def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
     return _decode(raw, "ticket", parse, newest=CHANGES_VERSION)
 
 
+_COMMAND_FIELDS = ("table", "tablet", "columns", "snapshot", "where", "limit", "resumable", "statistics")
+
+
 @dataclass(frozen=True, slots=True)
 class ScanCommand:
     """A GetFlightInfo command: a whole table by name, or one tablet. `columns` by name; () for all.
@@ -242,18 +246,21 @@ class ScanCommand:
                 code=Code.TOO_LARGE,
             )
 
-        def parse(fields: dict[str, Any]) -> ScanCommand:
-            limit = fields.get("limit")
+        def parse(body: Any) -> ScanCommand:
+            fields = Fields(body, _COMMAND_FIELDS)
+            limited = fields.get("limit") is not None
+            limit = fields.number("limit", ROWS_MAX)
             command = ScanCommand(
-                table=str(fields.get("table", "")),
-                tablet_id=str(fields.get("tablet", "")),
-                columns=tuple(str(name) for name in fields.get("columns", ())),
-                snapshot=whole_number(fields.get("snapshot", 0), _U64_MAX),
-                where=str(fields.get("where", "")),
-                limit=None if limit is None else whole_number(limit, ROWS_MAX),
-                resumable=bool(fields.get("resumable", False)),
-                statistics=bool(fields.get("statistics", False)),
+                table=fields.text("table"),
+                tablet_id=fields.text("tablet"),
+                columns=fields.texts("columns"),
+                snapshot=fields.number("snapshot", _U64_MAX),
+                where=fields.text("where"),
+                limit=limit if limited else None,
+                resumable=fields.flag("resumable"),
+                statistics=fields.flag("statistics"),
             )
+            fields.refuse_faults()
             if bool(command.table) == bool(command.tablet_id):
                 raise ValueError("name either a table or a tablet")
             return command
@@ -276,4 +283,5 @@ def _decode(raw: bytes, what: str, parse: Callable[[dict[str, Any]], T], newest:
     try:
         return parse(parse_json(raw[1:]))
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise Rejected(f"{what}: {exc!r}; the format is described in stele.rpc.ticket") from exc
+        told = str(exc) if isinstance(exc, ValueError) else repr(exc)
+        raise Rejected(f"{what}: {told}; the format is described in stele.rpc.ticket") from exc

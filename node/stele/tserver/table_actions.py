@@ -14,15 +14,16 @@ from typing import Any
 
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import new_id
-from stele.model.jsons import parse_json, whole_number
+from stele.model.jsons import parse_json
 from stele.model.partitioning import HashPartitioning, by_ids
 from stele.model.schema import Schema
+from stele.model.strict import Fields
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
 from stele.rpc.proto import master_pb2
 
 Ask = Callable[[str, Any], Awaitable[Any]]
-Fields = dict[str, Any]
+Answer = dict[str, Any]
 
 _DROP_WAIT_S = 5.0
 _LED_WITHIN_S = 8.0
@@ -35,7 +36,7 @@ class TableActions:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
-        self._actions: dict[str, Callable[[Fields], Awaitable[Fields]]] = {
+        self._actions: dict[str, Callable[[Any], Awaitable[Answer]]] = {
             "list-tables": self._list,
             "create-table": self._create,
             "drop-table": self._drop,
@@ -55,12 +56,9 @@ class TableActions:
                 code=Code.UNSUPPORTED_VERSION,
             )
         try:
-            fields = parse_json(body or b"{}")
-            if not isinstance(fields, dict):
-                raise ValueError("expected an object")
-            return json.dumps(await action(fields)).encode()
-        except (ValueError, TypeError, KeyError) as exc:
-            raise Rejected(f"action {name}: {exc!r}; the body is JSON, as docs/flight.md says") from exc
+            return json.dumps(await action(parse_json(body or b"{}"))).encode()
+        except ValueError as exc:
+            raise Rejected(f"action {name}: {exc}; the body is JSON, as docs/flight.md says") from exc
 
     async def locations(self, table: str) -> master_pb2.GetTableLocationsResponse:
         """A table and where its tablets are. Raises Rejected: NOT_FOUND."""
@@ -75,28 +73,32 @@ class TableActions:
             raise Rejected(f"{table} is a key space, not a table")
         return answer
 
-    async def _list(self, fields: Fields) -> Fields:
+    async def _list(self, body: Any) -> Answer:
+        Fields(body, ()).refuse_faults()
         answer = await self._ask("ListTables", master_pb2.ListTablesRequest())
         return {"tables": sorted(pb.name for pb in answer.tables if pb.kind != "keyspace")}
 
-    async def _create(self, fields: Fields) -> Fields:
+    async def _create(self, body: Any) -> Answer:
         """Create a table, and wait until each of its tablets has a leader."""
-        name = str(fields["table"])
-        columns = [(str(name), str(kind), bool(nullable)) for name, kind, nullable in fields["columns"]]
-        schema = Schema.make(columns, [str(each) for each in fields["key"]])
+        fields = Fields(body, ("table", "columns", "key", "hash", "replication_factor"))
+        name, key = fields.text("table", required=True), fields.texts("key", required=True)
+        columns = _columns(fields)
         parts = [
             HashPartitioning(
-                tuple(str(each) for each in part["columns"]),
-                whole_number(part["buckets"], _BUCKETS_MAX, 2),
+                part.texts("columns", required=True),
+                part.number("buckets", _BUCKETS_MAX, 2, default=2, required=True),
                 number,
             )
-            for number, part in enumerate(fields.get("hash", ()))
+            for number, part in enumerate(fields.objects("hash", ("columns", "buckets")))
         ]
+        factor = fields.number("replication_factor", 7, 1, default=3)
+        fields.refuse_faults()
+        schema = Schema.make(columns, list(key))
         request = master_pb2.CreateTableRequest(
             name=name,
             schema=schema_to_pb(schema),
             partitioning=partitioning_to_pb(by_ids(parts, schema)),
-            replication_factor=whole_number(fields.get("replication_factor", 3), 7, 1),
+            replication_factor=factor,
             table_id=id_to_pb(new_id()),
         )
         await self._ask("CreateTable", request)
@@ -113,9 +115,11 @@ class TableActions:
                 )
             await asyncio.sleep(_LOOK_S)
 
-    async def _drop(self, fields: Fields) -> Fields:
+    async def _drop(self, body: Any) -> Answer:
         """Drop a table so that it can be taken back."""
-        name = str(fields["table"])
+        fields = Fields(body, ("table",))
+        name = fields.text("table", required=True)
+        fields.refuse_faults()
         found = await self.locations(name)
         request = master_pb2.DropTableRequest(
             table_id=found.table.table_id, wait_ms=int(_DROP_WAIT_S * 1000), drop_id=id_to_pb(new_id())
@@ -127,3 +131,17 @@ class TableActions:
                 code=Code.UNKNOWN_OUTCOME,
             )
         return {"table_id": id_from_pb(found.table.table_id)}
+
+
+def _columns(fields: Fields) -> list[tuple[str, str, bool]]:
+    """(name, type, nullable) of each column."""
+    found = []
+    for number, each in enumerate(fields.items("columns", required=True)):
+        match each:
+            case [str(name), str(type_), bool(nullable)]:
+                found.append((name, type_, nullable))
+            case _:
+                fields.fault(
+                    f"columns[{number}]", each, '[NAME, TYPE, NULLABLE], like ["id", "int64", false]'
+                )
+    return found
