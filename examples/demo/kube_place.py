@@ -7,6 +7,7 @@ again, and CustomResourceDefinitions that were not there before are gone too, un
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
@@ -25,6 +26,7 @@ from examples.demo.outside import ROOT, TAG, Missing, Power, helm, load_images, 
 NAMESPACE = "stele-demo"
 RELEASE = "stele"
 _GONE_WITHIN_S = 180.0
+_ASK_EVERY_S = 10.0
 
 
 class KubeHealth:
@@ -288,8 +290,17 @@ class KubeProgram:
         Raises:
             RuntimeError: it failed, or did not stop.
         """
-        self._job.terminate()
-        output = self._job.wait(seconds)
+        asked_s = time.monotonic() - _ASK_EVERY_S
+
+        def ask() -> None:
+            """Again and again: one that has just started does not hear the first time."""
+            nonlocal asked_s
+            if time.monotonic() - asked_s >= _ASK_EVERY_S and self._job.phase() == "Running":
+                asked_s = time.monotonic()
+                with contextlib.suppress(ApiException):  # it has ended meanwhile
+                    self._job.terminate()
+
+        output = self._job.wait(seconds, meanwhile=ask)
         self._log.write_text(output)
         return output
 

@@ -7,6 +7,7 @@ find out again. Invariant: what is wrong with one resource stops no other, and n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,6 +52,8 @@ _LOG_WITHIN_S = 5.0
 """How long the log of one pod may take. Its machine may be off, and others wait for this pass."""
 _HANGS_AFTER_S = 60.0
 """How long after its grace a pod may take to go."""
+_TRACKED = "batch.kubernetes.io/job-tracking"
+"""The finalizer of a Job's pod. Its controller takes it off once the pod has ended, which a machine that is gone never tells."""
 _STARTED_AFTER_S = 20.0
 """How long a pod may wait for a machine, a volume or an image before the status says so."""
 
@@ -211,7 +214,21 @@ class Errands:
             gone_s = seconds_of(metadata.get("deletionTimestamp"))
             if gone_s and now_s - gone_s > _HANGS_AFTER_S:
                 log.info("removing a pod that hangs in deletion", pod=metadata["name"])
-                await self._kube.delete("Pod", namespace, metadata["name"], metadata["uid"], "", force=True)
+                with contextlib.suppress(Conflict, NotFound):  # the next pass looks again
+                    await self._remove(namespace, metadata)
+
+    async def _remove(self, namespace: str, metadata: Json) -> None:
+        name, uid = metadata["name"], metadata["uid"]
+        finalizers = metadata.get("finalizers") or []
+        if _TRACKED in finalizers:
+            others = [f for f in finalizers if f != _TRACKED]
+            patch = {
+                "uid": uid,
+                "resourceVersion": metadata["resourceVersion"],
+                "finalizers": others or None,
+            }
+            await self._kube.patch("Pod", namespace, name, {"metadata": patch})
+        await self._kube.delete("Pod", namespace, name, uid, "", force=True)
 
     async def _seen_job(self, namespace: str, job: Json, pods: list[Json], now_s: float) -> JobSeen:
         found = seen_job(job, pods, now_s)

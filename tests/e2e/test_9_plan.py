@@ -39,11 +39,10 @@ def manifest(bench: Bench, kind: str = "TabletCluster", **nodes: Any) -> Json:
 
 
 def test_what_is_foretold_of_real_pods_happens(bench: Bench) -> None:
-    bench.have(fresh=True)
+    bench.have(patient=True)
     bench.patch(
         "TabletCluster", {"healing": {"silentAfter": "15m", "machineLostAfter": "15m", "witnessAfter": "2m"}}
     )
-    loaded = bench.program("load")
     before = uids(bench)
     code, out = foretold(bench, manifest(bench))
     assert code == FINE and "nothing: the cluster is as this spec asks" in out
@@ -80,7 +79,6 @@ def test_what_is_foretold_of_real_pods_happens(bench: Bench) -> None:
     bench.until("four nodes serve", lambda: serve(bench, 4), 600)
     assert set(before) - {p.metadata.name for p in bench.pods()} == leaves
     bench.sound()
-    bench.compare(loaded)
 
 
 def test_a_cluster_that_is_not_there(bench: Bench) -> None:

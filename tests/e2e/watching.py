@@ -17,16 +17,17 @@ _ROUND_S = 20
 
 
 class Away:
-    """Pods of a role that are not ready at once: `most`, and each set of two or more of them.
+    """Pods of a role that end, or were made again and are not ready yet: `most` at once, and each set of two or more.
 
-    `with Away(bench, "node") as away: ...; assert away.most == 1`
+    A pod that was ready and misses a probe does not count: nobody took it away. `with Away(bench, "node") as away: ...; assert away.most == 1`
     """
 
     def __init__(self, bench: Bench, role: str) -> None:
         self._core: Any = client.CoreV1Api(bench.api)
         self._selector = f"{GROUP}/cluster={CLUSTER},{GROUP}/role={role}"
         self._names = {p.metadata.name for p in bench.pods(role)}
-        self._ready: dict[str, str] = {}
+        self._there: dict[str, str] = {}
+        self._served: set[str] = set()
         self._stop = threading.Event()
         self._seen = threading.Event()
         self._thread = threading.Thread(target=self._look, name="away", daemon=True)
@@ -53,7 +54,7 @@ class Away:
 
     def _round(self) -> None:
         listed = self._core.list_namespaced_pod(NAMESPACE, label_selector=self._selector)
-        self._ready = {p.metadata.name: p.metadata.uid for p in listed.items if _ready(p)}
+        self._there = {p.metadata.name: p.metadata.uid for p in listed.items if self._serves(p)}
         self._judge()
         asked = {"label_selector": self._selector, "resource_version": listed.metadata.resource_version}
         for event in watch.Watch().stream(
@@ -65,20 +66,21 @@ class Away:
 
     def _take(self, kind: str, pod: Any) -> None:
         name, uid = pod.metadata.name, pod.metadata.uid
-        if kind != "DELETED" and _ready(pod):
-            self._ready[name] = uid
-        elif self._ready.get(name) == uid:
-            del self._ready[name]
+        if kind != "DELETED" and self._serves(pod):
+            self._there[name] = uid
+        elif self._there.get(name) == uid:
+            del self._there[name]
         self._judge()
 
+    def _serves(self, pod: Any) -> bool:
+        conditions = {c.type: c.status for c in pod.status.conditions or ()}
+        if conditions.get("Ready") == "True":
+            self._served.add(pod.metadata.uid)
+        return pod.metadata.uid in self._served and pod.metadata.deletion_timestamp is None
+
     def _judge(self) -> None:
-        away = frozenset(self._names - self._ready.keys())
+        away = frozenset(self._names - self._there.keys())
         self.most = max(self.most, len(away))
         if len(away) > 1:
             self.together.add(away)
         self._seen.set()
-
-
-def _ready(pod: Any) -> bool:
-    conditions = {c.type: c.status for c in pod.status.conditions or ()}
-    return conditions.get("Ready") == "True" and pod.metadata.deletion_timestamp is None

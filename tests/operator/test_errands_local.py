@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stele import backup
 from stele.backup.folder import Folder
 from stele.backup.manifest import MANIFEST, Manifest
+from stele_operator import errands
 from stele_operator.errands import Errands
 from stele_operator.kube import Kube, configuration
 from stele_operator.report import Reporter
@@ -162,3 +165,33 @@ async def test_a_machine_that_is_off_stops_no_other_resource(tmp_path: Path) -> 
 
         await made.until("the other one is looked at", explained, 60)
         assert await runs(), "its pod still seems to run"
+
+
+async def test_a_pod_of_a_machine_that_is_gone_makes_room_for_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes keeps a Job's pod by a finalizer until it has ended, and its machine cannot tell that."""
+    monkeypatch.setattr(errands, "_HANGS_AFTER_S", 1.0)
+    async with served(tmp_path) as made:
+        target = {"uri": f"file://{tmp_path}/backups"}
+        await create(made, "TabletBackup", "one", clusterRef={"name": "flights"}, target=target)
+
+        async def pods() -> list[Json]:
+            return await made.kube.list("Pod", "default")
+
+        async def runs() -> bool:
+            return [p["status"].get("phase") for p in await pods()] == ["Running"]
+
+        await made.until("its Job runs", runs, 300)
+        (pod,) = await pods()
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        tracked = {"metadata": {"finalizers": ["batch.kubernetes.io/job-tracking"]}}
+        await made.kube.patch("Pod", "default", name, tracked)
+        await made.local.off("n1")
+        await made.kube.delete("Pod", "default", name, uid, "")  # as Kubernetes evicts it
+
+        async def replaced() -> bool:
+            there = await pods()
+            return bool(there) and uid not in {p["metadata"]["uid"] for p in there}
+
+        await made.until("another pod waits for a machine", replaced, 120)

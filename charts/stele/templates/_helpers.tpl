@@ -81,7 +81,7 @@ capabilities: {drop: [ALL]}
   resources: [pods/log]             # the progress of these
   verbs: [get]
 - apiGroups: [""]
-  resources: [pods]                 # patch: labels that were lost
+  resources: [pods]                 # patch: labels that were lost, a finalizer of a Job's pod on a machine that is gone
   verbs: [list, watch, create, patch, delete]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
