@@ -209,7 +209,7 @@ async def preview(kube: Kube, wanted: Wanted, image: str = "", masters: Sequence
         found = [o["metadata"]["name"] for o in await kube.list("TabletCluster", wanted.namespace)]
         hint = did_you_mean(wanted.cluster, found)
         raise Rejected(
-            f"there is no TabletCluster {wanted.cluster} in namespace {wanted.namespace}{hint}; a plan needs one that runs",
+            f"there is no TabletCluster {wanted.cluster} in namespace {wanted.namespace}, and a plan needs one that runs{hint}",
             code=Code.NOT_FOUND,
         )
     if not image and not (raw.get("spec") or {}).get("image"):

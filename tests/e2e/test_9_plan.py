@@ -47,7 +47,9 @@ def test_what_is_foretold_of_real_pods_happens(bench: Bench) -> None:
     code, out = foretold(bench, manifest(bench))
     assert code == FINE and "nothing: the cluster is as this spec asks" in out
     code, out = foretold(bench, manifest(bench, storage={"size": "1Gi"}))
-    assert code == NOT_ALL and "REFUSED" in out, "a volume cannot shrink"
+    assert code == FINE and "NOTE: nodes.storage.size is 1Gi" in out and "cannot be made smaller" in out
+    code, out = foretold(bench, manifest(bench, storage={"size": "2Gi", "className": "fast"}))
+    assert code == NOT_ALL and "REFUSED" in out and "storage.className cannot change" in out
     code, out = foretold(bench, manifest(bench, replicaz=4))
     assert code == WRONG and "replicaz" in out
     code, out = foretold(bench, manifest(bench, podAnnotations={"note": "planned"}))
