@@ -40,8 +40,8 @@ _TOLERANT_MAX_S, _WHOLE_MAX_S = 900, 2_400
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass of the operator, as it tells of it (scale_driver.py). `hold_ms`: the longest step of its event loop, in
-    processor time. The last four are sums over all passes: events of the cluster by reason, writes of its status, tables
+    """One pass of the operator, as it tells of it (scale_driver.py). `hold_ms`: the longest step of its event loop, or the
+    longest collection of its interpreter, in processor time. The last four are sums over all passes: events of the cluster by reason, writes of its status, tables
     whose status was written, and all those writes."""
 
     seconds: float
@@ -68,6 +68,7 @@ class Scale:
     def __init__(self, directory: Path, tables: int, tablets: int, nodes: int, masters: int) -> None:
         self._tables, self._tablets, self._count = tables, tablets, nodes
         self._cluster = Cluster(directory, masters=masters, nodes=0, anew=True)
+        self._log = directory / "operator.log"
 
     async def run(self) -> None:
         async with self._cluster as cluster:
@@ -134,9 +135,10 @@ class Scale:
     async def _measure(self, addresses: list[str]) -> None:
         print(await self._masters_now(), flush=True)
         made = (",".join(addresses), self._cluster.cluster_id)
-        driver = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bench.scale_driver", *made, stdout=asyncio.subprocess.PIPE
-        )
+        with self._log.open("wb") as log:
+            driver = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "bench.scale_driver", *made, stdout=asyncio.subprocess.PIPE, stderr=log
+            )
         try:
             await self._idle(driver)
             await self._lost(driver)
@@ -151,9 +153,7 @@ class Scale:
             async with asyncio.timeout(300):
                 line = await driver.stdout.readline()
             if not line:
-                raise RuntimeError("the operator's process ended")
-            if not line.startswith(b"{"):
-                continue  # its log
+                raise RuntimeError(f"the operator's process ended: {self._log.read_text()[-2_000:]}")
             found = json.loads(line)
             if "error" not in found:
                 return Pass(**found)

@@ -8,6 +8,7 @@ there; what would be written is counted.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -15,10 +16,11 @@ import time
 from collections import Counter
 from typing import Any
 
-import stele_operator.app  # noqa: F401  (its memory counts)
 from bench.processes import resident_bytes
 from stele.driver.policy import Policy
 from stele.model.errors import SteleError
+from stele.rpc.logging import setup
+from stele_operator.app import prepare_interpreter
 from stele_operator.heal import Healer
 from stele_operator.masters import MasterLink
 from stele_operator.observe import parse_cluster
@@ -52,6 +54,26 @@ class Holds:
             before = time.thread_time()
             await asyncio.sleep(0.001)
             self.longest_ms = max(self.longest_ms, (time.thread_time() - before) * 1000)
+
+    def take(self) -> float:
+        """The longest since the last call."""
+        found, self.longest_ms = self.longest_ms, 0.0
+        return found
+
+
+class Pauses:
+    """The longest collection of the interpreter, in ms of the process's own time. All threads wait for it, the event loop
+    too."""
+
+    def __init__(self) -> None:
+        self.longest_ms = self._began_s = 0.0
+        gc.callbacks.append(self._told)
+
+    def _told(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_s = time.thread_time()  # it ends in the same thread
+        else:
+            self.longest_ms = max(self.longest_ms, (time.thread_time() - self._began_s) * 1000)
 
     def take(self) -> float:
         """The longest since the last call."""
@@ -113,6 +135,7 @@ class Passes:
         self._healer = Healer()
         self._told = Told()
         self._holds = Holds()
+        self._pauses = Pauses()
         self._steps = 0
         self._first = ""
 
@@ -121,6 +144,7 @@ class Passes:
         began, cpu = time.perf_counter(), time.process_time()
         self._steps, self._first = 0, ""
         self._holds.take()
+        self._pauses.take()
         catalog = await self._link.catalog()
         self._told.health(await asyncio.to_thread(tablet_health, observed(catalog)))
         rests = await asyncio.to_thread(self._healer.rests, catalog.view, POLICY, self._link.driver.known)
@@ -132,7 +156,7 @@ class Passes:
             "steps": self._steps,
             "first": problem or self._first,
             "rss": resident_bytes(os.getpid()),
-            "hold_ms": self._holds.take(),
+            "hold_ms": max(self._holds.take(), self._pauses.take()),
             "events": self._told.events,
             "statuses": self._told.statuses,
             "tables": sum(count > 0 for count in self._told.of_tables.values()),
@@ -147,6 +171,8 @@ class Passes:
 
 async def drive(masters: list[str], cluster_id: str) -> None:
     """Passes until it is killed."""
+    setup()
+    prepare_interpreter()
     passes = Passes(masters, cluster_id)
     while True:
         try:

@@ -30,6 +30,8 @@ from stele_operator.movings import Movings
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
 """Most rounds of the driver in one pass of the operator, because pods must not wait for a heal."""
+PASS_S = 5.0
+"""After this time no further round begins, for the same reason: after the loss of a node a round gives thousands of orders."""
 _PAUSE_S = 0.2
 _WAITS = frozenset(step.__name__ for step in WAITS)
 
@@ -88,6 +90,7 @@ class Healer:
             self._news += self._leaders.over(names, self._now_s())
             await link.driver.release()
             return ""
+        began_s = self._now_s()
         try:
             for _ in range(PASSES_MAX):
                 report = await link.driver.run_once(policy)
@@ -96,6 +99,8 @@ class Healer:
                 await on_round()
                 # Blocked tablets stay blocked until something else changes, so the next pass is soon enough.
                 if all(record.kind == Blocked.__name__ for record in report.progress):
+                    break
+                if self._now_s() - began_s >= PASS_S:
                     break
                 await asyncio.sleep(_PAUSE_S)
         except SteleError as exc:

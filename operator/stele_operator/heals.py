@@ -62,7 +62,7 @@ def works_of(report: Report, policy: Policy) -> list[Work]:
         if tablet is None:
             found.append(Work(record))
             continue
-        situation = judge(tablet, report.view, policy, nodes)
+        situation = report.situations.get(record.tablet_id) or judge(tablet, report.view, policy, nodes)
         at_fault = situation.at_fault
         intent = situation.intent
         joining = tablet.report(intent.replica_id, intent.target_node) if intent is not None else None
@@ -204,25 +204,25 @@ class Heals:
 
     def _others(self, round_: Sequence[Work], names: Mapping[str, str]) -> list[News]:
         """News of waiting tablets, by reason, and of steps without a tablet; each once."""
-        waiting: dict[tuple[str, str], list[str]] = {}
+        waiting: dict[tuple[str, str], list[tuple[Progress, str]]] = {}
+        whys: dict[tuple[str, str], tuple[str, str]] = {}
         news = []
         for work in round_:
             record = work.record
-            where, why = with_names(record.where, names), with_names(record.reason, names)
             if record.kind == Blocked.__name__:
-                node = _name(work.node, names)
-                why = f"{node}: {why}" if work.node and node not in why else why
-                waiting.setdefault((record.step, _same(why)), []).append(f"{where}: {why}")
+                said = work.node, record.reason  # by thousands of tablets, in a few ways
+                why, same = whys.get(said) or whys.setdefault(said, _why(*said, names))
+                waiting.setdefault((record.step, same), []).append((record, why))
             elif not record.tablet_id:
+                where, why = with_names(record.where, names), with_names(record.reason, names)
                 why += f" (not yet: {with_names(record.error, names)})" if record.error else ""
                 if self._is_new(where, record.kind, _same(why)):
                     named = f" ({record.cause})" if record.cause else ""
                     news.append(News(record.step, f"{where}: {why}{named}"))
         fresh = [(step, found) for (step, same), found in waiting.items() if self._is_new("", step, same)]
         for step, found in fresh[:BLOCKED_MAX]:
-            where, _, why = found[0].partition(": ")
-            more = some([f.partition(": ")[0] for f in found])
-            news.append(News(step, f"{more or where}: {why}", warning=True))
+            wheres = some([with_names(record.where, names) for record, _ in found])
+            news.append(News(step, f"{wheres}: {found[0][1]}", warning=True))
         if len(fresh) > BLOCKED_MAX:
             news.append(
                 News("Blocked", f"{len(fresh) - BLOCKED_MAX} more reasons: see status.healing", warning=True)
@@ -238,6 +238,13 @@ class Heals:
 
 def _name(node: str, names: Mapping[str, str]) -> str:
     return with_names(f"node {node[:8]}", names)
+
+
+def _why(node: str, reason: str, names: Mapping[str, str]) -> tuple[str, str]:
+    """Why a tablet waits, with the node that is healed; and what of it does not differ."""
+    why, name = with_names(reason, names), _name(node, names)
+    why = f"{name}: {why}" if node and name not in why else why
+    return why, _same(why)
 
 
 def _same(text: str) -> str:

@@ -74,6 +74,8 @@ class Served:
         self.leads = True
         self.holder = ""
         self.calls: list[str] = []
+        self.asked: set[str] = set()
+        """Tablets of which a node was asked for its report."""
         self.witness_starts: list[OpId] = []
         self.sources: list[tuple[int, NodeId]] = []
         """For each order to copy: the new replica, and the node to copy from."""
@@ -311,6 +313,7 @@ class Nodes(ConsensusServiceServicer):
     @answering
     async def GetConsensusState(self, request: cpb.GetConsensusStateRequest, context: Any) -> Any:
         node_id = dict(context.invocation_metadata())["stele-to-node"]
+        self.served.asked |= {id_from_pb(raw) for raw in request.tablet_ids}
         found = [
             self.served.status(t, r, self.served.failed_peers)
             for t in self.served.cluster.view().tablets

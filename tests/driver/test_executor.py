@@ -341,6 +341,30 @@ async def test_a_copy_that_the_masters_do_not_know_to_run_yet_has_its_slot() -> 
     assert cluster.healthy()
 
 
+async def test_nodes_are_not_asked_for_what_the_masters_know() -> None:
+    """After the loss of a node thousands of witnesses wait for their turn. Nodes were asked for all, for 15 s."""
+    cluster = Cluster(6, 1, 6, 3)
+    cluster.nodes[node_name(3)].alive = False
+    cluster.advance()
+    policy = replace(POLICY, max_copies=1)
+    async with serve(cluster) as served, driver(served) as executor:
+        for count in range(4):  # begin, prepare, demote, add
+            served.behind = served.view() if count == 3 else None
+            report = await executor.run_once(policy)
+        waits = {o.step.tablet_id for o in report.outcomes}
+        assert waits and waits <= report.situations.keys()
+        assert all(s.tablet == report.view.tablet(t) for t, s in report.situations.items())
+        waiting = {t.tablet_id for t in cluster.tablets.values() for r in t.replicas.values() if r.waiting}
+        assert len(waiting) == 2
+        served.asked.clear()
+        await executor.observe(policy)
+        assert waiting <= served.asked, "the masters do not know that they are witnesses"
+        served.behind = None
+        served.asked.clear()
+        await executor.observe(policy)
+        assert served.asked and not waiting & served.asked
+
+
 def piled_up() -> Cluster:
     """Twelve tablets on three nodes, all led by the first."""
     cluster = Cluster(3, 1, 12, 3)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stele.driver.judgements import Judgements
+from stele.driver.kept_steps import KeptSteps
 from stele.driver.known import Known
 from stele.driver.leader_groups import Groups
 from stele.driver.leader_trials import LeaderTrials
@@ -17,12 +18,14 @@ from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.replica_places import Places
 from stele.driver.situation import Situation
-from stele.driver.steps import BeginIntent, MoveLeader, Step
+from stele.driver.steps import BeginIntent, Blocked, MoveLeader, Step
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     MOVE,
     Claim,
     ClusterView,
+    CopyView,
+    DataState,
     Intent,
     NodeState,
     NodeView,
@@ -32,7 +35,7 @@ from stele.driver.view import (
     Wanted,
 )
 from stele.model.by_hand import NOT_BY_HAND, ByHand
-from stele.model.config import Configuration, Peer
+from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 from tests.driver import moves_world
 from tests.driver.model import Cluster
@@ -55,6 +58,7 @@ class LookAtAll(Known):
 
     def renew(self, view: ClusterView, policy: Policy) -> None:
         self.judged, self.groups, self.places = Every(policy), Groups(policy), Places()
+        self.steps = KeptSteps()
         for tablet_id, situation in self.judged.renew(view):
             self.groups.take(tablet_id, situation)
             self.places.take(tablet_id, situation)
@@ -240,6 +244,20 @@ def changed_tablet(t: TabletView, rng: random.Random) -> TabletView:
             return replace(t, replicas=tuple(changed_report(r, rng) for r in t.replicas))
 
 
+def joined(t: TabletView, target: NodeId, rng: random.Random, witness: bool) -> TabletView:
+    """The tablet with the replica of an intent: with its copy, at times as a member."""
+    if t.config.peer_on(target) is not None:
+        return t
+    state = rng.choice(("Waiting", "Waiting", "Fetching", "Failed", "Done"))
+    copy = CopyView(state, rng.choice((0, 40)), 100, rng.choice(t.config.peers).node_id)
+    data = DataState.READY if state == "Done" else DataState.COPYING
+    report = ReplicaView(target, ReplicaId(9), data_state=data, has_data=state == "Done", copy=copy)
+    kind = MemberType.WITNESS if witness else MemberType.NON_VOTER
+    peers = (*t.config.peers, Peer(target, ReplicaId(9), "x:1", kind, promote=not witness))
+    config = Configuration(t.config.opid_index + 1, peers) if rng.random() < 0.7 else t.config
+    return replace(t, config=config, replicas=(*t.replicas, report))
+
+
 def changed(view: ClusterView, rng: random.Random) -> ClusterView:
     """The view after something happened."""
     nodes, tablets = list(view.nodes), list(view.tablets)
@@ -255,8 +273,11 @@ def changed(view: ClusterView, rng: random.Random) -> ClusterView:
             intents = [i for i in view.intents if i.tablet_id != tablets[of].tablet_id]
             if rng.random() < 0.5:
                 kind, target = rng.choice(("replace", MOVE)), nodes[at].node_id
-                intents.append(Intent(tablets[of].tablet_id, ReplicaId(9), target, kind, 1, "", 1))
-            return replace(view, intents=tuple(intents))
+                witness = kind != MOVE and rng.random() < 0.7
+                intents.append(Intent(tablets[of].tablet_id, ReplicaId(9), target, kind, 1, "", 1, witness))
+                if rng.random() < 0.8:
+                    tablets[of] = joined(tablets[of], target, rng, witness)
+            return replace(view, tablets=tuple(tablets), intents=tuple(intents))
         case 8:
             return replace(view, now_us=rng.choice((0, 100, 300)))
         case _:
@@ -265,11 +286,18 @@ def changed(view: ClusterView, rng: random.Random) -> ClusterView:
 
 
 def remembered(view: ClusterView, rng: random.Random) -> Trials:
-    """What a driver may remember of leaders."""
+    """What a driver may remember of leaders and copies."""
     tablet = rng.choice(view.tablets)
     moved = {tablet.tablet_id: node_id(rng.randint(1, 6))} if rng.random() < 0.2 else {}
     refused = frozenset({(tablet.tablet_id, node_id(1))} if rng.random() < 0.2 else set())
-    return Trials(leaders=LeaderTrials(moved, refused, rng.choice((0, 3, 100))))
+    copies = [(i.tablet_id, int(i.replica_id)) for i in view.intents if rng.random() < 0.3]
+    return Trials(
+        failures={key: rng.randint(1, 4) for key in copies if rng.random() < 0.5},
+        stalled=frozenset(key for key in copies if rng.random() < 0.3),
+        avoid=frozenset({node_id(rng.randint(1, 6))} if rng.random() < 0.1 else set()),
+        late=frozenset(key for key in copies if rng.random() < 0.3),
+        leaders=LeaderTrials(moved, refused, rng.choice((0, 3, 100))),
+    )
 
 
 @pytest.mark.parametrize("first", range(0, 40, 20))
@@ -391,6 +419,44 @@ def cost_of_a_pass(tablets: int, change: Callable[[ClusterView], ClusterView]) -
     assert not steps
     view = change(view)
     return instructions(lambda: plan(view, POLICY, known=known))
+
+
+def turns(tablets: int) -> ClusterView:
+    """A node of six is lost. All tablets that were on it have a witness, and all but three wait for their turn to copy."""
+    view, lost = cluster_of(tablets), node_id(1)
+    nodes = tuple(replace(n, heartbeat_age_ms=60_000) if n.node_id == lost else n for n in view.nodes)
+    found, intents = [], []
+    for t in view.tablets:
+        gone = t.config.peer_on(lost)
+        if gone is not None:
+            rest = [p for p in t.config.peers if p is not gone]
+            target = next(n.node_id for n in nodes if t.config.peer_on(n.node_id) is None)
+            demoted = replace(gone, member_type=MemberType.NON_VOTER)
+            witness = Peer(target, ReplicaId(4), "x:1", MemberType.WITNESS)
+            copy = CopyView("Fetching" if len(intents) < 3 else "Waiting", 0, 100, rest[0].node_id)
+            new = ReplicaView(target, ReplicaId(4), data_state=DataState.COPYING, has_data=False, copy=copy)
+            reports = (*(r for r in t.replicas if r.node_id != lost), new)
+            config = Configuration(9, (demoted, *rest, witness))
+            t = replace(t, config=config, leader_node=rest[0].node_id, replicas=reports)
+            intents.append(Intent(t.tablet_id, ReplicaId(4), target, "replace", 1, "", 1, True))
+        found.append(t)
+    return replace(view, nodes=nodes, tablets=tuple(found), intents=tuple(intents))
+
+
+def test_a_plan_hardly_grows_with_the_tablets_that_wait_for_their_turn() -> None:
+    """After the loss of a node there are thousands, and a plan every second: each looked at all of them."""
+
+    def cost(tablets: int) -> tuple[int, int]:
+        known, view = Known(), turns(tablets)
+        plan(view, POLICY, known=known)
+        arrived = with_report(view, 0, 2, copy=CopyView("Fetching", 50, 100, view.tablets[0].leader_node))
+        steps: list[Step] = []
+        done = instructions(lambda: steps.extend(plan(arrived, POLICY, known=known)))
+        return len([s for s in steps if isinstance(s, Blocked)]), done
+
+    (few, small), (many, large) = cost(60), cost(240)
+    assert few == 27 and many == 117
+    assert large - small < (many - few) * 250  # to look at one takes 1,500
 
 
 def moved(view: ClusterView, steps: tuple[Step, ...]) -> ClusterView:

@@ -14,6 +14,7 @@ from stele.driver.executor import Report
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.progress import Pace
+from stele.driver.situation import judge_all
 from stele.driver.steps import WAITS, Blocked, DemotePeer, DrainNode, Step, WaitCopy
 from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
@@ -285,3 +286,39 @@ async def test_a_heal_has_ended_when_nothing_is_left_and_not_when_nothing_is_kno
     assert await passes(replace(well, settled=False), POLICY) == []
     assert await passes(well, POLICY) == ["HealEnded"]
     assert await passes(well, POLICY) == []
+
+
+async def test_no_round_begins_late_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round after the loss of a node gives thousands of orders, and pods waited for eight of these."""
+    monkeypatch.setattr(heal, "_PAUSE_S", 0)
+    link = Rounds(WaitCopy(TabletId("8" * 32), 7, "bytes come", ReplicaId(4), NodeId(B), 10, 20, True))
+    now_s = 0.0
+
+    async def on_round() -> None:
+        nonlocal now_s
+        now_s += heal.PASS_S * 0.4
+
+    healer = Healer(lambda: now_s)
+    assert await healer.run(cast(MasterLink, link), ClusterView((), ()), Policy(), {}, on_round) == ""
+    assert link.count == 3
+
+
+def test_the_situations_that_a_round_was_planned_on_are_not_worked_out_again() -> None:
+    driver = machine_lost(16)
+    for _ in range(4):
+        driver.round()
+    view = driver.cluster.view()
+    records = tuple(driver.pace.record(step, "t", 0) for step in plan(view, POLICY))
+    anew = works_of(Report(view, (), records), POLICY)
+    nobody = dict.fromkeys((r.tablet_id for r in records), judge_all(cluster_at_rest(), POLICY)[0])
+    assert any(work.node for work in anew)
+    assert (
+        works_of(Report(view, (), records, {s.tablet.tablet_id: s for s in judge_all(view, POLICY)}), POLICY)
+        == anew
+    )
+    assert not any(work.node for work in works_of(Report(view, (), records, nobody), POLICY))
+
+
+def cluster_at_rest() -> ClusterView:
+    """A cluster of which nothing is to be told."""
+    return Cluster(6, 1, 3, 3).view()

@@ -15,7 +15,10 @@ from stele.model.ids import NodeId
 
 
 class Copying:
-    """The decisions of one pass. Each answer is a reason in words for a step; "" means no."""
+    """The decisions of one pass. Each answer is a reason in words for a step; "" means no.
+
+    A tablet with `trials` of its own is looked at in each plan. What else its situation does not hold is noted in
+    `load.asked`."""
 
     def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
         self._view = view
@@ -45,6 +48,7 @@ class Copying:
             )
         if not (receives_bytes(copy) and copy.source_node) or self.source(s, replica_id) == copy.source_node:
             return ""
+        self._load.asked.others = True
         if is_dead(self._view.node(copy.source_node), self._policy):
             return f"the copy's source, node {copy.source_node[:8]}, is silent; trying another source"
         if (s.tablet.tablet_id, replica_id) in self._trials.stalled:
@@ -56,7 +60,10 @@ class Copying:
 
         A policy without a bound leaves the bounds of another driver's copies.
         """
-        if copy is None or not receives_bytes(copy) or self._view.node(copy.source_node) is None:
+        if copy is None or not receives_bytes(copy):
+            return ""
+        self._load.asked.others = True
+        if self._view.node(copy.source_node) is None:
             return ""
         wanted = self._policy.bytes_per_second
         if not wanted or copy.bytes_per_second in (None, wanted):
@@ -80,8 +87,11 @@ class Copying:
 
     def _too_full(self, s: Situation, copy: CopyView) -> str:
         """The target had room when it was chosen, but other copies have used it since."""
+        if not failed(copy):
+            return ""
+        self._load.asked.others = True
         target = self._view.node(s.target.node_id) if s.target is not None else None
-        if target is None or not failed(copy):
+        if target is None:
             return ""
         if has_room(target, self._load.bytes_due[target.node_id], self._policy):
             return ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -24,10 +24,11 @@ from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress, leader_records, spreads_leaders
 from stele.driver.situation import Situation
 from stele.driver.slots import waits_for_turn
-from stele.driver.steps import WAITS, Step, WaitCopy
+from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
 from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb
+from stele.driver.witness_starts import WitnessStarts
 from stele.model.config import MemberType
 from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import TabletId
@@ -61,11 +62,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of one pass: the view, the outcome of each step, and the same as records for users."""
+    """The result of one pass: the view, the outcome of each step, and the same as records for users.
+
+    `situations`: those of tablets that are not at rest, on which the steps were planned."""
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
     progress: tuple[Progress, ...]
+    situations: Mapping[str, Situation] = field(default_factory=dict)
 
     @property
     def idle(self) -> bool:
@@ -104,8 +108,8 @@ class Executor:
         self._on_progress = on_progress
         self._now_ms = now_ms
         self._renewed_ms = 0
-        self._ordered_ms: dict[str, int] = {}
-        """When each tablet got its last order."""
+        self._ordered: dict[str, tuple[int, Step]] = {}
+        """The last order that each tablet got, and when."""
         self._asked_in = 0
         """The epoch in which a pass was carried out."""
         self._pace = Pace()
@@ -158,7 +162,7 @@ class Executor:
         view = (await self._keeper.renew(pages_of(self.masters, self._holder))).view
         current = (n for n in view.nodes if n.role == "master" and n.state is not NodeState.RETIRED)
         self.masters.learn(n.address for n in current)
-        wanted = await asyncio.to_thread(_to_ask, view, policy, self.known, self._ordered_lately())
+        wanted = await asyncio.to_thread(self._to_ask, view, policy)
         return await ask_nodes(self._pool, view, wanted)
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
@@ -177,32 +181,48 @@ class Executor:
         if view.claim is None or view.claim.epoch != claim.epoch:
             raise self._stopped(StaleEpoch(f"driver epoch {claim.epoch} is stale; in force is {view.claim}"))
         now = self._now_ms()
-        steps = await to_its_end(self._planned, view, policy, now)
-        orders = Orders(self._pool, self.masters, claim.epoch, policy)
-        ordered = [s for s in steps if not isinstance(s, WAITS)]
-        # Before as well as after: a pass that is cut off has given some of the orders.
-        self._ordered_ms.update({s.tablet_id: now for s in ordered})
-        done = iter(await self._carry_all_out(orders, ordered, view))
-        self._ordered_ms.update({s.tablet_id: self._now_ms() for s in ordered})
+        steps, situations = await to_its_end(self._planned, view, policy, now)
+        starts = WitnessStarts()
+        await starts.look(self._pool, view, steps, situations)
+        orders = Orders(self._pool, self.masters, claim.epoch, policy, starts)
+        done = await self._carry_all_out(orders, steps, view)
         self._asked_in = claim.epoch
-        outcomes = [Outcome(s) if isinstance(s, WAITS) else next(done) for s in steps]
-        records = await asyncio.to_thread(self._records, outcomes, view)
-        self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
-        for record in records:
-            if self._on_progress is not None:
+        report, stale = await asyncio.to_thread(self._reported, steps, done, view, situations)
+        if self._on_progress is not None:
+            for record in report.progress:
                 self._on_progress(record)
-        for outcome in outcomes:
-            if outcome.error is not None and outcome.error.code is Code.STALE_EPOCH:
-                raise self._stopped(outcome.error)
-        return Report(view, tuple(outcomes), records)
+        if stale is not None:
+            raise self._stopped(stale)
+        return report
 
-    def _ordered_lately(self) -> Collection[str] | None:
-        """The tablets that got an order which their nodes may not have reported yet; None: this driver is new."""
+    def _reported(
+        self,
+        steps: Sequence[Step],
+        done: Mapping[int, Outcome],
+        view: ClusterView,
+        situations: Mapping[str, Situation],
+    ) -> tuple[Report, SteleError | None]:
+        """The result of a pass, and the error that says that another driver took over. `done`: outcomes of orders, by their
+        place in the steps."""
+        now = self._now_ms()
+        self._ordered.update({o.step.tablet_id: (now, o.step) for o in done.values()})
+        outcomes = tuple(done.get(at) or Outcome(step) for at, step in enumerate(steps))
+        records = self._records(outcomes, view)
+        self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
+        errors = (o.error for o in done.values() if o.error is not None)
+        stale = next((e for e in errors if e.code is Code.STALE_EPOCH), None)
+        return Report(view, outcomes, records, situations), stale
+
+    def _to_ask(self, view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
+        return _to_ask(view, policy, self.known, self._ordered_lately())
+
+    def _ordered_lately(self) -> Mapping[str, Step] | None:
+        """The orders that nodes may not have reported yet, by tablet; None: this driver is new."""
         if self.claim is None or self.claim.epoch != self._asked_in:
             return None
         before_ms = self._now_ms() - REPORTED_MS
-        self._ordered_ms = {t: ms for t, ms in self._ordered_ms.items() if ms > before_ms}
-        return self._ordered_ms
+        self._ordered = {t: last for t, last in self._ordered.items() if last[0] > before_ms}
+        return {t: step for t, (_, step) in self._ordered.items()}
 
     def _records(self, outcomes: Sequence[Outcome], view: ClusterView) -> tuple[Progress, ...]:
         """The outcomes for users: one record for each step, but one for all leaders that move between two
@@ -222,21 +242,33 @@ class Executor:
             *leader_records(moves, {t.tablet_id: t.leader_node for t in tablets.values() if t is not None}),
         )
 
-    def _planned(self, view: ClusterView, policy: Policy, now_ms: int) -> tuple[Step, ...]:
-        """The plan of this pass. For a thread: with thousands of intents each part takes some ms."""
+    def _planned(
+        self, view: ClusterView, policy: Policy, now_ms: int
+    ) -> tuple[tuple[Step, ...], Mapping[str, Situation]]:
+        """The plan of this pass, and the situations in it. For a thread: with thousands of intents each part takes some
+        ms."""
         leaders = self._leaders.look(view, policy.leader_moves_per_minute, now_ms)
         trials = replace(self._copies.look(view, now_ms), leaders=leaders)
-        return tuple(self._refusals.instead(s) for s in plan(view, policy, trials, self.known))
+        with self.known.lock:
+            steps = tuple(self._refusals.instead(s) for s in plan(view, policy, trials, self.known))
+            kept = self.known.judged.restless() if view.settled else ()
+            situations: dict[str, Situation] = {s.tablet.tablet_id: s for s in kept}
+        # Before the orders are given as well as after: a pass that is cut off has given some of them.
+        self._ordered.update({s.tablet_id: (now_ms, s) for s in steps if not isinstance(s, WAITS)})
+        return steps, situations
 
-    async def _carry_all_out(self, orders: Orders, steps: Sequence[Step], view: ClusterView) -> list[Outcome]:
-        """The outcomes, in the order of the steps. Some steps run at once; a task for each of thousands would hold the
-        event loop."""
-        left = iter(enumerate(steps))
+    async def _carry_all_out(
+        self, orders: Orders, steps: Sequence[Step], view: ClusterView
+    ) -> dict[int, Outcome]:
+        """The outcomes of orders, by their place in the steps. Some orders are given at once; a task for each of thousands
+        would hold the event loop."""
+        left = ((at, step) for at, step in enumerate(steps) if not isinstance(step, WAITS))
         done: dict[int, Outcome] = {}
 
         async def work() -> None:
             for at, step in left:
                 done[at] = await self._carry_out(orders, step, view)
+                await asyncio.sleep(0)  # an order may have failed before it was sent
 
         workers = [asyncio.create_task(work()) for _ in range(min(STEPS_AT_ONCE, len(steps)))]
         try:
@@ -245,7 +277,7 @@ class Executor:
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        return [done[at] for at in range(len(steps))]
+        return done
 
     async def _carry_out(self, orders: Orders, step: Step, view: ClusterView) -> Outcome:
         error: SteleError | None = None
@@ -270,11 +302,11 @@ class Executor:
 
 
 def _to_ask(
-    view: ClusterView, policy: Policy, known: Known, lately: Collection[str] | None = None
+    view: ClusterView, policy: Policy, known: Known, lately: Mapping[str, Step] | None = None
 ) -> dict[str, list[TabletId]]:
     """By node: the tablets that matter now and that the node knows more about than the masters.
 
-    `lately`: the tablets of which the masters may not know the newest order yet; None: all.
+    `lately`: the newest orders that the masters may not know of yet, by tablet; None: any tablet may have got one.
     """
     wanted: dict[str, list[TabletId]] = {}
     with known.lock:
@@ -284,13 +316,21 @@ def _to_ask(
             # A tablet with a node that was not heard yet gets no step, so fresh reports are not needed.
             if s.intent is None and (well or any(m.unheard for m in s.members)):
                 continue
-            if lately is not None and s.tablet.tablet_id not in lately and _waits_for_turn(s):
+            if lately is not None and _waits_for_turn(s) and _is_told(s, lately.get(s.tablet.tablet_id)):
                 continue
             for node_id in {s.tablet.leader_node, s.intent.target_node if s.intent is not None else ""} - {
                 ""
             }:
                 wanted.setdefault(node_id, []).append(s.tablet.tablet_id)
     return wanted
+
+
+def _is_told(s: Situation, ordered: Step | None) -> bool:
+    """Whether the masters know what came of the last order. They do if they know of a configuration after the one that
+    the order changed."""
+    if ordered is None:
+        return True
+    return isinstance(ordered, MEMBERSHIP_STEPS) and s.tablet.config.opid_index > ordered.cas
 
 
 def _waits_for_turn(s: Situation) -> bool:

@@ -18,6 +18,8 @@ from dataclasses import replace
 from stele.driver.leader_groups import serves
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, at_rest, is_back, is_dead, judge
+from stele.driver.slots import Uses
+from stele.driver.targets import Coming
 from stele.driver.view import ClusterView, Intent, NodeView, TabletView
 
 
@@ -34,15 +36,21 @@ class Judgements:
     """The situations of the running tablets under one policy, and counts of all. Starts empty.
 
     `replicas`: by node, those that configurations of current tablets give it. `leads`: tablets by leading node.
-    `young`: tablets that are not created yet.
+    `young`: tablets that are not created yet. `coming`: what intents bring. `uses`: slots of copies. `unreached`: members
+    that do not answer their leader, by node. `astray`: members that are away and not expected, by role and node.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.replicas: Counter[str] = Counter()
         self.leads: Counter[str] = Counter()
         self.young: set[str] = set()
+        self.coming = Coming()
+        self.uses = Uses()
+        self.unreached: Counter[str] = Counter()
+        self.astray: Counter[tuple[str, str]] = Counter()
         self._policy = policy
         self._restless: dict[str, Situation] = {}
+        self._in_order: list[Situation] | None = None
         self._ageing: set[str] = set()
         """Tablets that are judged in each pass, since time alone may change their situation."""
         self._nodes: dict[str, NodeView] = {}
@@ -50,6 +58,8 @@ class Judgements:
         self._standings: dict[str, tuple[object, ...]] = {}
         self._tablets: dict[str, TabletView] = {}
         self._intents: Mapping[str, Intent] = {}
+        self._brought: dict[str, tuple[TabletView | None, Intent]] = {}
+        """What `coming` counts."""
         self._view: ClusterView | None = None
 
     def situation(self, tablet_id: str) -> Situation | None:
@@ -60,8 +70,10 @@ class Judgements:
         return judge(tablet, self._view, self._policy, self._nodes)
 
     def restless(self) -> list[Situation]:
-        """The situations of all tablets that are not quiet; those with the least to spare first."""
-        return sorted(self._restless.values(), key=lambda s: (s.spare, s.tablet.tablet_id))
+        """The situations of all tablets that are not quiet; those with the least to spare first. Not to be changed."""
+        if self._in_order is None:
+            self._in_order = sorted(self._restless.values(), key=lambda s: (s.spare, s.tablet.tablet_id))
+        return self._in_order
 
     def renew(self, view: ClusterView) -> Iterator[tuple[str, Situation | None]]:
         """Judge again what changed. Gives each new situation; None of a tablet that is not running, or gone.
@@ -133,17 +145,40 @@ class Judgements:
             (self.young.add if number > 0 else self.young.discard)(tablet.tablet_id)
 
     def _judge(self, tablet_id: str, view: ClusterView) -> Situation | None:
-        self._restless.pop(tablet_id, None)
         self._ageing.discard(tablet_id)
         tablet = self._tablets.get(tablet_id)
+        self._bring(tablet_id, tablet)
+        before = self._restless.pop(tablet_id, None)
+        if before is not None:
+            self._sum(before, -1)
         if tablet is None or tablet.state != "RUNNING":
             return None
         situation = judge(tablet, view, self._policy, self._nodes)
         if not is_quiet(situation):
             self._restless[tablet_id] = situation
+            self._sum(situation, 1)
         if any(r.unreached_ms for r in tablet.replicas):
             self._ageing.add(tablet_id)
         return situation
+
+    def _bring(self, tablet_id: str, tablet: TabletView | None) -> None:
+        """Count what the tablet's intent brings."""
+        before, intent = self._brought.pop(tablet_id, None), self._intents.get(tablet_id)
+        if before is not None:
+            self.coming.count(*before, -1)
+        if intent is not None:
+            self._brought[tablet_id] = tablet, intent
+            self.coming.count(tablet, intent, 1)
+
+    def _sum(self, s: Situation, number: int) -> None:
+        """Count what plans ask of all tablets that are not quiet."""
+        self._in_order = None
+        self.uses.count(s, number)
+        for m in s.members:
+            if not m.answers:
+                self.unreached[m.peer.node_id] += number
+            if m.astray:
+                self.astray[s.tablet.node_role, m.peer.node_id] += number
 
 
 def _standing(node: NodeView, policy: Policy) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 
 from stele.driver.judgements import Judgements
+from stele.driver.kept_steps import KeptSteps
 from stele.driver.leader_groups import Groups
 from stele.driver.policy import Policy
 from stele.driver.replica_places import Places
@@ -29,8 +30,10 @@ class Known:
         """Take over what changed; everything, under another policy."""
         if policy != self._policy:
             self.judged, self.groups, self.places = Judgements(policy), Groups(policy), Places()
+            self.steps = KeptSteps()
         self._policy = None  # an error in between leaves it half renewed: the next call begins anew
         for tablet_id, situation in self.judged.renew(view):
             self.groups.take(tablet_id, situation)
             self.places.take(tablet_id, situation)
+            self.steps.forget(tablet_id)
         self._policy = policy

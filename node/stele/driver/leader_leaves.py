@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from stele.driver.joining import at
+from stele.driver.kept_steps import Asked
 from stele.driver.leader_groups import may_lead
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, in_service
@@ -25,8 +26,9 @@ UNKNOWN = frozenset({"NotHeard", "NoLeader", "LostMajority"})
 class LeaderLeaves:
     """The leaders that leave in one pass. `leads`: how many tablets each node leads."""
 
-    def __init__(self, leads: Counter[str], policy: Policy, trials: Trials) -> None:
+    def __init__(self, leads: Counter[str], policy: Policy, trials: Trials, asked: Asked) -> None:
         self._policy = policy
+        self._asked = asked
         self._trials = trials.leaders
         self._leads = Counter(leads)
         self._left = policy.leader_moves_at_once
@@ -34,10 +36,11 @@ class LeaderLeaves:
     def instead(self, s: Situation, step: Step | None) -> Step | None:
         """The step of a tablet; the move of its leader if the tablet only waits."""
         leader, tablet_id = s.leader(), s.tablet.tablet_id
-        if leader is None or tablet_id in self._trials.moved or not self._left:
-            return step
         # A replica that a move replaces keeps leading until its successor votes.
-        if in_service(leader.node, self._policy) and not leader.parked:
+        if leader is None or (in_service(leader.node, self._policy) and not leader.parked):
+            return step
+        self._asked.others = True
+        if tablet_id in self._trials.moved or not self._left:
             return step
         if step is not None and not isinstance(step, WAITS):
             return step

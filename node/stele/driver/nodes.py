@@ -6,12 +6,12 @@ wants of a node is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from stele.driver.causes import heal_cause
 from stele.driver.policy import Policy
-from stele.driver.situation import Situation, is_back, is_dead
+from stele.driver.situation import is_back, is_dead
 from stele.driver.steps import DrainNode, EndWish, ParkNode, RetireNode, ReturnNode, Step
 from stele.driver.view import ClusterView, NodeState, NodeView, Wanted
 from stele.model.ids import TabletId
@@ -82,14 +82,8 @@ def _wish(node: NodeView, policy: Policy) -> Step | None:
     return None
 
 
-def silent_nodes(situations: Iterable[Situation], role: str, policy: Policy) -> tuple[str, ...]:
+def silent_nodes(astray: Mapping[tuple[str, str], int], role: str, policy: Policy) -> tuple[str, ...]:
     """The nodes of a role that are dead or out of a leader's reach, still in a configuration, and neither
-    declared lost nor parked; sorted."""
-    silent = {
-        m.peer.node_id
-        for s in situations
-        if s.tablet.node_role == role
-        for m in s.members
-        if m.astray and m.peer.node_id not in policy.lost
-    }
-    return tuple(sorted(silent))
+    declared lost nor parked; sorted. `astray`: how many members are away so, by role and node."""
+    away = (node for (of, node), count in astray.items() if count and of == role)
+    return tuple(sorted(node for node in away if node not in policy.lost))

@@ -6,11 +6,9 @@ also carries the configuration index it was planned on. So a late order changes 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from stele.driver.policy import Policy
-from stele.driver.situation import judge
 from stele.driver.steps import (
     AddPreFollower,
     AddWitness,
@@ -32,6 +30,7 @@ from stele.driver.steps import (
 )
 from stele.driver.view import ClusterView, Intent, NodeView, TabletView
 from stele.driver.wire import intent_to_pb
+from stele.driver.witness_starts import WitnessStarts
 from stele.model.bounds import cut
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.errors import Code, Retryable
@@ -40,7 +39,6 @@ from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import (
     config_from_pb,
     config_to_pb,
-    id_from_pb,
     id_to_pb,
     opid_from_pb,
     opid_to_pb,
@@ -57,8 +55,11 @@ INTENT_TTL_US = 60_000_000
 class Orders:
     """Gives orders under one claim."""
 
-    def __init__(self, pool: ChannelPool, masters: Masters, epoch: int, policy: Policy) -> None:
+    def __init__(
+        self, pool: ChannelPool, masters: Masters, epoch: int, policy: Policy, starts: WitnessStarts
+    ) -> None:
         self._pool = pool
+        self._starts = starts
         self._masters = masters
         self._epoch = epoch
         self._policy = policy
@@ -113,7 +114,7 @@ class Orders:
                 return
 
     async def _begin(self, step: BeginIntent, view: ClusterView) -> None:
-        start = await self._witness_start(step.tablet_id, view) if step.witness else OPID_NONE
+        start = self._starts.of(step.tablet_id) if step.witness else OPID_NONE
         intent = Intent(
             step.tablet_id,
             ReplicaId(0),
@@ -139,25 +140,6 @@ class Orders:
         pb.expires_us = view.now_us + INTENT_TTL_US
         pb.epoch = self._epoch
         await self._masters.call("BeginIntent", master_pb2.BeginIntentRequest(epoch=self._epoch, intent=pb))
-
-    async def _witness_start(self, tablet_id: TabletId, view: ClusterView) -> OpId:
-        """The newest OpId that every live data voter knows to be committed. Asks each of them now."""
-        nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
-        situation = judge(_tablet(tablet_id, view), view, self._policy, nodes)
-        asked = [nodes[m.peer.node_id] for m in situation.data_voters]
-        found = await asyncio.gather(*(self._last_committed(tablet_id, n) for n in asked))
-        lowest = min(found, key=lambda opid: opid.index, default=OPID_NONE)
-        if lowest == OPID_NONE:
-            raise Retryable(f"tablet {tablet_id}: some live voter knows no committed entry yet")
-        return lowest
-
-    async def _last_committed(self, tablet_id: TabletId, node: NodeView) -> OpId:
-        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=[id_to_pb(tablet_id)])
-        answer = await self._to_node(node, "GetConsensusState", request)
-        for status in answer.replicas:
-            if id_from_pb(status.tablet_id) == tablet_id:
-                return opid_from_pb(status.last_committed)
-        return OPID_NONE
 
     async def _start_copy(self, step: StartCopy, view: ClusterView) -> OpId:
         """Returns the witness_start in force."""

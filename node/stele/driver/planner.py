@@ -18,6 +18,7 @@ from stele.driver.causes import cause_of
 from stele.driver.copying import Copying
 from stele.driver.joining import Joining, at, blocked
 from stele.driver.judgements import Judgements
+from stele.driver.kept_steps import Asked, Found, KeptSteps
 from stele.driver.known import Known
 from stele.driver.leader_leaves import LeaderLeaves
 from stele.driver.leader_moves import leader_steps
@@ -76,7 +77,7 @@ def plan(
 
 def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tuple[Step, ...]:
     judged = known.judged
-    planner = _Planner(view, policy, judged, trials)
+    planner = _Planner(view, policy, judged, known.steps, trials)
     named = {n for n, count in judged.replicas.items() if count}
     steps = planner.tablets() + list(node_steps(view, policy, named))
     if policy.rebalance and not unrest(judged, steps, view, policy, planner.load):
@@ -88,22 +89,28 @@ def _plan(view: ClusterView, policy: Policy, trials: Trials, known: Known) -> tu
 class _Planner:
     """One pass. It counts the copies and the replicas per node that it has planned itself.
 
-    No check finds a step for a quiet tablet (`is_quiet`), so only the others are looked at.
+    No check finds a step for a quiet tablet (`is_quiet`), so only the others are looked at. Of these `kept` has the steps
+    that no change could have altered.
     """
 
-    def __init__(self, view: ClusterView, policy: Policy, judged: Judgements, trials: Trials) -> None:
+    def __init__(
+        self, view: ClusterView, policy: Policy, judged: Judgements, kept: KeptSteps, trials: Trials
+    ) -> None:
         self.view = view
         self.policy = policy
-        self.situations = situations = judged.restless()
+        self.situations = judged.restless()
+        self.kept, self.asked = kept, Asked()
         self.epoch = view.claim.epoch if view.claim is not None else 0
-        out_of_reach = {m.peer.node_id for s in situations for m in s.members if not m.answers}
-        self.load = Load(view, trials.avoid, frozenset(out_of_reach), judged.replicas)
+        out_of_reach = frozenset(n for n, count in judged.unreached.items() if count)
+        self.load = Load(view, trials.avoid, out_of_reach, judged.replicas, judged.coming, self.asked)
         self.copying = Copying(view, policy, trials, self.load)
-        self.silent = {role: silent_nodes(situations, role, policy) for role in ("node", "master")}
-        self.slots = Slots(situations, policy, trials)
+        self.silent = {role: silent_nodes(judged.astray, role, policy) for role in ("node", "master")}
+        late = (s for t in sorted({t for t, _ in trials.late}) if (s := judged.situation(t)) is not None)
+        self.slots = Slots(judged.uses, policy, trials, late, self.asked)
         self.joining = Joining(self.copying, self.slots, policy, trials)
-        self.leaves = LeaderLeaves(judged.leads, policy, trials)
+        self.leaves = LeaderLeaves(judged.leads, policy, trials, self.asked)
         reserved = reserved_by(view, policy, judged.replicas)
+        kept.begin((self.epoch, *self.silent.values(), reserved), trials.tablets)
         beginning = Beginning(view, policy, self.load, self.slots, self.joining, self.epoch, reserved)
         self.checks: tuple[Callable[[Situation], Step | None], ...] = (
             self.not_heard,
@@ -128,10 +135,19 @@ class _Planner:
 
     def tablets(self) -> list[Step]:
         """The steps of all tablets, at most one each."""
-        found = [(s, step) for s in self.situations if (step := self.tablet(s)) is not None]
-        if any(_heal_waits(s, step) for s, step in found):
-            return [self._making_way(s, step) for s, step in found]
-        return [step for _, step in found]
+        refuses = self.slots.refuses
+        found = [self.kept.find(s, refuses) or self._look(s) for s in self.situations]
+        if any(f.waits for f in found):
+            return [self._making_way(f.situation, f.step) for f in found if f.step is not None]
+        return [f.step for f in found if f.step is not None]
+
+    def _look(self, s: Situation) -> Found:
+        """The step of a tablet, by its checks."""
+        self.asked.clear()
+        step = self.tablet(s)
+        found = Found(s, step, self.asked.refused, step is not None and _heal_waits(s, step))
+        self.kept.keep(found, self.asked)
+        return found
 
     def _making_way(self, s: Situation, step: Step) -> Step:
         """The step, or the end of a move for balance whose slot a heal needs. A move that has its copy

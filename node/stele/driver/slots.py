@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from stele.driver.kept_steps import Asked
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation
-from stele.driver.trials import Trials
+from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import CopyView, ReplicaView
 from stele.model.config import MemberType
 
@@ -27,50 +28,87 @@ def waits_for_turn(copy: CopyView | None) -> bool:
     return copy is not None and copy.state == "Waiting"
 
 
-class Slots:
-    """Counts the copies that run and those that this plan begins. `trials`: which promotions take too
-    long."""
+class Uses:
+    """How many slots tablets use: `taken` in all, `moves` of them for moves. `owed`: witnesses that still need one."""
 
-    def __init__(self, situations: Iterable[Situation], policy: Policy, trials: Trials) -> None:
+    def __init__(self) -> None:
+        self.taken = self.moves = self.owed = 0
+
+    def count(self, s: Situation, number: int, trials: Trials = NO_TRIALS) -> None:
+        """Add a tablet, or take it out again. `trials`: which promotions take too long."""
+        if s.spare < 0 or not s.data_voters:
+            return  # its copies stand still without a majority, so they hold no slot
+        takes = _has_slot(s, trials)
+        self.taken += number * takes
+        self.moves += number * (takes and s.intent is not None and s.intent.moves)
+        self.owed += number * sum(_lacks_rows(m) for m in s.members)
+
+
+TAKE, BEGIN, MOVE = "take", "begin", "move"
+"""Kinds of slots: for a witness that votes already, for a new copy, for a move of a healthy replica."""
+
+
+class Slots:
+    """Counts the copies that run and those that this plan begins.
+
+    `uses`: those of all tablets, as if each promotion came in time. `late`: the tablets whose do not, as `trials` has it.
+    """
+
+    def __init__(
+        self,
+        uses: Uses,
+        policy: Policy,
+        trials: Trials = NO_TRIALS,
+        late: Iterable[Situation] = (),
+        asked: Asked | None = None,
+    ) -> None:
         self._max = policy.max_copies
         self._max_moves = policy.max_moves
-        self._moves = 0
-        self._taken = 0
-        self._owed = 0
-        for s in situations:
-            if s.spare < 0 or not s.data_voters:
-                continue  # its copies stand still without a majority, so they hold no slot
-            takes = _has_slot(s, trials)
-            self._taken += takes
-            self._moves += takes and s.intent is not None and s.intent.moves
-            self._owed += sum(_lacks_rows(m) for m in s.members)
+        self._asked = asked or Asked()
+        others = Uses()
+        for s in late:
+            others.count(s, -1)
+            others.count(s, 1, trials)
+        self._taken = uses.taken + others.taken
+        self._moves = uses.moves + others.moves
+        self._owed = uses.owed + others.owed
+
+    def refuses(self, kind: str) -> bool:
+        """Whether there is no slot of this kind."""
+        if kind == TAKE:
+            return self._taken >= self._max
+        full = self._taken + self._owed >= self._max
+        return full or (kind == MOVE and self._moves >= self._max_moves)
 
     def take(self) -> bool:
         """A slot to fetch the rows of a witness that votes already."""
-        if self._taken >= self._max:
+        if not self._gives(TAKE):
             return False
-        self._taken += 1
         self._owed = max(0, self._owed - 1)
         return True
 
     def begin(self) -> bool:
         """A slot for a new copy. Voting witnesses without their rows go first, because their logs grow
         meanwhile."""
-        if self._taken + self._owed >= self._max:
-            return False
-        self._taken += 1
-        return True
+        return self._gives(BEGIN)
 
     @property
     def can_move(self) -> bool:
         """Whether there is a slot for one more move of a healthy replica."""
-        return self._moves < self._max_moves and self._taken + self._owed < self._max
+        return not self.refuses(MOVE)
 
     def begin_move(self) -> bool:
         """A slot for the copy of a move."""
-        if not self.can_move:
+        if not self._gives(MOVE):
             return False
         self._moves += 1
+        return True
+
+    def _gives(self, kind: str) -> bool:
+        if self.refuses(kind):
+            self._asked.refused += (kind,)
+            return False
+        self._asked.others = True
         self._taken += 1
         return True
 

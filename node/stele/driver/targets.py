@@ -9,11 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from stele.driver.kept_steps import Asked
 from stele.driver.policy import Policy
 from stele.driver.situation import Situation, is_dead
 from stele.driver.view import ClusterView, DataState, Intent, NodeView, TabletView
 from stele.model.by_hand import ByHand
 from stele.model.config import Peer
+
+
+class Coming:
+    """What intents bring to each node: replicas that its tablets' configurations do not name yet, and bytes that have
+    not arrived."""
+
+    def __init__(self) -> None:
+        self.replicas: Counter[str] = Counter()
+        self.bytes_due: Counter[str] = Counter()
+
+    def count(self, tablet: TabletView | None, intent: Intent, number: int) -> None:
+        """Add an intent, or take it out again."""
+        if tablet is None or not tablet.config.names(intent.replica_id, intent.target_node):
+            self.replicas[intent.target_node] += number
+        if tablet is not None:
+            self.bytes_due[intent.target_node] += number * _bytes_due(tablet, intent)
 
 
 class Load:
@@ -22,7 +39,8 @@ class Load:
 
     `avoid`: nodes to use only if there is no other. `out_of_reach`: nodes with a replica that some leader
     does not reach; never used. `bytes_due`: bytes that copies, running or planned, are still to bring to a
-    node. `replicas`: what `replicas_of` gives, if the caller knows it.
+    node. `coming`: the replicas and bytes of intents, if the caller knows them. `replicas`: what `replicas_of` gives,
+    likewise. `asked`: notes that a check asked for any of this.
     """
 
     def __init__(
@@ -31,17 +49,19 @@ class Load:
         avoid: frozenset[str] = frozenset(),
         out_of_reach: frozenset[str] = frozenset(),
         replicas: Counter[str] | None = None,
+        coming: Coming | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.avoid = avoid
         self.out_of_reach = out_of_reach
-        self.bytes_due: Counter[str] = Counter()
+        self.asked = asked or Asked()
+        if coming is None:
+            coming = Coming()
+            for intent in view.intents:
+                coming.count(view.tablet(intent.tablet_id), intent, 1)
+        self.bytes_due = Counter(coming.bytes_due)
         self._replicas: Counter[str] = Counter(replicas_of(view.tablets) if replicas is None else replicas)
-        for intent in view.intents:
-            of = view.tablet(intent.tablet_id)
-            if of is None or not of.config.names(intent.replica_id, intent.target_node):
-                self._replicas[intent.target_node] += 1
-            if of is not None:
-                self.bytes_due[intent.target_node] += _bytes_due(of, intent)
+        self._replicas.update(coming.replicas)
 
     def planned(self, node_id: str, bytes_needed: int) -> None:
         """Count a replica that this pass plans."""
@@ -50,6 +70,7 @@ class Load:
 
     def of(self, node_id: str) -> int:
         """Replicas on the node, including planned ones."""
+        self.asked.others = True
         return self._replicas[node_id]
 
 
@@ -111,6 +132,7 @@ def choose_target(
     `without`: ignore this peer, because it is removed first. `any_room`: accept a node whose disk has no room
     beside the copies under way. `among`: only these nodes.
     """
+    load.asked.others = True
     nodes: dict[str, NodeView] = {n.node_id: n for n in view.nodes}
     peers = [p for p in situation.tablet.config.peers if p is not without]
     taken = {host_of(nodes, p.node_id) for p in peers}

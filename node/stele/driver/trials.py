@@ -51,6 +51,11 @@ class Trials:
         """How often this copy has failed or stalled."""
         return self.failures.get((tablet_id, replica_id), 0)
 
+    @property
+    def tablets(self) -> frozenset[str]:
+        """The tablets of whose copies something is remembered."""
+        return frozenset(tablet_id for tablet_id, _ in (*self.failures, *self.stalled, *self.late))
+
     def is_late(self, tablet_id: str, replica_id: int) -> bool:
         """Whether the promotion of this replica takes too long."""
         return (tablet_id, replica_id) in self.late
