@@ -17,6 +17,7 @@ import structlog
 from stele.model.texts import printable
 
 SOURCES_MAX = 1_024
+_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str = "") -> None:
@@ -48,7 +49,20 @@ def setup(*, json_lines: bool | None = None, level: str = "info", node_id: str =
         logger_factory=_named_logger,
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(level=max(numeric, logging.WARNING), stream=sys.stderr)
+    logging.basicConfig(level=max(numeric, logging.WARNING), handlers=[_OfLibraries()])
+
+
+class _OfLibraries(logging.Handler):
+    """Writes what libraries log (asyncio, kopf) as lines like ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            level = max((n for n in _LEVELS if n <= record.levelno), default=logging.DEBUG)
+            fault = {"exc_info": record.exc_info} if record.exc_info else {}
+            structlog.get_logger().log(level, record.getMessage(), library=record.name, **fault)
+        except Exception:  # noqa: BLE001 - as any handler of this module
+            self.handleError(record)
 
 
 def _escaped(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
