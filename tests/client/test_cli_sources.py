@@ -176,6 +176,26 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
             assert code == 2 and f"{kept} exists already; name another file" in err
 
 
+async def test_rows_that_were_refused_before_a_load_ended_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file went with the error of a later one, and only the first refused rows were ever told."""
+    first, bad, kept = tmp_path / "first.csv", tmp_path / "bad.parquet", tmp_path / "rejects"
+    first.write_text("id,n\n1,5\n" + "".join(f"{n},many\n" for n in range(2, 40)))
+    bad.write_bytes(b"no parquet")
+    async with small_cluster(tmp_path / "data") as (cluster, client):
+        await client.create_table("t", SCHEMA)
+        run = runner(cluster, monkeypatch)
+        code, _, err = await run("table", "load", "t", str(first), str(bad), "--rejects", str(kept))
+        assert code == 2 and "bad.parquet" in err
+        assert f"the 38 rows that were refused so far are in {kept}" in err
+        found = [json.loads(line) for line in kept.read_text().splitlines()]
+        assert [each["row"] for each in found] == [f"{n},many" for n in range(2, 40)]
+        kept.unlink()
+        code, _, err = await run("table", "load", "t", str(bad), "--rejects", str(kept))
+        assert code == 2 and "refused so far" not in err and not kept.exists()
+
+
 def test_what_looks_like_a_number_and_is_none_is_text(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b,c,d\n007,0,12:30:00,-05\n1,10,13:00:00,6\n")

@@ -25,12 +25,16 @@ class _Refused(NamedTuple):
 
 
 class Faults:
-    """The refused rows of one load. `rejects`: the file for them, one JSON object a line."""
+    """The refused rows of one load."""
 
-    def __init__(self, rejects: BinaryIO | None = None) -> None:
+    def __init__(self) -> None:
         self._told: list[str] = []
         self.count = 0
         """How many there are so far."""
+        self._rejects: BinaryIO | None = None
+
+    def keep_in(self, rejects: BinaryIO) -> None:
+        """Also write all of them to this file, one JSON object a line."""
         self._rejects = rejects
 
     def add(self, source: Source, row_errors: Sequence[RowError]) -> None:
@@ -63,12 +67,14 @@ class Faults:
                 told |= {"number": place, "values": rows[place]}
             sink.write(json.dumps(told, allow_nan=False).encode() + b"\n")
 
-    def report(self) -> None:
-        """Print one line for each of the first refused rows."""
+    def report(self, kept_in: str | None = None) -> None:
+        """Print one line for each of the first refused rows, and the file that has them all, if there is one."""
         for line in self._told:
             say(line, err=True)
         if self.count > len(self._told):
             say(f"... and {self.count - len(self._told)} more", err=True)
+        if self.count and kept_in:
+            say(f"the {self.count} rows that were refused so far are in {kept_in}", err=True)
 
     def refuse(self, written: int, kept_in: str | None = None) -> None:
         """Raises Rejected, with the number of refused rows, if there are any."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import click
 
@@ -107,13 +107,15 @@ def load(
     with ExitStack() as stack:
         inputs = stack.enter_context(opened(files, form or "", again=create or rejects is not None))
         table = _definition(name, inputs[0], csv, key, hashes, replication_factor) if create else None
-        sink = stack.enter_context(new_file(rejects)) if rejects is not None else None
-        job = _Load(inputs, csv, op, timeout_s, sink, as_json)
+        job = _Load(inputs, csv, op, timeout_s, as_json)
+        if rejects is not None:
+            # A load that ends early has refused these rows all the same.
+            job.faults.keep_in(stack.enter_context(new_file(rejects, keep=lambda: bool(job.faults.count))))
         try:
             with rows_progress() as job.progress:
                 with_client(masters, lambda client: job.run(client, name, table), timeout_s)
         except BaseException:  # Ctrl-C, a later file that cannot be read, no leader
-            job.report(complete=False)
+            job.report(complete=False, kept_in=rejects)
             raise
         job.report()
     job.faults.refuse(job.written, rejects)
@@ -161,12 +163,11 @@ class _Load:
         csv: CsvFormat,
         op: str,
         timeout_s: float,
-        rejects: BinaryIO | None,
         as_json: bool,
     ) -> None:
         from stele.cli.faults import Faults
 
-        self.faults = Faults(rejects)
+        self.faults = Faults()
         self.written = 0
         self.progress: Progress
         self._inputs = inputs
@@ -242,14 +243,14 @@ class _Load:
         finally:  # a file that breaks off may have had bad lines before the break
             self.faults.add(source, refused)
 
-    def report(self, *, complete: bool = True) -> None:
+    def report(self, *, complete: bool = True, kept_in: str | None = None) -> None:
         """Print how many rows were written, and the first refused ones. If the load is not complete, some
-        written rows may not be acknowledged yet."""
+        written rows may not be acknowledged yet. `kept_in`: the file of the refused rows, if nothing else names it."""
         if self._opened:  # otherwise no row was tried
             done = {"written": self.written, "refused": self.faults.count, "complete": complete}
             unsure = self._settled < self._taken  # some of these rows may be written
             show_done(self._told(complete), self._as_json, {**done, "moreMayBeWritten": unsure})
-        self.faults.report()
+        self.faults.report(kept_in)
 
     def _told(self, complete: bool) -> str:
         if not complete and not self._taken:

@@ -1,13 +1,13 @@
 """Files that commands write. Knows nothing of rows.
 
-Invariant: the name holds either its old content or the complete new file. A file is replaced only if the user
+Invariant: the name holds either its old content or a complete new file. A file is replaced only if the user
 asks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -26,9 +26,9 @@ def check_new(path: str, *, otherwise: str) -> None:
 
 
 @contextmanager
-def new_file(path: str) -> Iterator[BinaryIO]:
+def new_file(path: str, *, keep: Callable[[], bool] = lambda: False) -> Iterator[BinaryIO]:
     """A file that gets its name only when it is complete; an error leaves nothing. Pipes and devices are
-    written directly.
+    written directly. `keep`: whether what was written up to an error is complete by itself.
 
     Raises:
         OSError: it cannot be written.
@@ -42,13 +42,22 @@ def new_file(path: str) -> Iterator[BinaryIO]:
     partial = real.with_name(f".{real.name}.{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, real)
+            try:
+                yield file
+            except BaseException:
+                if keep():
+                    _name(file, partial, real)
+                raise
+            _name(file, partial, real)
     except BaseException as exc:
         with suppress(OSError):
             partial.unlink()
         if isinstance(exc, OSError) and exc.filename == str(partial):
             exc.filename = path  # the name that the caller knows
         raise
+
+
+def _name(file: BinaryIO, partial: Path, real: Path) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(partial, real)
