@@ -14,8 +14,11 @@ from stele.model.clock import from_physical_us
 from stele.model.errors import Code, SteleError
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
+from stele.rpc.convert import id_to_pb
 from stele.rpc.errors import error_from_json
 from stele.rpc.identity import Identity
+from stele.rpc.proto import tserver_pb2
+from stele.rpc.proto.tserver_pb2_grpc import TabletServerAdminServiceStub
 from stele.rpc.ticket import COMMAND_BYTES_MAX, TICKET_VERSION, ScanCommand, decode_ticket
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, fill
 
@@ -124,6 +127,54 @@ async def test_a_scan_resumes_behind_the_key_beside_its_last_batch(cluster: Loca
     await asyncio.to_thread(check)
 
 
+async def test_a_prepared_plan_is_read_from_any_replica_at_once(cluster: LocalCluster) -> None:
+    """A follower knows by the ticket's index that it has the snapshot, which it has not heard of."""
+    address = cluster.running["master"].description.address
+
+    def check(number: int) -> None:
+        info = planned(address, ScanCommand("t", prepare=True))
+        assert all(decode_ticket(endpoint.ticket.ticket).prepared for endpoint in info.endpoints)
+        found: list[int] = []
+        for endpoint in info.endpoints:
+            with fl.connect(endpoint.locations[number]) as client:
+                found += client.do_get(endpoint.ticket).read_all()["id"].to_pylist()
+        assert sorted(found) == list(range(ROWS))
+
+    for number in range(3):
+        await asyncio.to_thread(check, number)
+
+
+async def test_a_plan_is_made_without_what_no_leader_answers(cluster: LocalCluster) -> None:
+    """Its tickets are for leaders then, as those of a plan that asked for nothing."""
+    address = cluster.running["master"].description.address
+    await cluster.stop("node-0")
+    command = ScanCommand("t", prepare=True, part_bytes=1, statistics=True)
+    info = await asyncio.to_thread(planned, address, command)
+    assert len(info.endpoints) == 4
+
+
+async def test_tablets_are_cut_into_tickets_of_about_so_many_bytes(cluster: LocalCluster) -> None:
+    address = cluster.running["master"].description.address
+    count = 100_000
+    async with cluster.client() as client:
+        table = await client.create_table("large", SCHEMA)
+        await table.write_arrow(pa.table({"id": range(count), "name": ["x" * 20] * count}))
+        (tablet,) = table.scan().plan.tablets
+        flush = tserver_pb2.FlushTabletRequest(tablet_id=id_to_pb(tablet.tablet_id))
+        leader = tablet.target().address
+        await client.pool.unary(leader, TabletServerAdminServiceStub, "FlushTablet", flush, timeout_s=60)
+
+    def check() -> None:
+        assert len(planned(address, ScanCommand("large", part_bytes=1 << 40)).endpoints) == 1
+        info = planned(address, ScanCommand("large", part_bytes=1, resumable=True))
+        assert len(info.endpoints) == 4, "groups have 32,768 rows"
+        assert read(info)["id"].to_pylist() == list(range(count)), "each row is in one part"
+        few = planned(address, ScanCommand("large", part_bytes=1, where="id IN (5, 99999)", prepare=True))
+        assert len(few.endpoints) == 2 and read(few)["id"].to_pylist() == [5, 99_999]
+
+    await asyncio.to_thread(check)
+
+
 def refusal(address: str, command: Any) -> SteleError | None:
     try:
         if isinstance(command, bytes):
@@ -148,6 +199,7 @@ async def test_what_cannot_be_planned_is_refused_with_the_reason(cluster: LocalC
         (ScanCommand("t", where="id LIKE 3"), Code.INVALID_ARGUMENT, "there is no LIKE"),
         (b"\x01{}", Code.INVALID_ARGUMENT, "name either a table or a tablet"),
         (b"\x01" + b" " * COMMAND_BYTES_MAX, Code.TOO_LARGE, "name fewer values"),
+        (b'\x01{"table":"t","part_bytes":-1}', Code.INVALID_ARGUMENT, "command: "),
         (b"hello", Code.UNSUPPORTED_VERSION, "version 104 is unknown"),
     ]
     for command, code, said in cases:

@@ -26,6 +26,7 @@ TICKET_VERSION = 1
 CHANGES_VERSION = 2
 """The version of a ticket for changes. A program that does not know them must not answer with a scan."""
 COMMAND_BYTES_MAX = 64 << 10
+_PART_BYTES_MAX = 1 << 62
 _U64_MAX = (1 << 64) - 1
 _INCARNATION, _DIGITS_MAX = b"stele.incarnation", 20
 
@@ -198,7 +199,18 @@ def decode_ticket(raw: bytes) -> Ticket | CopyTicket:
     return _decode(raw, "ticket", parse, newest=CHANGES_VERSION)
 
 
-_COMMAND_FIELDS = ("table", "tablet", "columns", "snapshot", "where", "limit", "resumable", "statistics")
+_COMMAND_FIELDS = (
+    "table",
+    "tablet",
+    "columns",
+    "snapshot",
+    "where",
+    "limit",
+    "resumable",
+    "statistics",
+    "prepare",
+    "part_bytes",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +218,9 @@ class ScanCommand:
     """A GetFlightInfo command: a whole table by name, or one tablet. `columns` by name; () for all.
 
     `snapshot` 0 means now. The rest is for whole tables. `where`: as in stele.model.where. `limit`: for each
-    tablet. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are.
+    ticket. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are. `prepare`: have
+    the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets into tickets of about so many
+    bytes of files; 0: one ticket for each tablet.
     """
 
     table: str = ""
@@ -217,6 +231,8 @@ class ScanCommand:
     limit: int | None = None
     resumable: bool = False
     statistics: bool = False
+    prepare: bool = False
+    part_bytes: int = 0
 
     def encode(self) -> bytes:
         """The command as bytes."""
@@ -230,6 +246,8 @@ class ScanCommand:
                 "limit": self.limit,
                 "resumable": self.resumable,
                 "statistics": self.statistics,
+                "prepare": self.prepare,
+                "part_bytes": self.part_bytes,
             }
         )
 
@@ -259,6 +277,8 @@ class ScanCommand:
                 limit=limit if limited else None,
                 resumable=fields.flag("resumable"),
                 statistics=fields.flag("statistics"),
+                prepare=fields.flag("prepare"),
+                part_bytes=fields.number("part_bytes", _PART_BYTES_MAX),
             )
             fields.refuse_faults()
             if bool(command.table) == bool(command.tablet_id):

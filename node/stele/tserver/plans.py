@@ -7,15 +7,17 @@ Invariant: all tickets of a plan are for one snapshot and one schema version, an
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stele.consensus.replica import Replica
 from stele.model.clock import from_physical_us
-from stele.model.errors import Code, Rejected, Retryable, SteleError
-from stele.model.partition import numbered, prune
+from stele.model.errors import Code, Rejected, Retryable
+from stele.model.key_bounds import key_ranges, within
+from stele.model.partition import PartitionSchema, numbered, prune
 from stele.model.partitioning import HashPartitioning, Partitioning, by_names
 from stele.model.predicate import Predicate, ScanSpec
 from stele.model.schema import Schema
@@ -26,20 +28,32 @@ from stele.rpc.convert_schema import partition_from_pb, partitioning_from_pb, sc
 from stele.rpc.flight_plan import Endpoint, Planned
 from stele.rpc.identity import Identity
 from stele.rpc.masters import Masters
-from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2
-from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
+from stele.rpc.proto import common_pb2, master_pb2
 from stele.rpc.ticket import ScanCommand, Ticket
 from stele.tserver.description import NodeDescription
+from stele.tserver.plan_questions import PlanQuestions
 from stele.tserver.replicas import Replicas
 from stele.tserver.scan import table_of
 from stele.tserver.table_actions import TableActions
 from stele.tserver.threads import InThread
 
 PLAN_TIMEOUT_S = 10.0
-_STATISTICS_TIMEOUT_S = 2.0
+_WAIT_MS, _PREPARED_WAIT_MS = 5_000, 1_000
+"""How long a replica may wait until it can serve the snapshot. Others may serve a prepared one earlier."""
 _PLAN_BYTES_MAX = 8 << 20
 """Each ticket repeats the conditions, and one answer holds all tickets."""
 _GONE = ("REPLACED", "DELETED")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What a command asks for, and the tablets that can hold it."""
+
+    schema: Schema
+    partitioning: PartitionSchema
+    spec: ScanSpec
+    snapshot: int
+    tablets: list[master_pb2.TabletLocationsPB]
 
 
 class Plans:
@@ -61,6 +75,7 @@ class Plans:
         self._pool = ChannelPool(Identity(identity.cluster_id, fork_id=identity.fork_id))
         self._masters = Masters(self._pool, (), first_contact_s=None, timeout_s=PLAN_TIMEOUT_S - 1)
         self._actions = TableActions(self._ask)
+        self._questions = PlanQuestions(self._pool)
 
     async def close(self) -> None:
         """Ask the masters nothing more."""
@@ -76,11 +91,15 @@ class Plans:
         if command.tablet_id:
             return await self._of_tablet(command)
         answer = await self._actions.locations(command.table)
-        planned = await self._in_thread(self._of_table, answer, command)
-        if not command.statistics:
-            return planned
-        rows, size = await self._sizes(answer.tablets)
-        return Planned(planned.schema, planned.endpoints, rows, size, planned.about)
+        chosen = await self._in_thread(self._choose, answer, command)
+        there = [pb for pb in answer.tablets if pb.state not in _GONE]
+        prepared, cuts, (rows, size) = await asyncio.gather(
+            self._questions.prepare(chosen.tablets if command.prepare else (), chosen.snapshot),
+            self._questions.split_keys(chosen.tablets if command.part_bytes else (), command.part_bytes),
+            self._questions.sizes(there if command.statistics else None),
+        )
+        planned = await self._in_thread(self._planned, answer.table, chosen, command, prepared, cuts)
+        return replace(planned, rows=rows, bytes=size)
 
     async def act(self, name: str, body: bytes) -> bytes:
         """Carry out an action on tables (table_actions.py)."""
@@ -92,9 +111,9 @@ class Plans:
         self._masters.learn(self._addresses())
         return await self._masters.call(method, request)
 
-    def _of_table(self, answer: master_pb2.GetTableLocationsResponse, command: ScanCommand) -> Planned:
+    def _choose(self, answer: master_pb2.GetTableLocationsResponse, command: ScanCommand) -> _Chosen:
         """Called in a thread: conditions may be long, and tablets many."""
-        info, identity = answer.table, self._description.identity
+        info = answer.table
         schema, partitioning = schema_from_pb(info.schema), partitioning_from_pb(info.partitioning)
         predicates = _predicates(command.where, schema)
         spec = ScanSpec(
@@ -103,7 +122,6 @@ class Plans:
             limit=command.limit,
             ordered=command.resumable,
         )
-        scan = spec.to_json(schema)
         snapshot = command.snapshot or int(from_physical_us(time.time_ns() // 1_000))
         ordinals = {part: n for n, part in numbered(partitioning)}
         there = {
@@ -117,84 +135,66 @@ class Plans:
                 f"table {info.name}: only {len(there)} of {partitioning.tablets} tablets exist so far",
                 code=Code.NOT_READY,
             )
-        if len(scan) * len(wanted) > _PLAN_BYTES_MAX:
+        size = len(spec.to_json(schema))
+        if size * len(wanted) > _PLAN_BYTES_MAX:
             raise Rejected(
-                f"table {info.name}: the plan would have {len(wanted)} tickets of {len(scan)} bytes; "
+                f"table {info.name}: the plan would have {len(wanted)} tickets of {size} bytes; "
                 "name fewer values in the conditions",
                 code=Code.TOO_LARGE,
             )
+        return _Chosen(schema, partitioning, spec, snapshot, [there[n] for n in wanted])
+
+    def _planned(
+        self,
+        info: master_pb2.TableInfoPB,
+        chosen: _Chosen,
+        command: ScanCommand,
+        prepared: Mapping[bytes, int],
+        cuts: Mapping[bytes, Sequence[bytes]],
+    ) -> Planned:
+        """Called in a thread."""
+        identity, schema, spec = self._description.identity, chosen.schema, chosen.spec
+        scans = [
+            (pb, part) for pb in chosen.tablets for part in parts(spec, schema, cuts.get(pb.tablet_id, ()))
+        ]
+        whole = spec.to_json(schema)
+        if len(whole) * len(scans) > _PLAN_BYTES_MAX:  # each part repeats the conditions
+            scans = [(pb, spec) for pb in chosen.tablets]
         endpoints = [
             Endpoint(
                 Ticket(
                     cluster_id=identity.cluster_id,
-                    tablet_id=id_from_pb(there[n].tablet_id),
-                    snapshot=snapshot,
+                    tablet_id=id_from_pb(pb.tablet_id),
+                    snapshot=chosen.snapshot,
                     schema_version=schema.version,
-                    scan=scan,
+                    scan=whole if part is spec else part.to_json(schema),
+                    wait_ms=_PREPARED_WAIT_MS if pb.tablet_id in prepared else _WAIT_MS,
                     fork_id=identity.fork_id,
-                    incarnation=there[n].tablet_incarnation,
+                    incarnation=pb.tablet_incarnation,
+                    prepared=prepared.get(pb.tablet_id, 0),
                     resumable=command.resumable,
                 ),
-                _flight_addresses(there[n]),
+                _flight_addresses(pb),
             )
-            for n in wanted
+            for pb, part in scans
         ]
         about = {
             "cluster": identity.cluster_id,
             "table": info.name,
             "table_id": id_from_pb(info.table_id),
-            "snapshot": snapshot,
+            "snapshot": chosen.snapshot,
             "columns": [[c.name, c.type, c.nullable, c.default] for c in schema.columns],
             "key": [c.name for c in schema.key_columns],
-            "partitioning": [_part(part) for part in by_names(partitioning, schema)],
+            "partitioning": [_part(part) for part in by_names(chosen.partitioning, schema)],
             "replication_factor": info.replication_factor,
         }
         return Planned(schema.to_arrow(spec.column_ids), endpoints, about=about)
 
-    async def _sizes(self, tablets: Sequence[master_pb2.TabletLocationsPB]) -> tuple[int, int]:
-        """(rows, bytes of files), as the leaders say; -1 for both if one does not answer."""
-        led: dict[tuple[str, str], list[bytes]] = defaultdict(list)
-        wanted = 0
-        for pb in tablets:
-            if pb.state in _GONE:
-                continue
-            wanted += 1
-            for replica in pb.replicas:
-                if replica.role == common_pb2.LEADER and replica.alive:
-                    led[replica.peer.address, id_from_pb(replica.peer.node_id)].append(pb.tablet_id)
-        answers = await asyncio.gather(*(self._statuses(*node, ids) for node, ids in led.items()))
-        found = {
-            status.tablet_id: status
-            for statuses in answers
-            for status in statuses
-            if status.role == common_pb2.LEADER
-        }
-        if len(found) < wanted:
-            return -1, -1
-        return sum(s.rows_estimate for s in found.values()), sum(s.bytes_on_disk for s in found.values())
-
-    async def _statuses(
-        self, address: str, node_id: str, tablet_ids: list[bytes]
-    ) -> Sequence[common_pb2.ReplicaStatusPB]:
-        request = consensus_pb2.GetConsensusStateRequest(tablet_ids=tablet_ids)
-        try:
-            answer = await self._pool.unary(
-                address,
-                ConsensusServiceStub,
-                "GetConsensusState",
-                request,
-                timeout_s=_STATISTICS_TIMEOUT_S,
-                to_node=node_id,
-            )
-        except SteleError:
-            return ()
-        found: Sequence[common_pb2.ReplicaStatusPB] = answer.replicas
-        return found
-
     # --- one tablet
 
     async def _of_tablet(self, command: ScanCommand) -> Planned:
-        if command.where or command.limit is not None or command.resumable or command.statistics:
+        known = ScanCommand(tablet_id=command.tablet_id, columns=command.columns, snapshot=command.snapshot)
+        if command != known:
             raise Rejected("a plan of one tablet takes columns and snapshot only; name the table instead")
         identity = self._description.identity
         replica: Replica = self._replicas.for_client(command.tablet_id)
@@ -213,6 +213,19 @@ class Plans:
         )
         here = (self._description.flight_address,)
         return Planned(schema.to_arrow(column_ids), [Endpoint(ticket, here)])
+
+
+def parts(spec: ScanSpec, schema: Schema, cuts: Sequence[bytes]) -> list[ScanSpec]:
+    """A scan of a tablet, cut at these ascending keys. Parts that can hold no wanted row are left out."""
+    if not cuts:
+        return [spec]
+    wanted = key_ranges(schema.key_column_ids, schema, spec.predicates)
+    bounds = itertools.pairwise((b"", *cuts, b""))
+    return [
+        replace(spec, lower_key=lower, upper_key=upper)
+        for lower, upper in bounds
+        if within(wanted, lower, upper)
+    ]
 
 
 def _column_ids(names: Sequence[str], schema: Schema) -> tuple[int, ...]:
