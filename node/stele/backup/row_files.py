@@ -24,6 +24,8 @@ FILE_BYTES = 64 << 20
 """A file ends once it has this many bytes. Restore holds a file in memory, and an interrupted backup goes on behind its last
 whole file."""
 _READ_ROWS = 32_768
+_SAMPLE_ROWS, _DISTINCT_MAX = 8_192, 0.75
+"""A column gets a dictionary if at most this share of so many rows are different values."""
 
 
 def file_columns(schema: Schema, *, whole: bool) -> pa.Schema:
@@ -39,8 +41,9 @@ class ParquetRows:
     """Writes batches to a Parquet file in row groups. `sink`: a binary file."""
 
     def __init__(self, sink: Any, schema: pa.Schema) -> None:
+        self._sink = sink
         self._schema = schema
-        self._writer = parquet.ParquetWriter(sink, schema, compression="zstd")
+        self._writer: parquet.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
 
@@ -55,21 +58,41 @@ class ParquetRows:
     def close(self) -> None:
         """Write what waits, and the footer. Raises OSError."""
         self._end_group()
-        self._writer.close()
+        self._opened(self._schema.empty_table()).close()
 
     def _end_group(self) -> None:
         if self._waiting:
             rows = pa.Table.from_batches(self._waiting, self._schema)
             self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-            self._writer.write_table(rows, row_group_size=_GROUP_ROWS)
+            self._opened(rows).write_table(rows, row_group_size=_GROUP_ROWS)
+
+    def _opened(self, rows: pa.Table) -> parquet.ParquetWriter:
+        """The writer. The first rows decide which columns get a dictionary: one of many values costs as much as all the
+        rest, and makes files no smaller."""
+        if self._writer is None:
+            few = _of_few_values(rows)
+            self._writer = parquet.ParquetWriter(
+                self._sink, self._schema, compression="zstd", use_dictionary=few or False
+            )
+        return self._writer
 
     def abandon(self) -> None:
         """Release the writer, also one that has failed. Its sink must drop what it still writes."""
         self._waiting.clear()
+        if self._writer is None:
+            return
         try:
             self._writer.close()
         except (pa.ArrowException, OSError, ValueError):
             self._writer.is_open = False  # else it would be closed again when it is freed
+
+
+def _of_few_values(rows: pa.Table) -> list[str]:
+    """The columns whose values repeat, by a sample of rows."""
+    step = -(-rows.num_rows // _SAMPLE_ROWS) or 1
+    sample = rows.take(pa.array(range(0, rows.num_rows, step), pa.int64()))
+    most = sample.num_rows * _DISTINCT_MAX
+    return [field.name for field, values in zip(rows.schema, sample.columns) if len(values.unique()) <= most]
 
 
 class RowFile:
