@@ -1,7 +1,8 @@
-# Three images from one file: `docker build --target node|operator|tools -t stele/<target>:dev .`
+# Four images from one file: `docker build --target node|operator|tools|spark -t stele/<target>:dev .`
 #   node      masters and nodes
 #   operator  the controller
 #   tools     the command line, the Python client, Spark, and the programs of the demo
+#   spark     the same for the Jobs of a TabletBackup or TabletRestore with `spark`, and for the executors of these
 # All run as user 1000 on a read-only root file system (tools: with a writable /tmp). What is needed to build stays in
 # the build stages. pip takes its index from the build arguments below, or from a pip.conf given as a secret
 # (`--secret id=pip.conf,src=...`), or from the base image.
@@ -108,3 +109,7 @@ USER 1000:1000
 WORKDIR /tmp
 ENTRYPOINT ["stele"]
 CMD ["--help"]
+
+FROM tools AS spark
+ENTRYPOINT ["python", "-m", "stele_spark.submit"]
+CMD ["backup", "--help"]

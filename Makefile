@@ -49,8 +49,8 @@ docs: venv ## the site, into build/site; a link that leads nowhere fails
 	$(BIN)/python docs/tools/picture.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-images: ## the images node, operator and tools; DOCKER=docker TAG=dev BUILD_FLAGS=
-	for target in node operator tools; do \
+images: ## the images node, operator, tools and spark; DOCKER=docker TAG=dev BUILD_FLAGS=
+	for target in node operator tools spark; do \
 	  $(DOCKER) build --quiet $(BUILD_FLAGS) --target $$target --tag stele/$$target:$(TAG) . || exit 1; done
 	@$(DOCKER) images --filter 'reference=stele/*:$(TAG)' --format '{{.Repository}}:{{.Tag}}  {{.Size}}'
 

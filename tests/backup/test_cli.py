@@ -9,6 +9,7 @@ import pytest
 
 import stele
 from stele import backup
+from stele.backup.manifest import unseal
 from stele.cli.errors import DISK, NO, REFUSED, TRY_AGAIN
 from tests.backup.conftest import Run, There
 from tests.backup.tables import data_files, made_by_hand, numbered, rows
@@ -65,6 +66,14 @@ def test_a_table_from_the_first_backup_to_the_pruning(there: There, run: Run, tm
     client.open_table("new").put({"id": -5})
     code, out, err = stele_backup("verify", folder, "--compare", "--table", "t=new")
     assert code == NO and "it has 1001 rows, but the files have 1000" in err
+    proofs = tmp_path / "proofs"
+    code, out, _ = stele_backup("verify", folder, "--compare", "--table", "t=four", "--record", proofs)
+    (file,) = proofs.iterdir()
+    assert code == 0 and out.endswith(f"recorded in {file}\n")
+    proof = unseal(file.read_bytes(), "")
+    assert (proof["id"], proof["whole"], proof["differences"]) == (made["id"], True, [])
+    (checked,) = proof["checked"]
+    assert (checked["rows"], checked["compared"]) == (1_000, "table four as it is now")
     code, out, _ = stele_backup("prune", folder, "--keep", "1", "--yes")
     assert code == 0 and out.endswith("removed 1 backup; 1 left\n")
     code, out, _ = stele_backup("prune", folder, "--keep", "1", "--yes")

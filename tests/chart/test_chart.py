@@ -149,3 +149,20 @@ def test_every_value_is_described() -> None:
         assert re.search(rf"^\|.*`{key}[`.]", described, re.M), (
             f"charts/stele/README.md does not tell of {key}"
         )
+
+
+def test_spark_has_an_account_of_its_own_where_it_was_asked_for_which_may_make_pods() -> None:
+    assert not [o for o in rendered() if "spark" in o["metadata"]["name"]]
+    objects = rendered("spark.serviceAccount=stele-spark", "namespaces={other}")
+    mine = [o for o in objects if o["metadata"]["name"] == "stele-spark"]
+    assert sorted((o["kind"], o["metadata"]["namespace"]) for o in mine) == [
+        (kind, namespace)
+        for kind in ("Role", "RoleBinding", "ServiceAccount")
+        for namespace in ("data", "other")
+    ]
+    for role in of(mine, "Role"):
+        allowed = {(r, verb) for rule in role["rules"] for r in rule["resources"] for verb in rule["verbs"]}
+        assert ("pods", "create") in allowed and not {r for r, _ in allowed} & {"secrets", "pods/exec", "*"}
+    for binding in of(mine, "RoleBinding"):
+        (subject,) = binding["subjects"]
+        assert (subject["name"], subject["namespace"]) == ("stele-spark", binding["metadata"]["namespace"])

@@ -241,6 +241,32 @@ async def test_one_resource_restores_a_whole_cluster_onto_an_empty_one(tmp_path:
 
 
 @pytest.mark.chaos
+@pytest.mark.spark
+async def test_spark_makes_a_backup_and_restores_it_in_jobs(tmp_path: Path) -> None:
+    target, cluster = {"uri": f"file://{tmp_path}/backups"}, {"name": "flights"}
+    spark = {"image": "stele/spark:0", "conf": {"spark.log.level": "ERROR"}}
+    async with filled(tmp_path) as made:
+        await create(made, "TabletBackup", "one", clusterRef=cluster, target=target, type="Auto", spark=spark)
+        one = await ended(made, "TabletBackup", "one", 800)
+        assert (one["phase"], one["type"], one["rows"], one["attempts"]) == ("Succeeded", "full", ROWS, 1), (
+            one
+        )
+        (event,) = [e for e in await made.events("TabletBackup") if e["reason"] == "BackupBegan"]
+        assert "stele_spark.submit --master local[*,4]" in event["message"]
+        renamed = [{"name": "flights", "newName": "copy"}]
+        await create(
+            made, "TabletRestore", "back", clusterRef=cluster, source=target, tables=renamed, spark=spark
+        )
+        back = await ended(made, "TabletRestore", "back", 800)
+        assert (back["phase"], back["rows"], back["verified"]) == ("Succeeded", ROWS, True), back
+        assert await rows(made, "copy") == await rows(made, "flights")
+        await create(made, "TabletRestore", "taken", clusterRef=cluster, source=target, spark=spark)
+        taken = await ended(made, "TabletRestore", "taken", 800)
+        assert (taken["phase"], taken["attempts"]) == ("Failed", 1)
+        assert "table flights exists already" in taken["error"], taken
+
+
+@pytest.mark.chaos
 async def test_a_killed_job_and_a_killed_node_end_in_a_whole_backup(tmp_path: Path) -> None:
     folder, cluster = tmp_path / "backups", {"name": "flights"}
     target = {"uri": f"file://{folder}"}

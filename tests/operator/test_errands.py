@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -88,6 +89,49 @@ def test_a_backup_begins_as_a_job_that_is_no_member_and_has_no_rights() -> None:
     assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
     assert {"name": "STELE_MASTERS", "value": "flights-masters.data.svc:7051"} in pod["containers"][0]["env"]
     assert [s.reason for s in asked.events] == ["BackupBegan"]
+
+
+def test_spark_does_the_work_in_the_jobs_pod_without_any_right_or_in_pods_that_it_makes() -> None:
+    spark: Json = {"image": "spark:1", "conf": {"spark.executor.memory": "2g", "spark.ui.enabled": "true"}}
+    secret = {"credentialsSecret": {"name": "bucket"}}
+    local = made(decide(world(), errand(spark=spark, target=TARGET | secret)))["spec"]["template"]["spec"]
+    (container,) = local["containers"]
+    assert (container["image"], container["command"]) == ("spark:1", ["python", "-m", "stele_spark.submit"])
+    words = container["args"]
+    assert words[:2] == ["--master", "local[*,4]"] and "spark.executor.memory=2g" in words
+    assert "spark.ui.enabled=false" in words and "spark.ui.enabled=true" not in words
+    assert words[words.index("backup") :] == [
+        "backup",
+        "--json-progress",
+        "--key",
+        "u1",
+        "--all",
+        "--",
+        TARGET["uri"],
+    ]
+    assert local["automountServiceAccountToken"] is False
+    final = made(decide(world(), errand(spark=spark)))["spec"]["podFailurePolicy"]["rules"][1]
+    assert final["onExitCodes"]["values"] == [2, 5], "Spark ends with 1 also where another try may succeed"
+
+    settings = {"serviceAccountName": "stele-spark", "nodeSelector": {"disk": "fast"}}
+    more = errand("TabletRestore", spark=spark | {"executors": 3}, source=TARGET | secret, job=settings)
+    driver = made(decide(world(), more))["spec"]["template"]["spec"]
+    (container,) = driver["containers"]
+    words = container["args"]
+    assert words[:2] == ["--master", "k8s://https://kubernetes.default.svc"] and "restore" in words
+    for setting in (
+        "spark.executor.instances=3", "spark.kubernetes.namespace=data", "spark.driver.host=$(STELE_POD_IP)",
+        "spark.kubernetes.driver.pod.name=$(STELE_POD_NAME)", "spark.kubernetes.container.image=spark:1",
+    ):  # fmt: skip
+        assert setting in words
+    assert (driver["automountServiceAccountToken"], driver["serviceAccountName"]) == (True, "stele-spark")
+    variables = {v["name"]: v.get("value") for v in container["env"]}
+    executor = json.loads(str(variables["STELE_EXECUTOR_POD"]))["spec"]
+    assert executor["automountServiceAccountToken"] is False and "serviceAccountName" not in executor
+    assert executor["nodeSelector"] == {"disk": "fast"}
+    assert executor["containers"][0]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    faulty = decide(world(), errand(spark={"image": "x", "conf": {"executor.memory": "1g"}}))
+    assert conditions(faulty)["Stalled"] == ("True", "InvalidSpec")
 
 
 def test_all_tables_and_a_volume() -> None:

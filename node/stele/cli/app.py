@@ -94,6 +94,7 @@ _GROUPS = {
             "holds": ("stele.cli.holds:holds", "List the holds on a table's history."),
             "hold": ("stele.cli.holds:hold", "Keep a table's history from a time on."),
             "release": ("stele.cli.holds:release", "End a hold on a table's history."),
+            "verify": ("stele.cli.same:verify", "Compare all replicas of a table with each other."),
             "load": ("stele.cli.load:load", "Write CSV, Parquet or Arrow files into a table."),
         },
     ),

@@ -12,6 +12,7 @@ from stele.cli.backup import manifest_as_json, note
 from stele.cli.errors import NO
 from stele.cli.options import json_option, masters_option, timeout_option, with_client, workers_for
 from stele.cli.output import say, show_json
+from stele.cli.proof import keep, record_option
 from stele.model.amounts import plural, size_or_bytes
 from stele.model.errors import Corrupt
 
@@ -48,6 +49,7 @@ def table_names(given: tuple[str, ...]) -> dict[str, str]:
     is_flag=True,
     help="Also compare with the tables of the cluster; --table NAME=OTHER compares with another one.",
 )
+@record_option
 @masters_option
 @timeout_option
 @json_option
@@ -56,6 +58,7 @@ def verify(
     backup: str | None,
     tables: tuple[str, ...],
     compare: bool,
+    record: str,
     masters: str,
     timeout_s: float,
     as_json: bool,
@@ -98,22 +101,37 @@ def verify(
             report = with_client(masters, work, timeout_s)
         else:
             report = verify_files(folder, backup, tables=list(names), workers=workers, on_rows=tell)
-    _show(report, as_json)
+    file = keep(record, f"backup-{report.manifest.backup_id}", _proof(report)) if record else ""
+    _show(report, as_json, file)
 
 
-def _show(report: Report, as_json: bool) -> None:
+def _proof(report: Report) -> dict[str, Any]:
+    """What is kept of a check: of which bytes, with which tables, and what came of it."""
+    return _as_json(report) | {
+        "sha256": report.manifest.digest,
+        "whole": not report.faults,
+        "checked": [
+            {"table": t.table, "rows": t.rows, "compared": t.compared}
+            | ({} if t.checksum is None else {"checksum": f"{t.checksum:016x}"})
+            for t in report.tables
+        ],
+    }
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return manifest_as_json(report.manifest) | {
+        "faults": report.faults,
+        "differences": report.differences,
+        "strays": report.strays,
+        "rowsRestored": {table.table: table.rows for table in report.tables},
+        "chain": [_in_chain(each) for each in report.backups],
+    }
+
+
+def _show(report: Report, as_json: bool, file: str) -> None:
     manifest = report.manifest
     if as_json:
-        show_json(
-            manifest_as_json(manifest)
-            | {
-                "faults": report.faults,
-                "differences": report.differences,
-                "strays": report.strays,
-                "rowsRestored": {table.table: table.rows for table in report.tables},
-                "chain": [_in_chain(each) for each in report.backups],
-            }
-        )
+        show_json(_as_json(report) | ({"record": file} if file else {}))
     for line in (*report.faults, *report.differences):
         say(line, err=True)
     if report.strays:
@@ -141,6 +159,8 @@ def _show(report: Report, as_json: bool) -> None:
                     say(f"  {each.backup_id}, {each.kind}: {entry.rows:,} {what} in {kept}")
     with_bases = f", with the {plural(report.bases, 'backup')} that it builds on" if report.bases else ""
     say(f"backup {manifest.backup_id} is whole{with_bases}")
+    if file:
+        say(f"recorded in {file}")
 
 
 def _files(count: int, size: int) -> str:

@@ -280,8 +280,9 @@ class TabletService(TabletServerServiceServicer):
     async def Checksum(self, request: pb.ChecksumRequest, context: Any) -> pb.ChecksumResponse:
         """Checksum of a tablet's rows and exactly-once state; of a dropped table, too."""
         replica = self._replicas.get(id_from_pb(request.tablet_id))
+        check_incarnation(replica, request.tablet_incarnation)
         if request.snapshot:
-            await replica.reads.snapshot_ready(request.snapshot)
+            await replica.reads.snapshot_ready(request.snapshot, prepared=request.index)
             snapshot = int(request.snapshot)
         else:
             snapshot = int(await replica.reads.latest_snapshot())

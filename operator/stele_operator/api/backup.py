@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from stele_operator.api.base import Model, rule, with_rules
 from stele_operator.api.cluster import DeletionPolicy, Resources
@@ -80,6 +80,9 @@ class Target(Model):
     )
 
 
+_SPARK = "Spark does the work. Absent: one process of the image of the cluster does."
+
+
 class JobSettings(Model):
     """How the Job runs, and when it is given up."""
 
@@ -97,8 +100,48 @@ class JobSettings(Model):
     tolerations: Tolerations | None = Field(default=None, description="Taints of machines that it tolerates.")
     serviceAccountName: ObjectName | None = Field(
         default=None,
-        description="ServiceAccount of its pod, for stores that give rights by it. Its token of Kubernetes is not mounted. Absent: that of "
+        description="ServiceAccount of its pod, for stores that give rights by it. Its token of Kubernetes is mounted only for Spark's executors. Absent: that of "
         "the cluster's pods.",
+    )
+
+
+def _of_spark(conf: dict[str, str]) -> dict[str, str]:
+    if wrong := [key for key in conf if not key.startswith("spark.") or "=" in key]:
+        raise ValueError(f"{wrong[0]}: expected a setting of Spark, which begins with spark.")
+    return conf
+
+
+Conf = Annotated[
+    dict[str, Annotated[str, Field(max_length=4_096)]],
+    Field(
+        max_length=64,
+        json_schema_extra=with_rules(
+            rule(
+                "self.all(k, k.startsWith('spark.'))",
+                "conf has a key that is no setting of Spark; all begin with spark.",
+            )
+        ),
+    ),
+    AfterValidator(_of_spark),
+]
+
+
+class SparkSettings(Model):
+    """Spark does the work, with a task for each tablet."""
+
+    image: Annotated[str, Field(min_length=1, max_length=512)] = Field(
+        description="Image with Spark: the target `spark` of Stele's Dockerfile, or one that is built on it."
+    )
+    executors: int = Field(
+        default=0,
+        ge=0,
+        le=200,
+        description="Pods that do the work. 0: the Job's own pod does it on all its cores. Otherwise job.serviceAccountName must have "
+        "the rights that Spark needs, and its token is mounted.",
+    )
+    conf: Conf = Field(
+        default_factory=dict,
+        description="Settings of Spark, such as spark.executor.memory. Those that the operator gives count before them.",
     )
 
 
@@ -150,6 +193,7 @@ class BackupBody(Model):
         description="Which older backups of the folder are removed afterwards. Absent: none.",
     )
     job: JobSettings = Field(default_factory=JobSettings, description="How the Job runs.")
+    spark: SparkSettings | None = Field(default=None, description=_SPARK)
 
 
 _SAME = "a TabletBackup cannot change, except for deletionPolicy; create another one"
@@ -296,4 +340,5 @@ class TabletRestoreSpec(Model):
     verify: bool = Field(
         default=True, description="Whether the restored tables are compared with the backup at the end."
     )
+    spark: SparkSettings | None = Field(default=None, description=_SPARK)
     job: JobSettings = Field(default_factory=JobSettings, description="How the Job runs.")

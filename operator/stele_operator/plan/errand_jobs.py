@@ -18,6 +18,7 @@ from stele_operator.api.backup import (
     BackupType,
     Drill,
     JobSettings,
+    SparkSettings,
     TabletBackupSpec,
     TabletRestoreSpec,
     Target,
@@ -26,12 +27,15 @@ from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.api.scalars import seconds
 from stele_operator.plan import naming
 from stele_operator.plan.manifests import pod_security
+from stele_operator.plan.spark_jobs import by_spark
 
 Json = dict[str, Any]
 _MOUNT = "/backup"
 _GRACE_S = 10
 _FINAL = [1, 2, 5]
 """Exit codes of `stele` after which another try would end alike: a table differs, refused, corrupt."""
+_FINAL_OF_SPARK = [2, 5]
+"""Spark ends with 1 also where another try may succeed."""
 
 
 _GONE = [
@@ -142,6 +146,7 @@ def backup_job(
         spec.target,
         spec.job,
         arguments,
+        spec.spark,
     )
 
 
@@ -184,6 +189,7 @@ def restore_job(
         spec.source,
         spec.job,
         arguments,
+        spec.spark,
     )
 
 
@@ -206,8 +212,9 @@ def manifest(
     target: Target,
     settings: JobSettings,
     arguments: Sequence[str],
+    spark: SparkSettings | None = None,
 ) -> Json:
-    """A Job that runs `stele backup` with these arguments."""
+    """A Job that runs `stele backup` with these arguments, itself or by Spark."""
     labels = {naming.LABEL_ERRAND: errand, naming.LABEL_MANAGED: naming.MANAGER}
     container: Json = {
         "name": naming.CONTAINER,
@@ -257,6 +264,8 @@ def manifest(
         pod["serviceAccountName"] = account
     if cluster is not None and cluster.imagePullSecrets:
         pod["imagePullSecrets"] = [secret.model_dump() for secret in cluster.imagePullSecrets]
+    if spark is not None:
+        by_spark(pod, spark, arguments, namespace)
     metadata: Json = {"name": name, "namespace": namespace, "labels": labels}
     if owner is not None:
         metadata["ownerReferences"] = [owner]
@@ -271,7 +280,13 @@ def manifest(
                 "rules": [
                     # A drained machine is no failure of the backup.
                     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": _FINAL}},
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "operator": "In",
+                            "values": _FINAL if spark is None else _FINAL_OF_SPARK,
+                        },
+                    },
                 ]
             },
             "template": {"metadata": {"labels": labels}, "spec": pod},

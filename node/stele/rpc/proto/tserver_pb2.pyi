@@ -633,18 +633,26 @@ class ChecksumRequest(_message.Message):
 
     TABLET_ID_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     snapshot: _builtins.int
     """0: now"""
+    index: _builtins.int
+    """of PrepareSnapshot for this snapshot, so that any replica can answer; 0: none"""
+    tablet_incarnation: _builtins.int
+    """0: any"""
     def __init__(
         self,
         *,
         tablet_id: _builtins.bytes = ...,
         snapshot: _builtins.int = ...,
+        index: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot", b"snapshot", "tablet_id", b"tablet_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "snapshot", b"snapshot", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
