@@ -133,19 +133,23 @@ def test_small_tables_are_broadcast_by_their_statistics(engine: Any, cluster: Cl
     assert "BroadcastHashJoin" in planned(big.join(frame, "id"))
 
 
-def test_a_node_that_dies_in_the_middle_of_a_read_costs_no_row(
-    engine: Any, cluster: Cluster, tmp_path: Path
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nodes_that_die_in_the_middle_of_a_read_cost_no_row(
+    engine: Any, cluster: Cluster, tmp_path: Path, nodes: int
 ) -> None:
+    """No leader is needed: with two of three nodes gone there is none."""
     from pyspark.sql import functions as F
 
+    name = f"wide{nodes}"
     with Client(cluster.master_addresses) as client:
         schema = Schema.make([("id", "int64"), ("text", "string")], ["id"])
-        table = client.create_table("wide", schema)
+        table = client.create_table(name, schema)
         for first in range(0, WIDE_ROWS, 10_000):
             ids = range(first, first + 10_000)
             table.write_arrow(pa.table({"id": ids, "text": [f"{n:0{WIDE_BYTES}}" for n in ids]}))
         (tablet,) = table.asynchronous.locations.tablets
         leader = cluster.member(tablet.target().node_id)
+        victims = [leader, *(node for node in cluster.nodes if node is not leader)][:nodes]
 
     reading = tmp_path / "reading"
 
@@ -156,13 +160,14 @@ def test_a_node_that_dies_in_the_middle_of_a_read_costs_no_row(
             yield batch
 
     engine.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
-    frame = loaded(engine, cluster, "wide").mapInArrow(slowly, "id long, text string")
+    frame = loaded(engine, cluster, name).mapInArrow(slowly, "id long, text string")
     found: dict[int, tuple[int, int, int]] = {}
 
     def kill() -> None:
         while not reading.exists():
             time.sleep(0.02)
-        cluster.kill(leader)
+        for victim in victims:
+            cluster.kill(victim)
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
@@ -174,7 +179,8 @@ def test_a_node_that_dies_in_the_middle_of_a_read_costs_no_row(
         assert not leader.running
     finally:
         engine.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-        cluster.restart(leader)
+        for victim in victims:
+            cluster.restart(victim)
     assert found == {WIDE_BYTES: (WIDE_ROWS, WIDE_ROWS, WIDE_ROWS * (WIDE_ROWS - 1) // 2)}
 
 
@@ -235,6 +241,21 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
         engine.sql("SELECT * FROM st.old")
     with Client(cluster.master_addresses) as client:
         assert [each.name for each in client.dropped_tables()] == ["old"]
+
+
+def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:
+    from stele_spark.options import OPTIONS
+
+    reader = engine.read.format("stele").options(masters=",".join(cluster.master_addresses), table="t")
+    with pytest.raises(Exception, match='unknown option "colour"') as caught:
+        reader.option("colour", "red").load()
+    there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
+    assert f"options are {there}" in str(caught.value)
+    for option in ("op", "op_column", "rejects", "job"):
+        with pytest.raises(Exception, match=f'"{option}" is an option of a write, not of a read'):
+            reader.option(option, "insert").load()
+    with pytest.raises(Exception, match='"cursor" is an option of a stream, not of a read'):
+        engine.sql("SELECT * FROM st.t WITH (`cursor` = 'c')").collect()
 
 
 def test_a_master_that_is_not_there_is_told_in_one_sentence(engine: Any) -> None:

@@ -9,6 +9,7 @@ import java.time.ZoneOffset;
 import java.time.format.DateTimeParseException;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
@@ -30,14 +31,25 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("op_column", "for writes: a column of the frame that has the operation of each row");
     KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
     KNOWN.put("job", "for writes: a name; what another save() with this name has written is done");
+    KNOWN.put("startingSnapshot", "for streams: table, earliest, latest, a hybrid time, or an ISO 8601 time");
+    KNOWN.put("maxRowsPerTrigger", "for streams: how many changes a batch has at most, about");
+    KNOWN.put("versions", "for streams: every change, or the newest one of each key in a batch");
+    KNOWN.put("cursor", "for streams: the name of a hold that keeps history for this stream");
+    KNOWN.put("cursorExpiresInS", "for streams: how many seconds the hold outlasts the stream");
+    KNOWN.put("cursorMaxBytes", "for streams: how many bytes of old rows the hold may keep in each replica of a tablet");
   }
 
+  private static final List<String> OF_READS = List.of("masters", "table", "where", "snapshot");
   private static final List<String> OF_STREAMS =
       List.of("startingSnapshot", "maxRowsPerTrigger", "versions", "cursor", "cursorExpiresInS", "cursorMaxBytes");
 
   /** Whether an option is given that only streams have. */
   static boolean isStream(Map<String, String> raw) {
-    return raw.keySet().stream().anyMatch(key -> OF_STREAMS.stream().anyMatch(key::equalsIgnoreCase));
+    return raw.keySet().stream().anyMatch(key -> isOf(OF_STREAMS, key));
+  }
+
+  private static boolean isOf(Collection<String> names, String key) {
+    return names.stream().anyMatch(key::equalsIgnoreCase);
   }
 
   static Options parse(Map<String, String> raw) {
@@ -49,7 +61,7 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     } else if (given.containsKey("path") || given.containsKey("paths")) {
       faults.add("load() and save() take no path; name the table with option(\"table\", ...)");
     } else {
-      var unknown = given.keySet().stream().filter(k -> !KNOWN.containsKey(k)).map(k -> '"' + k + '"').toList();
+      var unknown = given.keySet().stream().filter(k -> !isOf(KNOWN.keySet(), k)).map(k -> '"' + k + '"').toList();
       if (!unknown.isEmpty()) {
         var there = KNOWN.entrySet().stream().map(e -> '"' + e.getKey() + "\" (" + e.getValue() + ")").toList();
         faults.add("unknown option " + String.join(", ", unknown) + "; options are " + String.join(", ", there));
@@ -73,13 +85,16 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     return new Options(masters, given.get("table"), snapshot, given.getOrDefault("where", ""));
   }
 
-  /** Refuses an option of a write where rows are read. */
+  /** Refuses options of a write or a stream where rows are read. */
   static void ensureForRead(Map<String, String> raw) {
-    for (var option : List.of("op", "op_column", "rejects", "job")) {
-      if (raw.keySet().stream().anyMatch(option::equalsIgnoreCase)) {
-        refuse(List.of('"' + option + "\" is an option of a write, not of a read"));
+    var faults = new ArrayList<String>();
+    for (var option : KNOWN.keySet()) {
+      if (isOf(raw.keySet(), option) && !OF_READS.contains(option)) {
+        var use = OF_STREAMS.contains(option) ? "stream" : "write";
+        faults.add('"' + option + "\" is an option of a " + use + ", not of a read");
       }
     }
+    refuse(faults);
   }
 
   static List<String> masters(String text) {

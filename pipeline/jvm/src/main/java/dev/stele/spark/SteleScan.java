@@ -19,7 +19,10 @@ import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
 import org.apache.spark.sql.vectorized.ColumnarBatch;
 
-/** One scan: planned once, by the masters; one partition for each tablet. `counted`: only the number of rows is read. */
+/**
+ * One scan: planned once, by the masters; one partition for each ticket, of about 64 MiB of a tablet. `counted`: only the
+ * number of rows is read.
+ */
 final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private static final int ROW_OVERHEAD_BYTES = 8;
 
@@ -100,7 +103,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     };
   }
 
-  /** A tablet; null: none can hold a wanted row. */
+  /** A tablet, or a part of it; null: none can hold a wanted row. */
   private record Partition(Cluster.TabletPlace place) implements InputPartition {
     /** Hosts where a replica is; Spark runs the task there if it has an executor there. */
     @Override
@@ -140,8 +143,10 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     @Override
     public Cluster.TabletPlace now(String tabletId) {
       var table = fields().path("table").asText();
+      // Where replicas are is asked alone: the ticket has its keys and what was prepared.
+      var asked = fields().put("statistics", false).put("prepare", false).put("part_bytes", 0);
       try {
-        for (var place : cluster.plan(fields().put("statistics", false)).tablets()) {
+        for (var place : cluster.plan(asked).tablets()) {
           if (place.tabletId().equals(tabletId)) {
             return place;
           }

@@ -23,6 +23,9 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * Its writes are those of the Python source, which is registered under the same name.
  */
 final class SteleTable implements SupportsRead, SupportsWrite {
+  /** Bytes of files that one task reads, about. */
+  private static final long PART_BYTES = 64L << 20;
+
   private final Map<String, String> raw;
   private final StructType schema;
   private final Transform[] partitioning;
@@ -96,7 +99,12 @@ final class SteleTable implements SupportsRead, SupportsWrite {
       var now = Instant.now().truncatedTo(ChronoUnit.MICROS);
       snapshot = options.snapshot() != 0 ? options.snapshot() : Options.hybridTime(now);
     }
-    return Cluster.command(options.table()).put("snapshot", snapshot).put("resumable", true).put("statistics", true);
+    return Cluster.command(options.table())
+        .put("snapshot", snapshot)
+        .put("resumable", true)
+        .put("statistics", true)
+        .put("prepare", true)
+        .put("part_bytes", PART_BYTES);
   }
 
   private Map<String, String> merged(CaseInsensitiveStringMap given) {

@@ -221,8 +221,9 @@ final class TabletScan implements AutoCloseable {
     if (now != null) {
       addresses = now.addresses();
       var fresh = Cluster.fieldsOf(now.ticket());
-      if (fresh.has("incarnation")) { // the tablet may have been recovered since
-        ticket.set("incarnation", fresh.get("incarnation"));
+      if (fresh.has("incarnation") && !fresh.get("incarnation").equals(ticket.get("incarnation"))) {
+        ticket.set("incarnation", fresh.get("incarnation")); // the tablet was recovered since
+        ticket.remove("prepared"); // by another history
       }
     }
   }
