@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.incarnations import same_incarnation
-from stele.consensus.ports import HostedReplica, ReplicaOptions
+from stele.consensus.ports import HostedReplica, Reader, ReplicaOptions
 from stele.consensus.quiet import follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
@@ -35,7 +35,8 @@ from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 from stele.rpc.convert import id_to_pb
-from stele.rpc.proto import master_pb2
+from stele.rpc.proto import consensus_pb2, master_pb2
+from stele.tserver.confirming import Confirming
 from stele.tserver.log_space import LogSpace
 from stele.tserver.manager import TabletManager
 from stele.tserver.monitor import NodeMonitor
@@ -99,6 +100,13 @@ class Network:
         if target is not None and not target.stopped:
             asyncio.get_running_loop().call_soon(target.pinged, sender.node_id, *told)
 
+    def confirm(self, sender: TestNode, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
+        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
+            return
+        target = self.nodes.get(to)
+        if target is not None and not target.stopped:
+            asyncio.get_running_loop().call_soon(target.confirming.told, sender.node_id, confirm)
+
 
 class TestNode:
     """A Host with a log and a manager."""
@@ -128,6 +136,13 @@ class TestNode:
         self.log_space: LogSpace
         self.sessions: CopySessions
         self.quiet: QuietGroups | None = None
+        self.confirming = Confirming(
+            self.replicas,
+            self._confirm,
+            first=self._random.getrandbits(32),
+            patience_ms=OPTIONS.raft.heartbeat_ms,
+            now_ms=self._clock.now_ms(),
+        )
         self.options = NodeOptions(directory, self.node_id, ClusterId("c" * 32), "127.0.0.1:1")
         self.monitor: NodeMonitor | None = None
 
@@ -166,6 +181,7 @@ class TestNode:
             self.replicas.tick(self.now_ms())
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
+            self.confirming.tick(self.now_ms())
             if self.monitor is not None:
                 self.monitor.tick(self.now_ms())
 
@@ -189,6 +205,9 @@ class TestNode:
             self.network.ping(self, to, *told)
 
         self.quiet = QuietGroups(self.replicas, PATIENT, ping, self.now_ms())
+
+    def _confirm(self, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
+        self.network.confirm(self, to, confirm)
 
     def pinged(self, from_node: NodeId, *told: Any) -> None:
         if self.quiet is not None:
@@ -282,6 +301,14 @@ class TestNode:
         if self.quiet is not None:
             return self.quiet.take(replica, sender, message)
         return follow_quiet(replica, sender, message, lambda node_id: True)
+
+    def read_came(self, reader: Reader) -> None:
+        self.confirming.read_came(reader)
+
+    def woken(self, replica: HostedReplica) -> None:
+        self.replicas.woken(replica.superblock.key)
+        if self.quiet is not None:
+            self.quiet.woken(replica.superblock.key)
 
     def changed(self, replica: HostedReplica) -> None:
         self.reports_due.add(replica.superblock.replica_id)

@@ -45,6 +45,9 @@ class Sink:
     def committed(self, entries: Any) -> None:
         return None
 
+    def woken(self) -> None:
+        return None
+
     def runtime_failed(self, error: Exception) -> None:
         self.errors.append(error)
 

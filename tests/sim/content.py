@@ -17,7 +17,7 @@ from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.block import RowOp, decode_block, encode_block
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.model.ids import HybridTime
 from stele.model.keys import encode_tuple
 from stele.model.kvop import KeyOp, KeyOperation, encode_operations
@@ -162,9 +162,15 @@ class Table:
             return _rows(view.scan())
 
     def checksum(self, machine: Any) -> object:
-        """See Content. Snapshots differ, as the time of the newest write tells."""
-        with machine.view() as view:
-            found = view.checksum()
+        """See Content. Snapshots differ, as the time of the newest write tells. None where an entry is replayed that is older
+        than what a merge has kept."""
+        try:
+            with machine.view() as view:
+                found = view.checksum()
+        except Rejected as exc:
+            if exc.code is not Code.SNAPSHOT_TOO_OLD:
+                raise
+            return None
         return found, machine.exactly_once_checksum()
 
 

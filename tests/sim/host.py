@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stele.consensus.ports import HostedReplica
+from stele.consensus.ports import HostedReplica, Reader
 from stele.model.clock import from_physical_us
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft.messages import Message
@@ -60,6 +60,12 @@ class SimHost:
         if world.strict:
             world.judge(check_said, node.twin.durable, node.replica_id, to, message)
         world.send(node.replica_id, to, message, quiet=quiet)
+
+    def read_came(self, reader: Reader) -> None:
+        self._node.confirming.read_came(reader)
+
+    def woken(self, replica: HostedReplica) -> None:
+        self._node.woken()
 
     def changed(self, replica: HostedReplica) -> None:
         return None

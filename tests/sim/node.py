@@ -24,7 +24,8 @@ from stele.raft import RaftCore
 from stele.raft.effects import Role
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records
-from stele.rpc.proto.consensus_pb2 import RestingPB
+from stele.rpc.proto.consensus_pb2 import ConfirmPB, RestingPB
+from stele.tserver.confirming import Confirming
 from stele.tserver.log_space import LogSpace
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TABLET = TabletId("7" * 32)
+Said = Message | RestingPB | ConfirmPB
+"""What nodes tell each other."""
 
 
 def node_of(replica_id: int) -> NodeId:
@@ -89,8 +92,11 @@ class SimNode:
         self.gone = False
         """Whether it never starts again, though no configuration change removed it."""
         self.told_failed: dict[int, bool] = {}
+        self._ticks = True
+        """Whether its replica is ticked: not while it rests."""
         self.thread: LogThread | None = None
         self._quiet: QuietGroups | None = None
+        self.confirming: Confirming
         self.space: LogSpace | None = None
 
     # Its state, as the world sees it
@@ -110,6 +116,11 @@ class SimNode:
         """Whether its core believes that it leads."""
         core = self.core
         return core is not None and core.role is Role.LEADER
+
+    @property
+    def older(self) -> bool:
+        """Whether its program knows no questions about leaders."""
+        return self.world.plan.older == "all" or (self.world.plan.older == "odd" and self.replica_id % 2 == 1)
 
     @property
     def failed(self) -> bool:
@@ -179,6 +190,7 @@ class SimNode:
         self.loop = loop = SimLoop(self)  # type: ignore[abstract]
         self.ticker = ReplicaClock(lambda: int(self.clocks.monotonic_ms() * 1e6))
         self.told_failed.clear()
+        self._ticks = True
 
         def dispatch(callbacks: list[Callable[[], None]]) -> None:
             loop.call_soon(_run_all, callbacks)
@@ -206,6 +218,13 @@ class SimNode:
         self.replica = Replica(self.superblock, self.directory, self.host, world.plan.replica)
         replicas = cast(Replicas, _OneReplica(self.replica))
         self.space = LogSpace(replicas, self.log, self.host)
+        self.confirming = Confirming(
+            replicas,
+            self._confirm,
+            first=world.rng.getrandbits(32),
+            patience_ms=world.plan.options.heartbeat_ms,
+            now_ms=self.ticker.now_ms(),
+        )
         self._quiet = None
         if world.plan.rest_after_ms is not None:
             self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
@@ -289,10 +308,18 @@ class SimNode:
             return
         self.ticker.tick()
         now_ms = self.ticker.now_ms()
-        self.replica.tick(now_ms)
+        if self._ticks:
+            self._ticks = self.replica.tick(now_ms)
         if self._quiet is not None:
             self._quiet.tick(now_ms)
+        self.confirming.tick(now_ms)
         self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
+
+    def woken(self) -> None:
+        """Its replica rests no more."""
+        self._ticks = True
+        if self._quiet is not None:
+            self._quiet.woken(self.superblock.key)
 
     def soon(self, act: Callable[[], object]) -> None:
         """Run the call in its loop."""
@@ -371,16 +398,18 @@ class SimNode:
 
     # Messages
 
-    def deliver(self, sender: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int) -> None:
+    def deliver(self, sender: ReplicaId, message: Said, quiet: bool, incarnation: int) -> None:
         """A message has arrived over the network. `incarnation`: its sender's, of the tablet."""
         if self.loop is not None:
             self.loop.call_soon(self._received, sender, message, quiet, incarnation)
 
-    def _received(
-        self, sender: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int
-    ) -> None:
+    def _received(self, sender: ReplicaId, message: Said, quiet: bool, incarnation: int) -> None:
         replica = self.replica
         if replica is None:
+            return
+        if isinstance(message, ConfirmPB):
+            if not self.older:
+                self.confirming.told(node_of(sender), message)
             return
         if not incarnations.same_incarnation(replica, node_of(sender), sender, incarnation):
             return
@@ -394,6 +423,12 @@ class SimNode:
         assert not isinstance(message, RestingPB)
         replica.on_message(node_of(sender), sender, message)
 
+    def _confirm(self, node_id: NodeId, confirm: ConfirmPB) -> None:
+        if self.older:
+            return
+        self.world.met["tablets asked about, beside their cores"] += len(confirm.asks) // 48
+        self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), confirm)
+
     def _ping(self, node_id: NodeId, told: RestingPB) -> None:
         self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), told)
 
@@ -401,6 +436,7 @@ class SimNode:
         """The connection to another node was reset."""
 
         def tell() -> None:
+            self.confirming.lost(node_of(replica_id))
             if self._quiet is not None:
                 self._quiet.lost(node_of(replica_id))
             if self.replica is not None:
@@ -424,6 +460,14 @@ class _OneReplica:
 
     def __iter__(self) -> Iterator[Replica]:
         yield self._replica
+
+    @property
+    def awake(self) -> tuple[Replica]:
+        return (self._replica,)
+
+    def route(self, to: tuple[bytes, int]) -> Replica | None:
+        block = self._replica.superblock
+        return self._replica if to == (bytes.fromhex(block.tablet_id), block.replica_id) else None
 
     def by_key(self, key: StreamKey) -> Replica | None:
         return self._replica if key == self._replica.superblock.key else None

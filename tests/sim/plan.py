@@ -74,6 +74,7 @@ class Plan:
     table: bool = False  # whether the tablet is one of a table, not a key space
     merges_per_s: float = 0.0
     history_ms: float = 900_000.0  # how long a table keeps replaced rows
+    older: str = ""  # which nodes run a release that knows no questions about leaders: "odd", "all"; "": none
     log: LogOptions = field(default_factory=LogOptions)
 
     @property
@@ -109,7 +110,7 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
-    return _with_table(_with_recovery(plan, weather), weather)
+    return _with_older(_with_table(_with_recovery(plan, weather), weather))
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -361,6 +362,11 @@ def _with_table(plan: Plan, weather: Weather | None) -> Plan:
         merges_per_s=rng.choice((0.0, 0.5, 3.0)),
         history_ms=rng.choice((50.0, 1_000.0, 900_000.0)),
     )
+
+
+def _with_older(plan: Plan) -> Plan:
+    """Nodes of the release before. Drawn from a source of its own."""
+    return replace(plan, older=random.Random(f"older/{plan.seed}").choice(("", "", "", "odd", "all")))
 
 
 def _with_returns(plan: Plan) -> Plan:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stele.model.ids import ReplicaId
-from stele.raft.messages import Message, UpdateRequest
-from stele.rpc.proto.consensus_pb2 import RestingPB
+from stele.raft.messages import UpdateRequest
 from tests.sim.judge import have_majority, lacks_log
-from tests.sim.node import SimNode
+from tests.sim.node import Said, SimNode
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -50,7 +49,7 @@ class Trouble:
         self._world.trace("trouble {}: {}", self.strikes_total, what)
         return True
 
-    def lets_through(self, sender: int, to: int, message: Message | RestingPB) -> bool:
+    def lets_through(self, sender: int, to: int, message: Said) -> bool:
         """Whether a message that is about to arrive does arrive."""
         if self._blocked and self._blocked.get((sender, to), 0.0) > self._world.now:
             self._world.met["a message cut off"] += 1

@@ -25,15 +25,13 @@ from stele.consensus.superblock import DataState
 from stele.model.config import Configuration
 from stele.model.errors import SteleError, ensure
 from stele.model.ids import OPID_NONE, ReplicaId
-from stele.raft.messages import Message
-from stele.rpc.proto.consensus_pb2 import RestingPB
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.content import CONTENTS
 from tests.sim.driver import Driver, sim_peer
 from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
-from tests.sim.node import SimNode
+from tests.sim.node import Said, SimNode
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.recovery import Recovery
 from tests.sim.schedule import Schedule
@@ -164,9 +162,7 @@ class World:
         """A process ended, so its disk's next process begins without the fault that ended it."""
         node.disk.sync_error = node.disk.write_error = False
 
-    def send(
-        self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, *, quiet: bool = False
-    ) -> None:
+    def send(self, sender: ReplicaId, to: ReplicaId, message: Said, *, quiet: bool = False) -> None:
         """Send through the network: the message may be lost, duplicated, delayed or reordered."""
         plan, rng = self.plan, self.rng
         incarnation = self.nodes[sender].superblock.tablet_incarnation
@@ -186,7 +182,7 @@ class World:
             self.at(self.now + delay, self._deliver, sender, to, message, quiet, incarnation)
 
     def _deliver(
-        self, sender: ReplicaId, to: ReplicaId, message: Message | RestingPB, quiet: bool, incarnation: int
+        self, sender: ReplicaId, to: ReplicaId, message: Said, quiet: bool, incarnation: int
     ) -> None:
         node = self.nodes.get(to)
         if node is not None and node.up and self.trouble.lets_through(sender, to, message):

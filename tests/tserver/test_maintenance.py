@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from stele.consensus import quiet
 from stele.model.errors import Code, Retryable
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.compactor import Compactor
 from stele.tablet.files import Files
 from stele.tablet.store import TabletStore
 from stele.tserver import maintenance
+from stele.tserver import quiet as quiet_groups
 from stele.tserver.maintenance import Maintenance, give_memory_back, room_bytes
 from stele.tserver.node import Node
 from tests.consensus.cluster import wait_until
@@ -462,3 +464,62 @@ async def test_a_tablet_at_rest_forgets_its_clients(
         monkeypatch.setattr(store._once, "_idle_us", 0)
         await anew(node)
         await wait_until(lambda: store.clients_idle_us is None)
+
+
+@pytest.fixture
+def rests_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "QUIET_AFTER_MS", 100)
+    monkeypatch.setattr(quiet_groups, "_LOOK_MS", 20)
+
+
+@pytest.mark.usefixtures("rests_soon")
+async def test_a_store_at_rest_is_looked_at_while_it_has_something_to_flush(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    await at_rest(node)
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, replication_factor=1)
+        (replica,) = node.replicas
+        store = replica.machine
+        assert isinstance(store, TabletStore)
+        await wait_until(lambda: not node.replicas.awake)
+        await replica.storage.flush()
+        for _ in range(2):
+            node.stores.unflushed()
+        assert not node.stores.unflushed() and not node.stores.bytes
+        await table.put({"id": 1, "name": "n"})
+        await wait_until(lambda: not node.replicas.awake)
+        for _ in range(3):
+            assert node.stores.unflushed() == [replica] and node.stores.bytes == store.memory_bytes > 0
+        await replica.storage.flush()
+        node.stores.unflushed()
+        assert not node.stores.unflushed() and not node.stores.bytes
+
+
+@pytest.mark.usefixtures("rests_soon")
+async def test_a_store_at_rest_is_flushed_when_its_rows_are_old_and_then_merged(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "RECLAIM_MS", 1 << 40)  # no look at all stores after the first
+    node = cluster.running["node-0"]
+    await with_room(node, 0)
+    (store,) = await with_files(cluster, 1)
+    await anew(node)
+    async with cluster.client() as client:
+        await (await client.open_table("t0")).put({"id": 9, "name": "n"})
+    await wait_until(lambda: not node.replicas.awake and node.maintenance._all_due_ms > 1 << 40)
+    await with_room(node, 1 << 30)
+    await asyncio.sleep(3 * maintenance.ROUND_S)
+    assert len(store.files) == 4 and store.applied != store.flushed
+    monkeypatch.setattr(maintenance, "FLUSH_AGE_MS", -1)
+    await wait_until(lambda: len(store.files) == 1)
+    assert store.applied == store.flushed and not node.replicas.awake
+
+
+async def test_metrics_tell_what_is_there_when_they_are_read(cluster: LocalCluster) -> None:
+    node = cluster.running["node-0"]
+    route = node.servers._http._routes["/metrics"]
+    for number in range(1, 4):
+        async with cluster.client() as client:
+            await client.create_table(f"t{number}", SCHEMA, replication_factor=1)
+        await wait_until(lambda: all(replica.is_leader for replica in node.replicas))
+        assert f"stele_replicas_leading {number}.0" in (await route()).body.decode()

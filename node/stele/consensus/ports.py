@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stele.consensus.superblock import Superblock
 from stele.model.config import Configuration
@@ -20,6 +20,9 @@ from stele.model.writeop import WRITE_BYTES_MAX
 from stele.raft.messages import Message
 from stele.raft.options import RaftOptions
 from stele.raft.ports import Appends
+
+if TYPE_CHECKING:
+    from stele.consensus.read_round import ReadRound
 
 T = TypeVar("T")
 
@@ -77,6 +80,13 @@ class HostedReplica(Protocol):
         """The id of its tablet, as messages carry it."""
 
 
+class Reader(Protocol):
+    """A replica for which linearizable reads have come."""
+
+    def begin_round(self) -> ReadRound | None:
+        """The reads that came in this turn. None: nobody waits, or the core answers them."""
+
+
 class Host(Protocol):
     """The node, as a replica sees it."""
 
@@ -111,6 +121,13 @@ class Host(Protocol):
 
         `quiet`: mark it as quiet.
         """
+
+    def read_came(self, reader: Reader) -> None:
+        """Linearizable reads have come. Call `reader.begin_round()` in the next turn of the loop, and ask the other voters of that
+        round. Give it up if they do not answer for a heartbeat."""
+
+    def woken(self, replica: HostedReplica) -> None:
+        """The replica was at rest, and its time goes on: it must be ticked again."""
 
     def changed(self, replica: HostedReplica) -> None:
         """State, role, term, configuration or schema have changed since the last report."""

@@ -7,18 +7,19 @@ every later leader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 
 from stele.consensus.applier import Applier
 from stele.consensus.ports import Host, ReplicaOptions
+from stele.consensus.read_round import ReadRound
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.state import Standing
 from stele.consensus.storage import Storage
 from stele.consensus.writes import Writes, wrong_clock
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Retryable, SteleError
-from stele.model.ids import HybridTime
+from stele.model.ids import HybridTime, ReplicaId
 from stele.raft.events import RequestRead
 
 
@@ -51,12 +52,13 @@ class Reads:
         self._contexts = contexts
         self._loop = asyncio.get_running_loop()
         self._next_round: list[asyncio.Future[int]] = []
-        self._rounds: dict[int, list[asyncio.Future[int]]] = {}  # under way, by context
+        self._rounds: dict[int, list[asyncio.Future[int]]] = {}  # under way in the core, by context
+        self._confirming: dict[ReadRound, None] = {}  # under way beside the core
 
     @property
     def busy(self) -> bool:
         """Whether a read waits for a ReadIndex round."""
-        return bool(self._rounds or self._next_round)
+        return bool(self._rounds or self._next_round or self._confirming)
 
     async def linearizable_read(self, within_ms: int = 0) -> None:
         """Return once all writes that were acknowledged before the call are applied here (ReadIndex).
@@ -69,18 +71,47 @@ class Reads:
         self._standing.check_leader()
         future: asyncio.Future[int] = self._loop.create_future()
         if not self._next_round:
-            self._loop.call_soon(self._request_read)
+            self._host.read_came(self)
         self._next_round.append(future)
         async with self._deadline("a read", within_ms):
             await self._applier.wait(await future)
 
-    def _request_read(self) -> None:
+    def begin_round(self) -> ReadRound | None:
+        """The reads of this turn, for the node to have them confirmed. None: nobody waits, or the core does it."""
         futures, self._next_round = self._next_round, []
         if not futures:
-            return
+            return None
+        self.asked_ms = self._host.now_ms()
+        point = self._runtime.core.read_point
+        if point is None:
+            self._ask_core(futures)
+            return None
+        own = self._standing.replica_id
+        others = tuple([p for p in self._standing.config.voters if p.replica_id != own])
+        begun = ReadRound(self, self._standing, others, *point, futures)
+        self._confirming[begun] = None
+        if not others and not self.confirmed(begun, ()):
+            self.leave_to_core(begun)
+        return begun
+
+    def confirmed(self, begun: ReadRound, followers: Collection[ReplicaId]) -> bool:
+        """Answer the reads of a round if these followers are enough. Returns whether they are."""
+        if not self._runtime.core.confirmed_by(begun.term, followers):
+            return False
+        del self._confirming[begun]
+        for future in begun.end():
+            if not future.done():
+                future.set_result(begun.index)
+        return True
+
+    def leave_to_core(self, begun: ReadRound) -> None:
+        """The nodes have not confirmed a round: the core asks anew."""
+        del self._confirming[begun]
+        self._ask_core(begun.end())
+
+    def _ask_core(self, futures: list[asyncio.Future[int]]) -> None:
         context = next(self._contexts)
         self._rounds[context] = futures
-        self.asked_ms = self._host.now_ms()
         self._runtime.post(RequestRead(context))
 
     async def latest_snapshot(self, within_ms: int = 0) -> HybridTime:
@@ -162,7 +193,10 @@ class Reads:
     def refuse_all(self, error: SteleError) -> None:
         """The replica no longer leads, or ends: refuse all reads."""
         waiting = [future for futures in self._rounds.values() for future in futures] + self._next_round
+        for begun in self._confirming:
+            waiting += begun.end()
         self._rounds.clear()
+        self._confirming.clear()
         self._next_round = []
         _refuse(waiting, error)
 

@@ -274,16 +274,28 @@ class Replica:
 
     # --- what its node reports to it
 
-    def tick(self, now_ms: int) -> None:
-        """Time has passed. The node calls it for all replicas; it is cheap when nothing is due."""
+    def tick(self, now_ms: int) -> bool:
+        """Time has passed. Returns whether more ticks are needed: a replica at rest needs none until `Host.woken`."""
         started = self.started
         if started is None:
-            return
+            return True
         started.runtime.tick(now_ms)
         if self.standing.state is ReplicaState.CONFIGURING:
             started.leave_configuring()
         if started.members.needs_copy:
             started.members.forget_copied()
+            return True
+        return not started.runtime.quiet or self.standing.state is not ReplicaState.RUNNING
+
+    def vouches(self, from_node: NodeId, leader: ReplicaId, term: int) -> bool:
+        """Whether this replica follows `leader`, on that node, in `term`: until now it has voted in no later term."""
+        started = self.started
+        return (
+            started is not None
+            and self.standing.running
+            and started.members.node_of.get(leader) == from_node
+            and started.core.vouches(leader, term)
+        )
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
         """A message came from another replica of this tablet, which this replica's configuration may not name yet."""

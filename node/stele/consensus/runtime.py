@@ -50,6 +50,9 @@ class EffectSink(Protocol):
     def committed(self, entries: tuple[Entry, ...]) -> None:
         """These entries are committed and durable here, in the order of the effects."""
 
+    def woken(self) -> None:
+        """The core's time goes on after a rest: it needs ticks again."""
+
     def runtime_failed(self, error: Exception) -> None:
         """The core or the log has failed. Nothing more is fed or persisted."""
 
@@ -112,8 +115,10 @@ class CoreRuntime:
     def wake(self) -> None:
         """Let the core's time go on where it stopped."""
         if self._quiet_since_ms is not None:
-            self._quiet_ms += self._now_ms() - self._quiet_since_ms
+            self.ticked_ms = self._now_ms()
+            self._quiet_ms += self.ticked_ms - self._quiet_since_ms
             self._quiet_since_ms = None
+            self._sink.woken()
 
     def post(self, event: Event) -> None:
         """Feed `event` to the core at the end of this turn of the loop."""
@@ -131,7 +136,7 @@ class CoreRuntime:
         self.post(Received(sender, message, self.now_ms()))
 
     def tick(self, now_ms: int) -> None:
-        """Time has passed; cheap when nothing is due."""
+        """Time has passed; cheap when nothing is due. A group at rest needs no ticks."""
         self.ticked_ms = now_ms
         # The core gets it again well within the shortest election timeout.
         due_ms = self._stall_told_ms + self.core.options.election_min_ms // 2
@@ -163,6 +168,7 @@ class CoreRuntime:
     def stop(self) -> None:
         """Feed and persist nothing more."""
         self._stopped = True
+        self.wake()
         self._events.clear()
         self._held.clear()
         self._appends.clear()

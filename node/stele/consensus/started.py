@@ -159,6 +159,10 @@ class StartedReplica:
         """As `Storage.read_log`."""
         return await self.storage.read_log(first_index, bytes_max)
 
+    def woken(self) -> None:
+        """The core's time goes on: the node ticks this replica again."""
+        self._host.woken(self._standing)
+
     def runtime_failed(self, error: Exception) -> None:
         """The core or the log has failed. The core cannot report that it no longer leads, so report it
         here."""

@@ -48,6 +48,8 @@ class Storage:
         self._core = runtime.core
         self._flushed_marks: deque[tuple[int, int]] = deque()
         """(when, flushed index) of the last LOG_KEPT_MS, the oldest first."""
+        self._settled: int | None = None
+        """The flushed index with which the anchor was set at rest; None: not at rest."""
         self._flushing = asyncio.Lock()
         self._flushes = ShieldedTasks()
 
@@ -98,7 +100,7 @@ class Storage:
         further needs a copy. Entries that this replica has not flushed are kept without an anchor.
         """
         machine = self.machine
-        if machine is None:
+        if machine is None or (self._runtime.quiet and self._settled == machine.flushed.index):
             return
         status = self._core.status()
         behind = min((p.match_index for p in status.peers), default=status.all_replicated_index)
@@ -107,6 +109,8 @@ class Storage:
             self._flushed_marks.popleft()
         wanted = min(behind, self._flushed_marks[0][1])
         self.stream.anchor("peers", max(wanted, self.stream.start.index) + 1, gives_way=True)
+        # At rest nothing else moves the anchor: neither peers nor this replica's entries do.
+        self._settled = self._flushed_marks[0][1] if self._runtime.quiet else None
 
     def log_collected(self, start: OpId) -> None:
         """The log up to and including `start` is gone."""

@@ -11,7 +11,7 @@ Invariant: the same initial state, chance and events give the same effects.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 from stele.model.config import Configuration
@@ -178,6 +178,40 @@ class RaftCore:
         """Whether a read waits for its answer."""
         leader = self._roles.leader
         return leader is not None and leader.reads.pending
+
+    @property
+    def read_point(self) -> tuple[int, int] | None:
+        """(term, commit index) of a leader. A read that came before this may be answered at that index once `confirmed_by` says
+        that this replica still led then (Raft §8).
+
+        None: this replica does not lead, has no rows, or has committed nothing in its term yet. Ask by RequestRead.
+        """
+        state = self.state
+        if self._roles.leader is None or state.witness or not state.term_committed:
+            return None
+        return state.term, state.commit_index
+
+    def vouches(self, leader: ReplicaId, term: int) -> bool:
+        """Whether this voter follows `leader` in `term`: until now it has voted in no later term, and its disk knows that."""
+        state = self.state
+        return (
+            state.term == term
+            and state.leader == leader
+            and state.role is Role.FOLLOWER
+            and not state.failed
+            and not state.outbox.hard_barrier()
+        )
+
+    def confirmed_by(self, term: int, followers: Collection[ReplicaId]) -> bool:
+        """Whether this replica leads in `term`, and these followers and itself are a majority of the voters."""
+        leader, state = self._roles.leader, self.state
+        if leader is None or state.term != term:
+            return False
+        count = 0
+        for voter in leader.peers.voters:
+            if voter == state.self_replica or voter in followers:
+                count += 1
+        return count >= state.config.majority
 
     @property
     def last_persist_id(self) -> int:

@@ -77,8 +77,10 @@ class Health(Protocol):
         ...
 
 
-def standard_routes(health: Health, registry: CollectorRegistry) -> dict[str, Route]:
-    """/livez, /startupz, /readyz, /identity and /metrics."""
+def standard_routes(
+    health: Health, registry: CollectorRegistry, set_gauges: Callable[[], None] = lambda: None
+) -> dict[str, Route]:
+    """/livez, /startupz, /readyz, /identity and /metrics. `set_gauges()` is called before metrics are read."""
 
     def probe(ask: Callable[[], str]) -> Route:
         async def route() -> Reply:
@@ -95,11 +97,11 @@ def standard_routes(health: Health, registry: CollectorRegistry) -> dict[str, Ro
         "/startupz": probe(health.started),
         "/readyz": probe(health.ready),
         "/identity": identity,
-        "/metrics": metrics_route(registry),
+        "/metrics": metrics_route(registry, set_gauges),
     }
 
 
-def metrics_route(registry: CollectorRegistry) -> Route:
+def metrics_route(registry: CollectorRegistry, set_gauges: Callable[[], None] = lambda: None) -> Route:
     """/metrics: the content of `registry` in Prometheus' text format, without the creation times
     (`_created`).
 
@@ -109,6 +111,7 @@ def metrics_route(registry: CollectorRegistry) -> Route:
     async def metrics() -> Reply:
         nonlocal under_way
         if under_way is None or under_way.done():
+            set_gauges()
             under_way = asyncio.ensure_future(asyncio.to_thread(generate_latest, registry))
         body = await asyncio.shield(under_way)
         return Reply(200, body, "text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""The gauges of a node, set once a second from what its parts hold. Called by node.py."""
+"""The gauges of a node, set from what its parts hold whenever its metrics are read. Called by rpc/http.py."""
 
 from __future__ import annotations
 

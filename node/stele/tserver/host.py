@@ -22,7 +22,8 @@ from stele.wal.log import Log
 
 class NodeHost:
     """The Host of all replicas of a node. `report_due(key)`: this replica must be reported to the masters
-    again."""
+    again.
+    `woken(key)`: it was at rest, and is ticked again."""
 
     def __init__(
         self,
@@ -36,12 +37,14 @@ class NodeHost:
         shutdown: Shutdown,
         *,
         report_due: Callable[[StreamKey], None],
+        woken: Callable[[StreamKey], None],
     ) -> None:
         self.node_id = node_id
         self.now_ms = clock.now_ms
         self.wall_us = wall_clock.read
         self.clock_fault = wall_clock.fault
         self.send = messenger.send
+        self.read_came = messenger.confirming.read_came
         self.dropped = messenger.dropped
         self.fail = shutdown.fail
         self.in_thread = threads.in_thread
@@ -50,6 +53,7 @@ class NodeHost:
         self._log = node_log
         self._shutdown = shutdown
         self._report_due = report_due
+        self._woken = woken
         self._random = random.Random()
 
     def latest_time(self) -> int:
@@ -59,6 +63,10 @@ class NodeHost:
     def randint(self, a: int, b: int, /) -> int:
         """A whole number from a to b, both included."""
         return a + int(self._random.random() * (b - a + 1))
+
+    def woken(self, replica: HostedReplica) -> None:
+        """The time of a replica that was at rest goes on."""
+        self._woken(replica.superblock.key)
 
     def changed(self, replica: HostedReplica) -> None:
         """The state, role, term or configuration of a replica differs from its last report."""

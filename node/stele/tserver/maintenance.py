@@ -54,7 +54,7 @@ QUIET_MS = 10_000
 uses little memory."""
 QUIET_BYTES = 1 << 20
 RECLAIM_MS = 10_000
-"""Pause before looking again for stores with many dead rows."""
+"""Pause before looking again for stores with many dead rows, and for merges of stores at rest."""
 STORES_AT_ONCE = 200
 """After looking at this many stores, let the rest of the event loop run. One look takes 3 us, more for a
 store with many files."""
@@ -97,6 +97,8 @@ class Maintenance:
         self._installs = ShieldedTasks()
         self._merged_last: StreamKey | None = None
         self._reclaim_ms = 0
+        self._all_due_ms = 0
+        self._changed: dict[StreamKey, Replica] = {}  # whose files changed, and which may need a merge
         self._resting: dict[StreamKey, int] = {}
         self._loops: list[asyncio.Task[None]] = []
 
@@ -145,9 +147,10 @@ class Maintenance:
                 break
 
     async def _flush_round(self) -> bool:
-        """Look at each store once, except those whose flush just failed. Return whether one was flushed."""
+        """Look once at each store that may have something to flush, except those whose flush just failed. Return whether
+        one was flushed."""
         now = self._host.now_ms()
-        left = {replica.superblock.key: replica for replica in self._replicas}
+        left = {replica.superblock.key: replica for replica in self._stores.unflushed()}
         self._since = {key: since for key, since in self._since.items() if key in left}
         self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
         left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
@@ -201,6 +204,7 @@ class Maintenance:
             log.error("flush", tablet=replica.tablet_id, exc_info=exc)
         else:
             metrics.flush_seconds.inc(time.perf_counter() - started)
+            self._changed[replica.superblock.key] = replica
             return True
         self._flush_rests[replica.superblock.key] = self._host.now_ms() + FLUSH_REST_MS
         return False
@@ -209,10 +213,10 @@ class Maintenance:
 
     async def forget_clients(self) -> None:
         """Forget the clients of idle tablets led here, once none of them can send a write again."""
-        for replica in self._replicas:
+        for looked, replica in enumerate(self._replicas, 1):
             if replica.is_leader:
                 replica.writes.let_time_pass()
-            await asyncio.sleep(0)
+            await _give_way(looked)
 
     # --- merges
 
@@ -226,12 +230,21 @@ class Maintenance:
             await self._merge(*due)
 
     async def _next_merge(self) -> Merge | None:
-        room = room_bytes(self._log, self._monitor)
-        async for replica, machine in self._in_turn():
+        """Stores that are awake, and those whose files changed, are looked at each time. All are looked at every RECLAIM_MS."""
+        room, now = room_bytes(self._log, self._monitor), self._host.now_ms()
+        everything = now >= self._all_due_ms
+        by_key = self._replicas.by_key
+        self._changed = {key: replica for key, replica in self._changed.items() if by_key(key) is replica}
+        awake = {replica.superblock.key: replica for replica in self._replicas.awake}
+        some = list({**awake, **self._changed}.values())
+        async for replica, machine in self._in_turn(list(self._replicas) if everything else some):
             job = machine.plan_compaction(room_bytes=room)
             if job is not None:
                 self._merged_last = replica.superblock.key
                 return replica, machine, job
+            self._changed.pop(replica.superblock.key, None)
+        if everything:
+            self._all_due_ms = now + RECLAIM_MS
         return None
 
     async def _next_reclaim(self) -> Merge | None:
@@ -243,7 +256,7 @@ class Maintenance:
         now = self._host.now_ms()
         if now < self._reclaim_ms:
             return None
-        async for replica, machine in self._in_turn():
+        async for replica, machine in self._in_turn(list(self._replicas)):
             looked = machine.reclaim_due
             try:
                 if looked:
@@ -264,12 +277,11 @@ class Maintenance:
         self._reclaim_ms = now + RECLAIM_MS
         return None
 
-    async def _in_turn(self) -> AsyncIterator[tuple[Replica, TabletStore]]:
-        """All stores of running replicas whose merges did not just fail, beginning after the one merged last.
+    async def _in_turn(self, replicas: list[Replica]) -> AsyncIterator[tuple[Replica, TabletStore]]:
+        """The stores of those that run and whose merges did not just fail, beginning after the one merged last.
         Each is looked at when its turn comes."""
         now = self._host.now_ms()
         self._resting = {key: until for key, until in self._resting.items() if until > now}
-        replicas = list(self._replicas)
         keys = [replica.superblock.key for replica in replicas]
         start = keys.index(self._merged_last) + 1 if self._merged_last in keys else 0
         for looked, replica in enumerate(replicas[start:] + replicas[:start], 1):
@@ -289,6 +301,7 @@ class Maintenance:
             self._merge_failed(replica, exc)
             await self._host.in_thread(machine.abandon_compaction, job)
             return
+        self._changed[replica.superblock.key] = replica
         try:
             await self._installs.run(self._host.in_thread(machine.install_compaction, result))
         except Exception as exc:  # noqa: BLE001 - the store has given it up, and may fail again

@@ -19,6 +19,7 @@ from pathlib import Path
 from stele import metrics
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Retryable
+from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
 
 PROGRAM_BYTES = 192 << 20
@@ -109,6 +110,7 @@ class StoreMemory:
         self._now_ms = now_ms
         self._sum = 0
         self._due_ms = 0
+        self._unflushed: dict[StreamKey, Replica] = {}
 
     @property
     def over(self) -> bool:
@@ -127,7 +129,21 @@ class StoreMemory:
     @property
     def bytes(self) -> int:
         """The sum now."""
-        return sum(map(held_bytes, self._replicas))
+        return sum(map(held_bytes, self.unflushed()))
+
+    def unflushed(self) -> list[Replica]:
+        """The replicas that are awake, were since the last call, or have something to flush. All others have nothing."""
+        left = {**self._unflushed, **self._replicas.take_stirred()}
+        by_key = self._replicas.by_key
+        found = [replica for key, replica in left.items() if by_key(key) is replica]
+        self._unflushed = {replica.superblock.key: replica for replica in found if has_unflushed(replica)}
+        return found
+
+
+def has_unflushed(replica: Replica) -> bool:
+    """Whether a flush of this replica would write something."""
+    machine = replica.machine
+    return machine is not None and machine.applied != machine.flushed
 
 
 def held_bytes(replica: Replica) -> int:

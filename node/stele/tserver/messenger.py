@@ -8,6 +8,7 @@ incarnation of the tablet. `send` never waits; what cannot be sent is lost, whic
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable
 
 import structlog
@@ -16,7 +17,7 @@ from stele import metrics
 from stele.consensus.incarnations import same_incarnation
 from stele.consensus.ports import HostedReplica
 from stele.model.errors import SteleError
-from stele.model.ids import NodeId, ReplicaId
+from stele.model.ids import NodeId, ReplicaId, StreamKey
 from stele.raft.messages import Message, UpdateRequest
 from stele.raft.options import RaftOptions
 from stele.rpc.budget import ByteBudget
@@ -27,6 +28,7 @@ from stele.rpc.listener import StreamListener
 from stele.rpc.logging import OncePer
 from stele.rpc.peers import PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
+from stele.tserver.confirming import Confirming
 from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
@@ -55,6 +57,13 @@ class Messenger:
         self._replicas = replicas
         self._dial_configured = dial_configured
         self.quiet = QuietGroups(replicas, options, self._ping, now_ms)
+        self.confirming = Confirming(
+            replicas,
+            self._confirm,
+            first=secrets.randbits(48) << 14,
+            patience_ms=options.heartbeat_ms,
+            now_ms=now_ms,
+        )
         self._transport = PeerTransport(
             pool,
             self._address_of,
@@ -103,6 +112,12 @@ class Messenger:
         """Time has passed."""
         self._encoded = None, b""
         self.quiet.tick(now_ms)
+        self.confirming.tick(now_ms)
+
+    def woken(self, key: StreamKey) -> None:
+        """A replica was at rest, and its time goes on."""
+        self._replicas.woken(key)
+        self.quiet.woken(key)
 
     async def close(self) -> None:
         """Close all links; queued messages are lost."""
@@ -112,6 +127,11 @@ class Messenger:
         if self._replicas.fenced:
             return
         self._transport.send(node_id, consensus_pb2.ConsensusMessage(resting=resting).SerializeToString())
+
+    def _confirm(self, node_id: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
+        if self._replicas.fenced:
+            return
+        self._transport.send(node_id, consensus_pb2.ConsensusMessage(confirm=confirm).SerializeToString())
 
     def _address_of(self, node_id: NodeId) -> str:
         """The last known HOST:PORT of a node by the configurations of the replicas here; "" if none names it."""
@@ -128,7 +148,9 @@ class Messenger:
             return
         replica = self._replicas.route((envelope.tablet_id, envelope.to_replica))
         if replica is None:
-            if envelope.HasField("resting"):
+            if envelope.HasField("confirm"):
+                self.confirming.told(from_node, envelope.confirm)
+            elif envelope.HasField("resting"):
                 self.quiet.told(from_node, envelope.resting)
             return
         sender = ReplicaId(envelope.from_replica)
@@ -144,4 +166,5 @@ class Messenger:
 
     def _on_disconnect(self, node_id: NodeId) -> None:
         self.quiet.lost(node_id)
+        self.confirming.lost(node_id)
         self._replicas.peer_node_failed(node_id)

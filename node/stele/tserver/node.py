@@ -225,6 +225,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         node_log,
         shutdown,
         report_due=heartbeater.changed,
+        woken=messenger.woken,
     )
     sessions = CopySessions(volume.copies_directory, host)
     manager = TabletManager(
@@ -297,6 +298,15 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         Scans(plans.plan, replicas, scan_memory),
         CopyFiles(description.identity, book, sessions),
         health,
+        lambda: set_gauges(
+            replicas,
+            stores,
+            messenger.quiet,
+            sessions,
+            wall_clock,
+            log_bytes=node_log.bytes_on_disk,
+            disk_free_bytes=monitor.disk_bytes[0],
+        ),
     )
     return Node(
         options=options,
@@ -345,18 +355,6 @@ async def _begin(node: Node) -> None:
         node.messenger.tick(now_ms)
         node.monitor.tick(now_ms)
 
-    async def look() -> None:
-        await node.monitor.look()
-        set_gauges(
-            node.replicas,
-            node.stores,
-            node.messenger.quiet,
-            node.sessions,
-            node.wall_clock,
-            log_bytes=node.log.bytes_on_disk,
-            disk_free_bytes=node.monitor.disk_bytes[0],
-        )
-
     async def give_leaders() -> None:
         if node.shutdown.hands_over:
             await node.replicas.hand_over_leadership(HAND_OVER_S)
@@ -369,7 +367,7 @@ async def _begin(node: Node) -> None:
     await node.sessions.clear_debris()
     life.push_async_callback(node.messenger.close)
     await node.monitor.measure()
-    life.push_async_callback(Ticker(node.clock, tick, look).close)
+    life.push_async_callback(Ticker(node.clock, tick, node.monitor.look).close)
     life.push_async_callback(node.sessions.close)
     life.push_async_callback(lambda: node.manager.close())
     life.push_async_callback(node.servers.stop_serving)

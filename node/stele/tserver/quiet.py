@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -56,6 +56,14 @@ class _Rest:
     digest: int
 
 
+@dataclass(slots=True)
+class _Shared:
+    """The replicas at rest whose groups have one on another node, and the sum of their digests."""
+
+    keys: dict[StreamKey, None] = field(default_factory=dict)
+    digest: int = 0
+
+
 class QuietGroups:
     """`ping(node_id, resting)` tells a node that this one lives, and which replicas rest here."""
 
@@ -72,6 +80,7 @@ class QuietGroups:
         self._now_ms = now_ms
         self._heard_ms: dict[NodeId, int] = {}
         self._resting: dict[StreamKey, _Rest] = {}
+        self._shared: dict[NodeId, _Shared] = {}
         # Count and digest of the groups at rest that are shared with a node, as last sent to it.
         self._sums: dict[NodeId, tuple[int, int]] = {}
         self._differs_since_ms: dict[NodeId, int] = {}
@@ -163,7 +172,7 @@ class QuietGroups:
             self._wake_and_ping()
         if now_ms >= self._look_due_ms:
             self._look_due_ms = now_ms + _LOOK_MS
-            for replica in self._replicas:
+            for replica in self._replicas.awake:
                 if begin_quiet(replica, self.lives):
                     self._rests(replica)
 
@@ -172,30 +181,34 @@ class QuietGroups:
         digest = (int.from_bytes(tablet[8:], "big") ^ (replica.term * _ODD)) & _U64
         group = _GROUP.pack(tablet, replica.term)
         key = replica.superblock.key
-        self._stirs(key)
-        self._resting[key] = _Rest(peer_nodes(replica), group, digest)
+        self.woken(key)
+        self._resting[key] = rest = _Rest(peer_nodes(replica), group, digest)
         self._by_group[group] = key
+        for node_id in rest.nodes:
+            shared = self._shared.setdefault(node_id, _Shared())
+            shared.keys[key] = None
+            shared.digest = (shared.digest + digest) & _U64
 
-    def _stirs(self, key: StreamKey) -> None:
-        """Wake the replica, if it rests."""
+    def woken(self, key: StreamKey) -> None:
+        """A replica rests no more. Nothing happens if it did not rest."""
         rest = self._resting.pop(key, None)
-        if rest is not None and self._by_group.get(rest.group) == key:
+        if rest is None:
+            return
+        if self._by_group.get(rest.group) == key:
             del self._by_group[rest.group]
+        for node_id in rest.nodes:
+            shared = self._shared[node_id]
+            del shared.keys[key]
+            shared.digest = (shared.digest - rest.digest) & _U64
+            if not shared.keys:
+                del self._shared[node_id]
 
     def _wake_and_ping(self) -> None:
-        sums: dict[NodeId, tuple[int, int]] = {}
-        for key, rest in list(self._resting.items()):
-            replica = self._replicas.by_key(key)
-            runtime = replica.runtime if replica is not None and replica.running else None
-            if runtime is None or not runtime.quiet:
-                self._stirs(key)
-                continue
-            if not all(self.lives(node_id) for node_id in rest.nodes):
-                runtime.wake()
-                self._stirs(key)
-            for node_id in rest.nodes:
-                count, total = sums.get(node_id, (0, 0))
-                sums[node_id] = count + 1, (total + rest.digest) & _U64
+        for node_id, shared in list(self._shared.items()):
+            if not self.lives(node_id):
+                for key in list(shared.keys):
+                    self._wake(key)
+        sums = {node_id: (len(shared.keys), shared.digest) for node_id, shared in self._shared.items()}
         wanted = {**dict.fromkeys(sums), **self._greeted}
         self._greeted = {}
         # A node that was heard lately shares groups with this one. Two nodes at rest must not both fall silent.
@@ -207,11 +220,19 @@ class QuietGroups:
             count, total = sums.get(node_id, (0, 0))
             self._ping(node_id, consensus_pb2.RestingPB(count=count, digest=total))
 
+    def _wake(self, key: StreamKey) -> None:
+        """Let a replica's time go on."""
+        self.woken(key)
+        replica = self._replicas.by_key(key)
+        if replica is not None and replica.runtime is not None:
+            replica.runtime.wake()
+
     # --- where two nodes differ
 
     def _ask(self, node_id: NodeId) -> None:
         """Ask about the groups that rest here. The other node asks about those that rest there."""
-        groups = [rest.group for rest in self._resting.values() if node_id in rest.nodes]
+        shared = self._shared.get(node_id)
+        groups = [self._resting[key].group for key in shared.keys] if shared is not None else []
         for at in range(0, len(groups), _ASKED_MAX):
             asks = b"".join(groups[at : at + _ASKED_MAX])
             self._ping(node_id, consensus_pb2.RestingPB(asks=asks))
@@ -228,8 +249,7 @@ class QuietGroups:
         for group in _groups(awake):
             replica = self._rests_here(group, node_id)
             if replica is not None and replica.runtime is not None:
-                self._stirs(replica.superblock.key)
-                replica.runtime.wake()
+                self._wake(replica.superblock.key)
                 woken += 1
         if woken:
             event = "awake: a peer does not rest"

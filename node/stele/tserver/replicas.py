@@ -37,6 +37,8 @@ class Replicas:
 
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
+        self._awake: dict[StreamKey, Replica] = {}
+        self._stirred: dict[StreamKey, Replica] = {}  # awake at any time since they were last taken
         self._by_tablet: dict[str, dict[int, Replica]] = {}
         # The only replica of each tablet here, by the id that requests carry.
         self._alone: dict[bytes, Replica] = {}
@@ -72,6 +74,16 @@ class Replicas:
         return self._fenced
 
     # --- finding
+
+    @property
+    def awake(self) -> tuple[Replica, ...]:
+        """The replicas that did not rest at the last tick, or were woken since."""
+        return tuple(self._awake.values())
+
+    def take_stirred(self) -> Mapping[StreamKey, Replica]:
+        """The replicas that were awake at any time since the last call. What is at rest all the time changes nothing."""
+        stirred, self._stirred = self._stirred, dict(self._awake)
+        return stirred
 
     def keys(self) -> KeysView[StreamKey]:
         """The keys of the replicas that were started."""
@@ -157,9 +169,16 @@ class Replicas:
     # --- events
 
     def tick(self, now_ms: int) -> None:
-        """Tell the replicas what time it is."""
-        for replica in self._by_key.values():
-            replica.tick(now_ms)
+        """Tell the replicas what time it is. Those at rest are not touched."""
+        for key, replica in tuple(self._awake.items()):
+            if not replica.tick(now_ms):
+                self._awake.pop(key, None)
+
+    def woken(self, key: StreamKey) -> None:
+        """A replica was at rest, and needs ticks again."""
+        replica = self._by_key.get(key)
+        if replica is not None:
+            self._awake[key] = self._stirred[key] = replica
 
     def peer_node_failed(self, node_id: NodeId) -> None:
         """The connection to a node was reset."""
@@ -257,7 +276,7 @@ class Replicas:
     def add(self, replica: Replica) -> None:
         """Register a replica, so that messages reach it."""
         key = replica.superblock.key
-        self._by_key[key] = replica
+        self._by_key[key] = self._awake[key] = self._stirred[key] = replica
         self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
         self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
         self._note_alone(key.tablet_id)
@@ -286,6 +305,8 @@ class Replicas:
             self._tombstones.pop(key, None)
         self._copies.pop(key, None)
         self._by_key.pop(key, None)
+        self._awake.pop(key, None)
+        self._stirred.pop(key, None)
         here = self._by_tablet.get(key.tablet_id, {})
         here.pop(key.replica_id, None)
         if not here:

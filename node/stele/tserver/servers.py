@@ -8,6 +8,7 @@ hello carries all ports.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 
@@ -24,7 +25,7 @@ from stele.tserver.scan import Scans
 
 
 class Servers:
-    """The servers of one node. `server` has its services already."""
+    """The servers of one node. `server` has its services already. `set_gauges()` is called before metrics are read."""
 
     def __init__(
         self,
@@ -34,13 +35,14 @@ class Servers:
         scans: Scans,
         files: CopyFiles,
         health: NodeHealth,
+        set_gauges: Callable[[], None],
     ) -> None:
         self._description = description
         self._server = server
         self._streams = streams
         self._scans = scans
         self._files = files
-        self._http = HttpServer(standard_routes(health, metrics.REGISTRY))
+        self._http = HttpServer(standard_routes(health, metrics.REGISTRY, set_gauges))
         self._flight: FlightServer | None = None
         self._serving = False
 

@@ -78,6 +78,7 @@ class ConsensusMessage(_message.Message):
     TIMEOUT_NOW_FIELD_NUMBER: _builtins.int
     QUIET_FIELD_NUMBER: _builtins.int
     RESTING_FIELD_NUMBER: _builtins.int
+    CONFIRM_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     from_replica: _builtins.int
     to_replica: _builtins.int
@@ -98,6 +99,10 @@ class ConsensusMessage(_message.Message):
     def timeout_now(self) -> Global___TimeoutNow: ...
     @_builtins.property
     def resting(self) -> Global___RestingPB: ...
+    @_builtins.property
+    def confirm(self) -> Global___ConfirmPB:
+        """without a tablet, too"""
+
     def __init__(
         self,
         *,
@@ -112,16 +117,52 @@ class ConsensusMessage(_message.Message):
         timeout_now: Global___TimeoutNow | None = ...,
         quiet: _builtins.bool = ...,
         resting: Global___RestingPB | None = ...,
+        confirm: Global___ConfirmPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["update", "update_response", "vote", "vote_response", "timeout_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ConsensusMessage: _TypeAlias = ConsensusMessage  # noqa: Y015
+
+@_typing.final
+class ConfirmPB(_message.Message):
+    """Reads of many tablets that came in one turn: a leader's node asks a follower's node whether they still follow, and gets one
+    answer. Without a number it only asks whether such questions are answered. Programs before 0.2.0 are silent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the question; its answer repeats it"""
+    asks: _builtins.bytes
+    """48 bytes for each, big endian: tablet id, incarnation, replicas that lead and are asked, term"""
+    answers: _builtins.bool
+    refused: _builtins.bytes
+    """of an answer, 2 bytes for each: the places in the question of those that do not follow"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        asks: _builtins.bytes = ...,
+        answers: _builtins.bool = ...,
+        refused: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "asks", b"asks", "number", b"number", "refused", b"refused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmPB: _TypeAlias = ConfirmPB  # noqa: Y015
 
 @_typing.final
 class RestingPB(_message.Message):
