@@ -80,8 +80,8 @@ def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path: Path, flag: str, v
         (["foo"], "stele: No such command 'foo'; see `stele --help`"),
         (["table", "load"], "stele: Missing argument 'NAME'; see `stele table load --help`"),
         (
-            ["table", "delete", "t"],
-            "stele: standard input is not a terminal, so nobody can confirm; add --yes to delete t; see `stele table delete --help`",
+            ["table", "alter", "t", "--add", "x"],
+            "stele: --add x: expected NAME:TYPE, like stops:int8 or gate:string?; see `stele table alter --help`",
         ),
     ],
 )
@@ -149,7 +149,8 @@ async def test_no_master_is_one_line_within_seconds_and_try_again() -> None:
         # A slow machine may not know within a second that nobody listens there.
         assert [line.replace("(no answer)", "(connection refused)") for line in lines] == [
             "stele: UNAVAILABLE: no master answers at 127.0.0.1:9 (connection refused), "
-            "no-such-host.invalid:7051 (name does not resolve); check --masters"
+            "no-such-host.invalid:7051 (name does not resolve); check --masters; "
+            "a cluster that hibernates has no masters (`kubectl get tc` shows it)"
         ]
 
 

@@ -207,7 +207,9 @@ def test_definitions_with_all_their_faults(tmp_path: Path) -> None:
     bad.write_text(
         "columns: [{name: id, type: int64}, {name: n, type: int64, default: 1.5}]\nprimaryKey: [id]\n"
     )
-    with pytest.raises(Rejected, match=r"bad\.yaml: line 1, columns\[1\]: column n: the default 1.5 is not"):
+    with pytest.raises(
+        Rejected, match=r"bad\.yaml: line 1, columns\[1\]\.default: column n: the default 1.5 is not"
+    ):
         table_from_file(str(bad))
     with pytest.raises(Rejected, match="--column id"):
         table_from_options("t", ["id"], "id", [])

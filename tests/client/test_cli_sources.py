@@ -161,7 +161,7 @@ async def test_refused_rows_go_to_a_file_with_their_reasons(
             else:
                 code, out, err = await run("table", "load", *arguments)
             assert (code, out.split()[0]) == (2, "3"), err
-            assert f"3 of 6 rows were refused; the others were written; they are in {kept}" in err
+            assert f"3 of 6 rows were refused, and are in {kept}; the others were written" in err
             assert "line 4: INVALID_ARGUMENT column n: 'many' is not an int32" in err
             found = [json.loads(line) for line in kept.read_text().splitlines()]
             assert [(r.get("line", r.get("row")), r["code"], r["row"]) for r in found[:2]] == [

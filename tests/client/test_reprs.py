@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import stele
 from stele.client import Client
 from stele.client.reprs import named
 from stele.model.errors import Closed
@@ -54,6 +55,19 @@ async def test_the_blocking_ones_say_the_same(tmp_path: Path) -> None:
     async with small_cluster(tmp_path) as (cluster, client):
         await client.create_table("Async\x1b[2J", SCHEMA, EIGHT)
         await asyncio.to_thread(use, cluster)
+
+
+def test_a_schema_is_shown_as_its_columns() -> None:
+    columns = [
+        stele.column("day", "date"),
+        stele.column("name", "string", nullable=True),
+        stele.column("stars", "int8", default=3),
+    ]
+    assert repr(stele.Schema.make(columns, key=["day"])) == (
+        "<stele.Schema day:date, name:string?, stars:int8 = 3; key day; version 1>"
+    )
+    wide = stele.Schema.make([(f"c{n}", "int64") for n in range(25)], key=["c0"])
+    assert ", c19:int64, and 5 more; key c0;" in repr(wide)
 
 
 def test_of_many_names_the_first_are_shown() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from stele.cli.errors import error_lines
-from stele.cli.schema_file import DELETION_POLICIES, table_from_file
+from stele.cli.schema_file import DELETION_POLICIES, table_from_file, table_from_options
 from stele.cli.tables import _as_json
 from stele.client import TableInfo
 from stele.model.errors import Rejected
@@ -230,10 +230,10 @@ spec:
         "line 1, kind: a list; expected TabletGroup",
         "line 2, apiVersion: the text 'stele.dev/v2'; expected stele.dev/v1alpha1",
         "line 5, spec.replicationFactor: 4; expected 1, 3, 5 or 7",
-        "line 7, spec.columns[0]: column id: type 'int65' is unknown; expected one of bool, int8, int16, int32, int64, "
+        "line 7, spec.columns[0].type: column id: type 'int65' is unknown; expected one of bool, int8, int16, int32, int64, "
         "float, double, string, binary, date, timestamp, decimal(p,s)",
         "line 8, spec.columns[1].type: 'type' appears twice; the first is on line 8",
-        "line 8, spec.columns[1]: column born: the default \"noon\" is not a date (Invalid isoformat string: 'noon')",
+        "line 8, spec.columns[1].default: column born: the default \"noon\" is not a date (Invalid isoformat string: 'noon')",
         "line 10, spec.primaryKey[1]: no column 'nam'; did you mean 'name'?",
         "line 11, spec.partitioning: columns ['id'] are in two hashes; expected each column in one",
         "line 13, spec.partitioning.hash[0].buckets: 1; expected a whole number, 2 or more",
@@ -243,6 +243,72 @@ spec:
         "line 19, spec.historyRetention: 'historyRetention' appears twice; the first is on line 18",
         "line 19, spec.historyRetention: 5s; expected 1 minute to 10 years, such as 90m or 7d",
     ]
+
+
+def test_faults_of_one_column_and_of_one_partition_are_told_together_each_at_its_field(
+    tmp_path: Path,
+) -> None:
+    """An unknown key of a column hid its wrong name, type and default; one of a hash its columns; one of ranges their splits."""
+    file = """spec:
+  columns:
+  - name: 1d
+    nulable: true
+    type: int64
+    default: 1.5
+  - name: day
+    type: dat
+    nullable: yes it is
+  - {name: n, type: double, nullable: true, idd: 7}
+  - name: m
+    default: 5
+  - {name: k, type: int32}
+  primaryKey: [day, n, k]
+  partitioning:
+    hash:
+    - {columns: [m, q], buckets: 1, seed: 4294967296}
+    range:
+      columns: [k]
+      splitAtt: [1]
+      splitAt: [x, 3]
+"""
+    (tmp_path / "t.yaml").write_text(file)
+    with pytest.raises(Rejected) as told:
+        table_from_file(str(tmp_path / "t.yaml"))
+    faults = [fault.strip() for fault in error_lines(told.value)[1:]]
+    assert [fault.split(": ")[0].split(", ")[-1] for fault in faults] == [
+        "spec.columns[0].name",
+        "spec.columns[0].nulable",
+        "spec.columns[0].default",
+        "spec.columns[1].type",
+        "spec.columns[1].nullable",
+        "spec.columns[2].type",
+        "spec.columns[2].nullable",
+        "spec.columns[2].idd",
+        "spec.columns[3]",
+        "spec.partitioning.hash[0].columns[1]",
+        "spec.partitioning.hash[0].buckets",
+        "spec.partitioning.hash[0]",
+        "spec.partitioning.hash[0]",
+        "spec.partitioning.range.splitAtt",
+        "spec.partitioning.range.splitAt[0]",
+    ], faults
+    lines = [int(fault.split(",")[0].removeprefix("line ")) for fault in faults]
+    assert lines == sorted(lines)
+
+
+def test_options_and_columns_are_told_together() -> None:
+    with pytest.raises(Rejected) as told:
+        table_from_options("t", ["id:int65", "1x:int64", "n"], "idd", ["id:1", "m:4"])
+    said = " ".join(error_lines(told.value))
+    for words in (
+        "--column n: expected NAME:TYPE",
+        "--key idd",
+        "--hash id:1",
+        "--hash m:4",
+        "'int65'",
+        "'1x'",
+    ):
+        assert words in said, said
 
 
 def test_each_fault_is_printed_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ async def test_a_client_that_is_closed_tells_of_rows_that_were_not_written(tmp_p
         found = sorted(
             [str(caught.value), *caught.value.__notes__], key=lambda text: "PERMISSION_DENIED" in text
         )
-        assert ["1 of 1 rows were refused" in text for text in found] == [True, True]
+        assert ["1 of 1 row was refused" in text for text in found] == [True, True]
         assert "INVALID_ARGUMENT" in found[0] and "PERMISSION_DENIED id=1: no" in found[1]
         await client.close()
         with pytest.raises(Closed):
@@ -320,7 +320,7 @@ async def test_what_ends_a_client_is_not_hidden_by_rows_that_were_not_written(tm
             with pytest.raises(ZeroDivisionError) as caught:
                 await using
             (note,) = caught.value.__notes__
-            assert "1 of 1 rows were refused" in note
+            assert "1 of 1 row was refused" in note
 
 
 async def test_a_row_may_be_used_again_once_it_was_given(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ async def test_a_refused_row_is_named_by_its_table_and_key(tmp_path: Path) -> No
         assert caught.value.args[0] == f"table two: {key}: the key is present; use upsert to overwrite it"
         with pytest.raises(RowErrors, match="ALREADY_PRESENT") as caught:
             await table.write_arrow(pa.Table.from_pylist([row], schema=table.arrow_schema), "insert")
-        told = f"table two: 1 of 1 rows were refused; the others are written: row 0: ALREADY_PRESENT {key}: the key"
+        told = f"table two: 1 of 1 row was refused: row 0: ALREADY_PRESENT {key}: the key"
         assert caught.value.args[0].startswith(told)
         with pytest.raises(RowErrors) as caught:
             async with table.new_session(flush_interval_s=0) as session:

@@ -13,22 +13,26 @@ from tests.harness.standing import standing
 
 
 @pytest.fixture(scope="module")
-def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster with the tables that the demo leaves, and some of its rows."""
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A cluster without tables, as the quick start makes one."""
     with standing(tmp_path_factory.mktemp("docs")) as addresses:
-        with stele.connect(addresses) as client:
-            for example in ("flights.yaml", "delays.yaml"):
-                make_table(client, example)
-            table = client.open_table("flights")
-            table.write_arrow(flights.load(table.arrow_schema).slice(0, 5_000))
         yield addresses
 
 
-@pytest.fixture
-def names(masters: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What a reader has who pasted the demo's export line."""
-    monkeypatch.setenv("STELE_MASTERS", masters)
-    return {"__name__": "__main__"}
+@pytest.fixture(scope="module")
+def masters(bare: str) -> str:
+    """A cluster with the tables that the demo leaves, and some of its rows."""
+    with stele.connect(bare) as client:
+        for example in ("flights.yaml", "delays.yaml"):
+            make_table(client, example)
+        table = client.open_table("flights")
+        table.write_arrow(flights.load(table.arrow_schema).slice(0, 5_000))
+    return bare
+
+
+def test_the_guide(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STELE_MASTERS", bare)
+    run(blocks("docs/python.md"), {"__name__": "__main__"})
 
 
 def test_changing_a_table(masters: str) -> None:
@@ -37,9 +41,7 @@ def test_changing_a_table(masters: str) -> None:
             run(blocks(page), {"__name__": "__main__", "stele": stele, "client": client})
 
 
-def test_the_guide(names: dict[str, object]) -> None:
-    run(blocks("docs/python.md"), names)
-
-
-def test_flight(names: dict[str, object]) -> None:
-    run(blocks("docs/flight.md"), names)
+def test_flight(masters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader has who pasted the demo's export line."""
+    monkeypatch.setenv("STELE_MASTERS", masters)
+    run(blocks("docs/flight.md"), {"__name__": "__main__"})

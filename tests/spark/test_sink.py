@@ -234,7 +234,7 @@ def test_a_refused_row_ends_the_reading_of_its_task(cluster: Cluster) -> None:
                 else batch.set_column(0, "id", pa.array([None, *range(1, 10_000)], pa.int64()))
             )
 
-    with pytest.raises(RowErrors, match=r"1 of 10000 rows were refused.*row 0: .*column id is null"):
+    with pytest.raises(RowErrors, match=r"1 of 10,000 rows was refused.*row 0: .*column id is null"):
         writer.write(source())
     assert read == 1
     assert count(cluster, "some", snapshot=cluster_now()) == 9_999

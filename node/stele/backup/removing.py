@@ -6,6 +6,8 @@ manifest goes first, so that a backup that is half removed is none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stele.backup.claim import Claim
 from stele.backup.finding import Backup, State, find_backups
 from stele.backup.folder import Folder, Location
@@ -32,28 +34,36 @@ async def remove_async(
         return []
     await in_thread(find_backups, place)  # refuses a wrong folder before anything is written to it
     async with Claim(place, "remove", on_note) as claim:
-        backups = await in_thread(find_backups, place)
-        going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(backup))]
-        if backup and len(going) > 1:
-            several = ", ".join(b.backup_id for b in going)
-            raise Rejected(f"several backups begin with {backup}: {several}; give more digits")
-        ids = {b.backup_id for b in going}
-        for other in backups:
-            base = other.manifest.base if other.manifest is not None else None
-            if (
-                other.state is State.COMPLETE
-                and other.backup_id not in ids
-                and base
-                and base.backup_id in ids
-            ):
-                raise Rejected(
-                    f"backup {other.backup_id} builds on {base.backup_id}; remove that one first, or keep this one",
-                    code=Code.INVALID_ARGUMENT,
-                )
+        going = _going(await in_thread(find_backups, place), backup, key)
         for found in going:
             await claim.check()
             await in_thread(remove, place, found.backup_id)
         return [b.backup_id for b in going]
+
+
+async def to_remove_async(folder: Location, backup: str = "", *, key: str = "") -> list[Backup]:
+    """What `remove_async` would remove now. Changes nothing. Raises as it does."""
+    place = await in_thread(Folder.at, folder)
+    if not await in_thread(place.is_there):
+        return []
+    return _going(await in_thread(find_backups, place), backup, key)
+
+
+def _going(backups: Sequence[Backup], called: str, key: str) -> list[Backup]:
+    """The backups that this id or key means. Raises Rejected: several ids begin so, or another backup builds on one."""
+    going = [b for b in backups if (_key(b) == key if key else b.backup_id.startswith(called))]
+    if called and len(going) > 1:
+        several = ", ".join(b.backup_id for b in going)
+        raise Rejected(f"several backups begin with {called}: {several}; give more digits")
+    ids = {b.backup_id for b in going}
+    for other in backups:
+        base = other.manifest.base if other.manifest is not None else None
+        if other.state is State.COMPLETE and other.backup_id not in ids and base and base.backup_id in ids:
+            raise Rejected(
+                f"backup {other.backup_id} builds on {base.backup_id}; remove that one first, or keep this one",
+                code=Code.INVALID_ARGUMENT,
+            )
+    return going
 
 
 def _key(backup: Backup) -> str:

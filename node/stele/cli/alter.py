@@ -105,6 +105,7 @@ def alter(
       stele table alter events --add-range 2024-02-01..2024-03-01 --drop-range 2023-02-01..2023-03-01 --yes
     """
     from stele.cli.range_text import bounds_for, parse_ranges
+    from stele.client.checks import check_alter
 
     new_ranges = parse_ranges("--add-range", added_ranges)
     old_ranges = parse_ranges("--drop-range", dropped_ranges)
@@ -121,13 +122,8 @@ def alter(
             "nothing to change; give --add, --drop, --rename, --default, --no-default, --add-range, --drop-range, "
             "--owner, --no-owner, --comment, --no-comment or --history"
         )
-    if (dropped or old_ranges) and not yes:
-        kinds = [("column", dropped), ("range", dropped_ranges)]
-        told = [f"{kind}{'s' * (len(which) > 1)} {', '.join(which)}" for kind, which in kinds if which]
-        what = f"{' and '.join(told)} of {name}"
-        confirm(f"Drop {what} with all values permanently?", f"drop {what}")
 
-    async def work(client: AsyncClient) -> AsyncTable:
+    async def opened(client: AsyncClient) -> tuple[AsyncTable, dict[str, Any]]:
         table = await client.open_table(name)
         part = table.partition_schema.range
         if part is None and (new_ranges or old_ranges):
@@ -136,18 +132,35 @@ def alter(
                 f"some"
             )
         ids = () if part is None else part.column_ids
-        await table.alter(
-            add=columns,
-            drop=dropped,
-            rename=renames,
-            defaults=changed,
-            add_ranges=bounds_for(table.schema, ids, "--add-range", new_ranges),
-            drop_ranges=bounds_for(table.schema, ids, "--drop-range", old_ranges),
-            owner=owner,
-            comment=comment,
-            history_s=history_s,
-            timeout_s=timeout_s,
+        return table, {
+            "add": columns,
+            "drop": dropped,
+            "rename": renames,
+            "defaults": changed,
+            "add_ranges": bounds_for(table.schema, ids, "--add-range", new_ranges),
+            "drop_ranges": bounds_for(table.schema, ids, "--drop-range", old_ranges),
+        }
+
+    async def look(client: AsyncClient) -> str:
+        table, changes = await opened(client)
+        check_alter(table, **changes)
+        return table.info.table_id
+
+    asked = ""
+    if (dropped or old_ranges) and not yes:
+        asked = with_client(masters, look, timeout_s)
+        kinds = [("column", dropped), ("range", dropped_ranges)]
+        told = [f"{kind}{'s' * (len(which) > 1)} {', '.join(which)}" for kind, which in kinds if which]
+        what = f"{' and '.join(told)} of {name}"
+        confirm(
+            f"Drop {' and '.join(told)} of table {name} ({asked}) with all values for good?", f"drop {what}"
         )
+
+    async def work(client: AsyncClient) -> AsyncTable:
+        table, changes = await opened(client)
+        if asked and table.info.table_id != asked:
+            raise Rejected(f"{name} is another table by now; look again")
+        await table.alter(**changes, owner=owner, comment=comment, history_s=history_s, timeout_s=timeout_s)
         return table
 
     table = with_client(masters, work, timeout_s)

@@ -182,9 +182,10 @@ def create(
         show_json(manifest_as_json(made))
         return
     files = sum(len(table.files) for table in made.tables)
-    what = "rows" if made.base is None else f"changes since {made.base.backup_id}"
+    since = "" if made.base is None else f" since {made.base.backup_id}"
     say(
-        f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: {made.rows:,} {what}, "
+        f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: "
+        f"{plural(made.rows, 'row' if made.base is None else 'change')}{since}, "
         f"{plural(files, 'file')}, {size_or_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
     )
 
@@ -314,14 +315,17 @@ def prune(
         )
         return
     for backup in found.removed:
-        say(f"{'would remove' if dry_run else 'removing'} {backup.backup_id} ({_what(backup)})", err=as_json)
+        say(
+            f"{'would remove' if dry_run else 'removing'} {backup.backup_id} ({described(backup)})",
+            err=as_json,
+        )
     if dry_run:
         if as_json:
             show_json(_prune_as_json(found))
         return
     if not yes:
         what = plural(len(found.removed), "backup")
-        confirm(f"Remove {what} permanently?", f"remove {what}")
+        confirm(f"Remove {what} for good?", f"remove {what}")
     done = run(dry=False)
     show_done(
         f"removed {plural(len(done.removed), 'backup')}; {len(done.kept)} left", as_json, _prune_as_json(done)
@@ -405,6 +409,7 @@ def _line(backup: Backup) -> tuple[Any, ...]:
     return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, rows, size, names)
 
 
-def _what(backup: Backup) -> str:
+def described(backup: Backup) -> str:
+    """The state of a backup, and the moment of its rows."""
     manifest = backup.manifest
     return backup.state.value if manifest is None else f"{backup.state.value}, rows of {manifest.time}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stele.cli.backup import note
+from stele.cli.backup import described, note
 from stele.cli.errors import NO
 from stele.cli.follow import Following, follow_option, moment_of, refuse_both
 from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
@@ -84,7 +84,7 @@ def drill(
             click.get_current_context().exit(NO)
     if not (follow or as_json):
         say(
-            f"backup {found.manifest.backup_id}: {plural(len(report.tables), 'table')} with {found.rows:,} rows restored in "
+            f"backup {found.manifest.backup_id}: {plural(len(report.tables), 'table')} with {plural(found.rows, 'row')} restored in "
             f"{found.restore_s:.1f} s, compared in {found.compare_s:.1f} s, and deleted"
         )
 
@@ -109,20 +109,22 @@ def _result(found: Drilled) -> dict[str, Any]:
 @follow_option
 @json_option
 def remove(folder: str, backup: str | None, key: str, yes: bool, follow: bool, as_json: bool) -> None:
-    """Remove one backup for good, complete or not. BACKUP is its whole id.
+    """Remove one backup for good, complete or not. BACKUP is its id, or the first digits of it.
 
     A backup on which another one builds is refused. If there is none of this name, nothing happens.
 
     Example: stele backup remove /backups 20260501T120000Z-1a2b3c4d --yes
     """
     from stele.backup import remove_async
+    from stele.backup.removing import to_remove_async
 
     if bool(backup) == bool(key):
         raise click.UsageError("name a backup, or give --key")
     refuse_both(follow, as_json)
-    if not yes:
-        what = backup or f"the backup with key {key}"
-        confirm(f"Remove {what} permanently?", f"remove {what}")
+    if not yes and (found := asyncio.run(to_remove_async(folder, backup or "", key=key))):
+        each = ", ".join(f"{one.backup_id} ({described(one)})" for one in found)
+        confirm(f"Remove backup {each} for good?", f"remove {backup or f'what has the key {key}'}")
+        backup = found[0].backup_id if backup else None
     with Following(follow) as following:
         gone = asyncio.run(remove_async(folder, backup or "", key=key, on_note=note))
         following.result({"removed": gone[:50]})

@@ -58,11 +58,28 @@ def drop(name: str, keep_s: float | None, now: bool, yes: bool, masters: str, as
 
 
 def delete_for_good(name: str, yes: bool, masters: str, as_json: bool) -> None:
-    """Delete a table, once somebody has confirmed it."""
-    if not yes:
-        confirm(f"Delete {name} and all its rows permanently?", f"delete {name}")
-    with_client(masters, lambda client: client.delete_table(name))
+    """Delete a table, once somebody has confirmed it. The table that the question named is deleted, by its id."""
+    from stele.client.dropping import deletable
+    from stele.model.errors import Rejected
+
+    asked = "" if yes else _asked_to_delete(with_client(masters, lambda client: deletable(client, name)))
+
+    async def work(client: AsyncClient) -> None:
+        if asked and (await deletable(client, name)).table_id != asked:
+            raise Rejected(f"{name} is another table by now; look again")
+        await client.delete_table(name)
+
+    with_client(masters, work)
     show_done(f"deleted {name}", as_json, {"deleted": name})
+
+
+def _asked_to_delete(found: TableInfo | DroppedTable) -> str:
+    """Ask whether to delete this table. Returns its id."""
+    kind = "key space" if found.kind == "keyspace" else "table"
+    confirm(
+        f"Delete {kind} {found.name} ({found.table_id}) with all its rows for good?", f"delete {found.name}"
+    )
+    return found.table_id
 
 
 @click.command()

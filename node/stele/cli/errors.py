@@ -39,7 +39,7 @@ _ADVICE = {
     Advice.CREATE_KEYSPACE: "create it with `stele kv create {name}`",
     Advice.OPEN_TABLE: "read it with `stele table scan {name}`",
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",
-    Advice.CHECK_MASTERS: "check --masters",
+    Advice.CHECK_MASTERS: "check --masters; a cluster that hibernates has no masters (`kubectl get tc` shows it)",
     Advice.RESTORE_AS: (
         "restore it under another name with `--table {name}=NEW`, or rename the existing one with `stele table rename`"
     ),

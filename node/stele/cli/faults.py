@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from stele.cli.output import say
+from stele.model.amounts import refused_of
 from stele.model.errors import Code, Rejected
 
 if TYPE_CHECKING:
@@ -80,6 +81,6 @@ class Faults:
         """Raises Rejected, with the number of refused rows, if there are any."""
         if not self.count:
             return
-        where = f"; they are in {kept_in}" if kept_in else ""
+        kept = f", and {'is' if self.count == 1 else 'are'} in {kept_in}" if kept_in else ""
         others = "the others were written" if written else "none was written"
-        raise Rejected(f"{self.count} of {written + self.count} rows were refused; {others}{where}")
+        raise Rejected(f"{refused_of(self.count, written)}{kept}; {others}")

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 def ksck(masters: str, as_json: bool, timeout_s: float) -> None:
     """Check the cluster: masters, nodes, tablets, changes under way.
 
-    Exit code 1 means NOT HEALTHY or WARNING. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
+    Exit code 1 means NOT HEALTHY, WARNING or HIBERNATES. NOT HEALTHY: a tablet is not healthy. WARNING: a node is silent,
     its disk is nearly full so that it refuses writes, or its clock is wrong. A registered node that has never
-    started ("new") is named, but it is not a fault: no tablet needs it.
+    started ("new") is named, but it is not a fault: no tablet needs it. HIBERNATES: its TabletCluster
+    hibernates or wakes, so tablets and nodes may be away.
 
     Example: stele ksck --masters 10.0.0.1:7051
     """
@@ -81,8 +82,8 @@ def _print(health: ClusterHealth) -> None:
     shown = {head: cell for head, cell in columns.items() if any(cell(node) for node in nodes)}
     rows = [[cell(node) or "-" for cell in shown.values()] for node in nodes]
     show_table(tuple(shown), rows, all_shown_by="--json", whole=1)
-    show_unhealthy(health.tablets)
-    for node in health.silent:
+    show_unhealthy(() if health.held else health.tablets)
+    for node in () if health.held else health.silent:
         parked = "; it is parked, so its replicas wait for it" if node.wanted == "parked" else ""
         say(f"{node.role} {node.label} is silent: {node.heard}{parked}")
     for node in health.low_on_disk:
@@ -102,7 +103,9 @@ def _print(health: ClusterHealth) -> None:
     states = ("healthy", "under-replicated", "unavailable", "creating")
     counts = ", ".join(f"{health.count(s)} {s}" for s in states if health.count(s) or s == "healthy")
     say(f"{_counted(health)}: {counts}")
-    if not health.healthy:
+    if health.held and not (health.healthy and not health.silent):
+        say(f"HIBERNATES: {health.held}; this is not a fault: tablets serve once it is awake")
+    elif not health.healthy:
         say("NOT HEALTHY")
     elif health.silent or health.low_on_disk or health.wrong_clocks:
         of = f"of {len(nodes)} nodes and masters"

@@ -12,6 +12,7 @@ import click
 
 from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
 from stele.cli.output import show_done
+from stele.model.amounts import plural
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +257,9 @@ class _Load:
         if not complete and not self._taken:
             return "no row was written"
         seconds = time.monotonic() - self._started
-        told = f"{self.written} rows written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"
+        told = (
+            f"{plural(self.written, 'row')} written in {seconds:.1f} s ({self.written / seconds:,.0f} rows/s)"
+        )
         if complete:
             return told
         more = ", and more rows may be written than were acknowledged" if self._settled < self._taken else ""

@@ -60,6 +60,11 @@ def node_as_json(n: NodeStatus) -> dict[str, Any]:
     return {**dataclasses.asdict(n), "wanted": n.wanted.name}
 
 
+def in_full(n: NodeStatus) -> str:
+    """A node as a question names it: with its whole id."""
+    return f"{n.role} {n.name} ({n.node_id})" if n.name else f"{n.role} {n.node_id}"
+
+
 def in_words(n: NodeStatus) -> str:
     """The wanted state of a node, as commands print it."""
     from stele.driver.view import Wanted
@@ -92,9 +97,15 @@ def forget(node: str, yes: bool, masters: str, as_json: bool) -> None:
     Example: stele node forget 6f1c0d7e
     """
     from stele.client.admin import forget_node
+    from stele.client.checks import check_forget
+
+    async def look(client: AsyncClient) -> NodeStatus:
+        return await check_forget(client.masters, node)
 
     if not yes:
-        confirm(f"Forget {node} for good?", f"forget {node}")
+        found = with_client(masters, look)
+        confirm(f"Forget {in_full(found)} for good?", f"forget {found.label}")
+        node = found.node_id
 
     async def work(client: AsyncClient) -> str:
         return await forget_node(client.masters, node)

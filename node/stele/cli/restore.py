@@ -191,7 +191,7 @@ def _show(made: list[Restored], seconds: float, equal: bool) -> None:
     for each in made:
         of = "" if each.table == each.name else f" from {each.table}"
         same = "; it has the rows of the backup" if equal else ""
-        say(f"restored table {each.name}{of}: {each.rows:,} rows{same}")
+        say(f"restored table {each.name}{of}: {plural(each.rows, 'row')}{same}")
     say(f"{plural(len(made), 'table')} in {seconds:.1f} s")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import decimal
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from stele.model.nearest import did_you_mean
 from stele.model.notes import note_faults
 from stele.model.partition import HashPartition, PartitionSchema, RangePartition
 from stele.model.ranges import of_ranges
-from stele.model.schema import REPLICATION_FACTORS, Schema, column_faults
+from stele.model.schema import REPLICATION_FACTORS, Schema, column_faults_by_field
 from stele.model.split_json import split_key
 
 
@@ -143,10 +143,19 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
         if part not in known:
             faults.append(f"--key {key}: {_no_column(part, known)}")
     parts = hash_options(hashes, known, faults)
-    if faults:
-        raise Rejected("; ".join(faults))
-    spec["partitioning"] = {"hash": parts}
     where = f"table {name}"
+    if faults:  # those of the columns belong to them
+        document = Document(where, spec)
+        for fault in faults:
+            document.fault((), fault)
+        whole = [
+            each
+            for each in document.root.mapping(spec)["columns"].entries("columns")
+            if all(each.value.values())
+        ]
+        _columns(whole, spec["primaryKey"])
+        document.refuse_faults()
+    spec["partitioning"] = {"hash": parts}
     return _from_spec(name, Document(where, spec).root, _SPEC_KEYS, where)
 
 
@@ -209,13 +218,7 @@ def _columns(entries: Sequence[Entry], primary: Collection[str]) -> dict[str, _G
     found: dict[str, _Given] = {}
     lower: set[str] = set()
     for n, entry in enumerate(entries):
-        name, column = _column(n, entry)
-        if column is not None:
-            faults = column_faults(column, is_key=name in primary)
-            faults = faults or list(filter(None, [column.default_fault()]))
-            for fault in faults:
-                entry.fault(fault)
-            column = None if faults else column
+        name, column = _column(n, entry, primary)
         if name and name.lower() in lower:
             entry.fault(f"column {name}: the name is used twice (case is ignored)")
         elif name:
@@ -279,8 +282,11 @@ def _checked_for_the_operator(given: dict[str, Entry]) -> tuple[str, ...]:
     return tuple(key for key in _NOT_OURS if key in given)
 
 
-def _column(n: int, entry: Entry) -> tuple[str, Column | None]:
-    """(name, column) of an entry; the column is None if the entry has faults."""
+def _column(n: int, entry: Entry, primary: Collection[str]) -> tuple[str, Column | None]:
+    """(name, column) of an entry; the column is None if the entry has faults. `primary`: the names in the key.
+
+    What is wrong with one field hides no fault of another one.
+    """
     before = entry.document.faults
     known = ("name", "type", "nullable", "default", "id", "renamedFrom")
     given = entry.mapping(known, required=("name", "type"))
@@ -289,11 +295,31 @@ def _column(n: int, entry: Entry) -> tuple[str, Column | None]:
     default = given["default"].scalar() if "default" in given else None
     name = given["name"].text("a name") if "name" in given else ""
     type_ = given["type"].text("a type, like int64") if "type" in given else ""
+    flags = entry.document.faults
     nullable = given["nullable"].flag() if "nullable" in given else False
-    if entry.document.faults != before:
-        return name, None
+    unclear = {"nullable"} if entry.document.faults != flags else set()
+    unclear |= {field for field, value in (("name", name), ("type", type_)) if not value}
     text = None if default is None else _as_json(default, type_)
-    return name, Column(ColumnId(n), name, type_, nullable, text)
+    column = Column(ColumnId(n), name, type_, nullable, text)
+    for field, fault in _faults_of(column, is_key=name in primary, unclear=unclear):
+        (given.get(field) or entry).fault(fault)
+    return name, column if entry.document.faults == before else None
+
+
+def _faults_of(column: Column, *, is_key: bool, unclear: Collection[str]) -> list[tuple[str, str]]:
+    """The faults of a column by field. `unclear`: fields that are missing or of another kind, told already."""
+    stand_in = replace(
+        column,
+        name=column.name or "x",
+        type=column.type or "int64",
+        nullable=column.nullable or "nullable" in unclear,
+    )
+    if "type" in unclear:  # what its default should be is not known
+        stand_in = replace(stand_in, default=None)
+    faults = column_faults_by_field(stand_in, is_key=is_key and "nullable" not in unclear)
+    if not any(field in ("type", "default") for field, _ in faults) and (said := stand_in.default_fault()):
+        faults.append(("default", said))
+    return [(field, said) for field, said in faults if field not in unclear]
 
 
 def _as_json(default: Any, type_: str) -> str:
@@ -337,36 +363,35 @@ def _stand_in(known: Known, key: Sequence[str]) -> Schema | None:
 
 
 def _hash(entry: Entry, known: Known) -> HashPartition | None:
-    """The hash partition; None if it has faults."""
-    before = entry.document.faults
+    """The hash partition, as far as its columns are known. None if none is. Faults are those of the document."""
     given = entry.mapping(("columns", "buckets", "seed"), required=("columns", "buckets"))
     names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
     buckets = given["buckets"].whole_number(2) if "buckets" in given else 2
     seed = given["seed"].whole_number(0) if "seed" in given else 0
-    found = HashPartition(tuple(known[name].id for name in names if name in known), buckets, seed)
-    return found if entry.document.faults == before else None
+    ids = tuple(known[name].id for name in names if name in known)
+    none_named = "columns" in given and given["columns"].value == []
+    return HashPartition(ids, buckets, seed) if ids or none_named else None
 
 
 def _range(entry: Entry, known: Known) -> RangePartition | None:
-    """The range partition; None if it has faults, or if its columns have some."""
+    """The range partition. With faults it has no splits, and only the columns that are known; None if none is."""
     before = entry.document.faults
     given = entry.mapping(("columns", "splitAt", "ranges"), required=("columns",))
     names = _names(given["columns"].entries("column names"), known) if "columns" in given else []
     if "ranges" in given and "splitAt" in given:
         entry.fault("it has splitAt and ranges; give one of them")
+    ids = tuple(known[name].id for name in names if name in known)
     columns = [column for name in names if name in known and (column := known[name].column) is not None]
-    if entry.document.faults != before or len(columns) != len(names):
-        return None
-    ids = tuple(int(column.id) for column in columns)
-    found: RangePartition | None = None
-    if not names:
-        found = RangePartition(ids)
-    elif "ranges" in given:
-        found = _ranges(given["ranges"], columns, ids)
-    else:
+    found: RangePartition | None = RangePartition(ids)
+    if names and len(columns) == len(names) == len(given["columns"].value):  # else values have no columns
+        if "ranges" in given:
+            found = _ranges(given["ranges"], columns, ids)
         splits = given["splitAt"].entries("values") if "splitAt" in given else []
-        found = RangePartition(ids, tuple(_key(split, columns) for split in splits))
-    return found if entry.document.faults == before else None
+        keys = tuple(_key(split, columns) for split in splits)
+        found = RangePartition(ids, keys) if "ranges" not in given else found
+    if entry.document.faults == before:
+        return found
+    return RangePartition(ids) if ids else None
 
 
 def _ranges(entry: Entry, columns: list[Column], ids: tuple[int, ...]) -> RangePartition | None:

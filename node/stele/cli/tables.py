@@ -275,8 +275,8 @@ def _shown_split(split: list[Any] | dict[str, str]) -> str:
 
 
 def _shown_size(size: Size) -> str:
-    missing = f"; {size.unknown} tablets gave no answer" if size.unknown else ""
-    return f"about {size.rows:,} rows now, and {shown_bytes(size.bytes_on_disk)} of files in each replica{missing}"
+    missing = f"; {plural(size.unknown, 'tablet')} gave no answer" if size.unknown else ""
+    return f"about {plural(size.rows, 'row')} now, and {shown_bytes(size.bytes_on_disk)} of files in each replica{missing}"
 
 
 def _column(column: Column) -> dict[str, Any]:

@@ -150,13 +150,13 @@ def _show(report: Report, as_json: bool, file: str) -> None:
     for table in report.tables:
         equal = f"; {table.compared} has the same rows" if table.compared else ""
         files = f" in {_files(table.files, table.bytes)}"
-        say(f"{table.table}: {table.rows:,} rows{'' if report.bases else files}{equal}")
+        say(f"{table.table}: {plural(table.rows, 'row')}{'' if report.bases else files}{equal}")
         for each in report.backups if report.bases else ():
             for entry in each.tables:
                 if entry.name == table.table:
-                    what = "rows" if each.base is None else "changes"
+                    what = "row" if each.base is None else "change"
                     kept = _files(len(entry.files), entry.file_bytes)
-                    say(f"  {each.backup_id}, {each.kind}: {entry.rows:,} {what} in {kept}")
+                    say(f"  {each.backup_id}, {each.kind}: {plural(entry.rows, what)} in {kept}")
     with_bases = f", with the {plural(report.bases, 'backup')} that it builds on" if report.bases else ""
     say(f"backup {manifest.backup_id} is whole{with_bases}")
     if file:

@@ -66,10 +66,11 @@ def finalize(yes: bool, masters: str, timeout_s: float, as_json: bool) -> None:
 
     Example: stele cluster finalize
     """
-    from stele.client.admin import cluster_versions, finalize_version
+    from stele.client.admin import finalize_version
+    from stele.client.checks import check_finalize
 
     async def look(client: AsyncClient) -> ClusterVersions:
-        return await cluster_versions(client.masters, timeout_s=timeout_s)
+        return await check_finalize(client.masters, timeout_s=timeout_s)
 
     async def work(client: AsyncClient) -> int:
         return await finalize_version(client.masters, timeout_s=timeout_s)

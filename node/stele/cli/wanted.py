@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from stele.cli.nodes import in_words, node_as_json
+from stele.cli.nodes import in_full, in_words, node_as_json
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import confirm, say, show_json
 from stele.model.amounts import duration
@@ -148,9 +148,15 @@ def retire(
     Example: stele node retire flights-node-2 --wait
     """
     from stele.client.admin import retire_node
+    from stele.client.checks import check_retire
+
+    async def look(client: AsyncClient) -> NodeStatus:
+        return await check_retire(client.masters, node)
 
     if not yes:
-        confirm(f"Retire {node} for good, once it is empty?", f"retire {node}")
+        found = with_client(masters, look)
+        confirm(f"Retire {in_full(found)} for good, once it is empty?", f"retire {found.label}")
+        node = found.node_id
 
     until = partial(_until_empty, retired=True, err=as_json) if wait else None
     _ask(masters, as_json, retire_node, node, until=until, reason=reason, override=override)

@@ -247,7 +247,7 @@ class AsyncClient:
                 again.
         """
         deadline = time.monotonic() + arguments.seconds(timeout_s, "timeout_s")
-        info = await self._deletable(name)
+        info = await dropping.deletable(self, name)
         left = math.inf
         while True:
             answer = await self._delete(info, max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S))
@@ -270,18 +270,6 @@ class AsyncClient:
             answer = master_pb2.DeleteTableResponse()
         self._end(info.table_id, "deleted")
         return answer
-
-    async def _deletable(self, name: str) -> TableInfo | DroppedTable:
-        """The table of this name, or the dropped one with this id."""
-        try:
-            return await self.describe(name)
-        except Rejected as exc:
-            if exc.code is not Code.NOT_FOUND or not dropping.is_part_of_id(name):
-                raise
-            found = [t for t in await self.dropped_tables() if dropping.is_part_of_id(name, t.table_id)]
-            if not found:
-                raise
-            return dropping.meant(found, name)
 
     def _end(self, table_id: str, how: str) -> None:
         for locations in list(self._locations):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from stele.client.locations import TableInfo, table_info_from_pb
 from stele.model.errors import Advice, Code, Rejected, Retryable
@@ -24,6 +24,14 @@ Ask = Callable[..., Awaitable[Any]]
 """Calls a master: `AsyncClient._ask`."""
 _PART_OF_ID = re.compile(r"[0-9a-f]{8,32}")
 _WAIT_AT_LEAST_S = 0.001
+
+
+class _Tables(Protocol):
+    """What an `AsyncClient` knows of tables."""
+
+    async def describe(self, name: str) -> TableInfo: ...
+
+    async def dropped_tables(self) -> list[DroppedTable]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,19 @@ async def set_keep_dropped(masters: Masters, keep_s: float) -> float:
     request = master_pb2.SetKeepDroppedRequest(keep_ms=round(keep_s * 1000))
     answer = await masters.call("SetKeepDropped", request)
     return float(answer.before_ms / 1000)
+
+
+async def deletable(client: _Tables, name: str) -> TableInfo | DroppedTable:
+    """The table of this name, or the dropped one with this id. Raises Rejected NOT_FOUND."""
+    try:
+        return await client.describe(name)
+    except Rejected as exc:
+        if exc.code is not Code.NOT_FOUND or not is_part_of_id(name):
+            raise
+        found = [t for t in await client.dropped_tables() if is_part_of_id(name, t.table_id)]
+        if not found:
+            raise
+        return meant(found, name)
 
 
 def meant(tables: Sequence[DroppedTable], called: str) -> DroppedTable:

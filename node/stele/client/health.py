@@ -142,6 +142,8 @@ class ClusterHealth:
     """Who holds the change budget, in words, such as "upgrade (flights-node-0 is away)"."""
     waiting: list[str] = field(default_factory=list)
     """Who waits for the change budget."""
+    held: str = ""
+    """Why nobody heals, in words, as the cluster hibernates or wakes; "": somebody may."""
 
     @property
     def healthy(self) -> bool:
@@ -194,6 +196,7 @@ def examine(view: master_pb2.GetClusterViewResponse) -> ClusterHealth:
         settled=view.settled,
         holding=[_holder(pb, known) for pb in view.policy.holding],
         waiting=list(view.policy.waiting),
+        held=view.policy.held,
     )
 
 

@@ -223,7 +223,7 @@ async def _keep(
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node, view = node_called(given, list(pb.nodes)), view_from_pb(pb)
     away = absence(view, Policy(), {id_from_pb(node.node_id)})
-    if wanted is Wanted.FENCED and _status_in(pb, node).role == "master":
+    if wanted is Wanted.FENCED and status_in(pb, node).role == "master":
         raise Rejected(f"fence {_label(node)}: it is a master; only nodes can be fenced")
     if away.faults:
         verb = "park" if wanted is Wanted.PARKED else "fence"
@@ -264,14 +264,22 @@ async def _leave(
     timeout_s: float,
 ) -> Answer:
     pb = await cluster_view(masters, timeout_s=timeout_s)
-    node, view = node_called(given, list(pb.nodes)), view_from_pb(pb)
+    node = node_called(given, list(pb.nodes))
     if node.wanted == _WANTED[wanted] and node.state == master_pb2.DRAINING and not (for_s or reason):
-        return Answer(_status_in(pb, node), changed=False)
+        return Answer(status_in(pb, node), changed=False)
+    refuse_leaving(pb, node, wanted)
+    await _want(masters, node, wanted, reason, for_s, override, timeout_s)
+    return Answer(await _again(masters, node, timeout_s))
+
+
+def refuse_leaving(
+    pb: master_pb2.GetClusterViewResponse, node: master_pb2.NodeViewPB, wanted: Wanted
+) -> None:
+    """Raise UNSAFE_CHANGE if other machines cannot take the node's replicas."""
+    view = view_from_pb(pb)
     if node.state != master_pb2.DRAINING and (faults := drain_faults(view, Policy(), _leaving(view, node))):
         verb = "drain" if wanted is Wanted.DRAINED else "retire"
         raise Rejected(f"{verb} {_label(node)}: {'; '.join(faults)}", code=Code.UNSAFE_CHANGE)
-    await _want(masters, node, wanted, reason, for_s, override, timeout_s)
-    return Answer(await _again(masters, node, timeout_s))
 
 
 def _leaving(view: ClusterView, node: master_pb2.NodeViewPB) -> set[str]:
@@ -294,7 +302,7 @@ async def _take_back(
     """`wanted`: the states that this call may cancel."""
     pb = await cluster_view(masters, timeout_s=timeout_s)
     node = node_called(given, list(pb.nodes))
-    status = _status_in(pb, node)
+    status = status_in(pb, node)
     if status.seen == "retired":
         raise Rejected(f"{status.label} is retired, which is final; a new node needs a new volume")
     if status.wanted is Wanted.IN_SERVICE:
@@ -324,10 +332,11 @@ async def _want(
 
 
 async def _again(masters: Masters, node: master_pb2.NodeViewPB, timeout_s: float) -> NodeStatus:
-    return _status_in(await cluster_view(masters, timeout_s=timeout_s), node)
+    return status_in(await cluster_view(masters, timeout_s=timeout_s), node)
 
 
-def _status_in(pb: master_pb2.GetClusterViewResponse, node: master_pb2.NodeViewPB) -> NodeStatus:
+def status_in(pb: master_pb2.GetClusterViewResponse, node: master_pb2.NodeViewPB) -> NodeStatus:
+    """A node of a view."""
     return next(n for n in _statuses(pb) if n.node_id == id_from_pb(node.node_id))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from stele.client import html
+from stele.model.amounts import refused_of
 from stele.model.block import RowError
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, Retryable, error_for
@@ -111,8 +112,9 @@ class RowErrors(Rejected):
         more = f"; and {len(errors) - _SHOWN} more" if len(errors) > _SHOWN else ""
         unanswered = any(isinstance(error_for(e.code, ""), Retryable) for e in errors)
         super().__init__(
-            f"table {result.table}: {len(errors)} of {len(errors) + result.rows_written} rows were "
-            f"{'not acknowledged' if unanswered else 'refused'}; the others are written: {told}{more}",
+            f"table {result.table}: "
+            f"{refused_of(len(errors), result.rows_written, 'not acknowledged' if unanswered else 'refused')}"
+            f"{'; the others are written' if result.rows_written else ''}: {told}{more}",
             code=errors[0].code if len({e.code for e in errors}) == 1 else Code.INVALID_ARGUMENT,
         )
         self.result = result

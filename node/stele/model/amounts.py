@@ -25,5 +25,10 @@ def duration(seconds: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """The number with its noun: "1 replica", "2 replicas"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    """The number with its noun: "1 replica", "2,000 replicas"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def refused_of(refused: int, written: int, verb: str = "refused") -> str:
+    """How many of the rows of a write failed: "1 of 3 rows was refused"."""
+    return f"{refused:,} of {plural(refused + written, 'row')} {'was' if refused == 1 else 'were'} {verb}"

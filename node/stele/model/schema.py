@@ -30,6 +30,8 @@ REPLICATION_FACTORS = (1, 3, 5, 7)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _CHOICES_MAX = 1_024
 """The most choices of columns whose Arrow schemas are remembered."""
+_COLUMNS_SHOWN = 20
+"""The most columns that a schema's repr lists."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -74,6 +76,14 @@ class Schema:
         put(self, "key_positions", tuple(self.places[int(k)] for k in self.key_column_ids))
         put(self, "_arrow", {})
         put(self, "derived", {})
+
+    def __repr__(self) -> str:
+        """Columns as `stele table create --column` takes them, the key, and the version."""
+        shown_columns = [_shown(column) for column in self.columns[:_COLUMNS_SHOWN]]
+        more = len(self.columns) - len(shown_columns)
+        columns = ", ".join(shown_columns) + (f", and {more} more" if more else "")
+        key = ", ".join(column.name for column in self.key_columns)
+        return f"<stele.Schema {columns}; key {key}; version {self.version}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (
@@ -223,6 +233,12 @@ class Schema:
             ) from exc
 
 
+def _shown(column: Column) -> str:
+    """A column in a schema's repr."""
+    default = "" if column.default is None else f" = {shown(json.loads(column.default))}"
+    return f"{column.name}:{column.type}{'?' if column.nullable else ''}{default}"
+
+
 def arrow_schema_of(data: Any) -> pa.Schema:
     """The Arrow schema of a schema, of Arrow data, or of a data frame.
 
@@ -283,25 +299,30 @@ def _faults(schema: Schema) -> list[str]:
 
 def column_faults(column: Column, *, is_key: bool) -> list[str]:
     """All faults of a column by itself, as messages; empty if there are none."""
-    faults = []
+    return [said for _, said in column_faults_by_field(column, is_key=is_key)]
+
+
+def column_faults_by_field(column: Column, *, is_key: bool) -> list[tuple[str, str]]:
+    """All faults of a column by itself: (the field that is wrong, message)."""
+    faults: list[tuple[str, str]] = []
     where = f"column {column.name}"
     if not _NAME.match(column.name):
-        faults.append(
-            f"column name {column.name!r}: expected a letter or _, then letters, digits, _, at most 128"
-        )
+        said = f"column name {column.name!r}: expected a letter or _, then letters, digits, _, at most 128"
+        faults.append(("name", said))
     elif column.name.lower().startswith(_RESERVED_PREFIX):
-        faults.append(f"{where}: names that begin with {_RESERVED_PREFIX} are reserved for Stele")
+        faults.append(("name", f"{where}: names that begin with {_RESERVED_PREFIX} are reserved for Stele"))
     try:
         arrow_type(column.type)
     except Rejected as exc:
-        faults.append(f"{where}: {exc.args[0]}")
+        faults.append(("type", f"{where}: {exc.args[0]}"))
     else:
-        faults.extend(_default_faults(column))
+        faults += [("default", said) for said in _default_faults(column)]
     if is_key:
         if column.nullable:
-            faults.append(f"{where}: a key column cannot be nullable")
+            faults.append(("nullable", f"{where}: a key column cannot be nullable"))
         if column.type in _NO_KEY_TYPES:
-            faults.append(f"{where}: {column.a_type} cannot be a key column; use an integer or a decimal")
+            said = f"{where}: {column.a_type} cannot be a key column; use an integer or a decimal"
+            faults.append(("type", said))
     return faults
 
 

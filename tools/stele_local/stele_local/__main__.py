@@ -25,6 +25,7 @@ from stele.extras import extra
 with extra("local", program="stele-local", install="./tools/stele_local"):
     from stele_local import processes
     from stele_local.cluster import LocalCluster, OtherSettings, Settings
+    from stele_local.copies import original_of
     from stele_local.folder import FolderTaken, as_called, kept, owner_of, wipe
     from stele_local.keeper import StateUnreadable
 
@@ -203,6 +204,7 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float)
     for word, value in (("--machines", machines), ("--zones", zones)):
         command += [word, str(value)] if value is not None else []
     runs = owner_of(folder) is not None
+    original = None if runs else original_of(folder)
     process = None if runs else _background(command, folder)
     try:
         _await_access(folder, process)
@@ -215,6 +217,12 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float)
         raise
     if runs:
         click.echo(f"the cluster in {folder} is running already", err=True)
+    if original is not None:
+        click.echo(
+            f"{folder} is a copy of {original}: its cluster starts as one of its own, with the same tables. If the original "
+            f"ran while it was copied, a volume may be refused: then copy it again after `{as_called(original)} down`",
+            err=True,
+        )
     click.echo(_export(folder))
 
 

@@ -28,6 +28,7 @@ from aiohttp import web
 from stele_local import dns, keeper, processes
 from stele_local.container import Backoff
 from stele_local.controllers import Loop, collect_garbage, count_budgets
+from stele_local.copies import original_of
 from stele_local.folder import as_called, own, write_private
 from stele_local.http import ApiServer
 from stele_local.jobs import Jobs
@@ -92,8 +93,13 @@ class LocalCluster:
         self.store = Store(settings.history_max)
         kept = keeper.load(self.folder, self.store)
         machines, zones = _size(self.folder, settings, kept)
-        self._claim, network = _claim_network(kept.network if kept else "")
-        self.token = kept.token if kept else secrets.token_urlsafe(24)
+        original = original_of(self.folder)
+        if kept and original is not None:
+            log.info("this folder is a copy, and gets an identity of its own", original=str(original))
+            self._claim, network = _claim_network("", avoid=kept.network)
+        else:
+            self._claim, network = _claim_network(kept.network if kept else "")
+        self.token = kept.token if kept and original is None else secrets.token_urlsafe(24)
         self.registry = Registry(self.store)
         self.machines = Machines(
             self.registry, self.folder / "machines", machines, zones, network, settings.node_grace_seconds
@@ -107,7 +113,9 @@ class LocalCluster:
         self._keeper = keeper.Keeper(
             self.folder,
             self.store,
-            lambda: keeper.Identity(network, self.token, machines, zones, self.operator is not None),
+            lambda: keeper.Identity(
+                network, self.token, machines, zones, self.operator is not None, str(self.folder)
+            ),
         )
         self._loops = {
             "machines": Loop("machines", self.machines.step, 0.5),
@@ -294,11 +302,12 @@ def _size(folder: Path, settings: Settings, kept: keeper.Identity | None) -> tup
     return asked
 
 
-def _claim_network(before: str) -> tuple[socket.socket, str]:
+def _claim_network(before: str, avoid: str = "") -> tuple[socket.socket, str]:
     """A /16 of loopback that no other cluster of this machine uses; held by an abstract socket until we end.
 
-    `before`: the one that this cluster had, taken if it is free."""
-    for network in (*([before] if before else []), *(f"127.{second}" for second in range(20, 250))):
+    `before`: the one that this cluster had, taken if it is free. `avoid`: the one of a cluster that comes back."""
+    networks = [f"127.{second}" for second in range(20, 250) if f"127.{second}" != avoid]
+    for network in (*([before] if before else []), *networks):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             claim.bind(f"\0stele-local-{network}")

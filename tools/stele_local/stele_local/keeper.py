@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stele_local import folder
+from stele_local.copies import as_new, original_of
 from stele_local.kinds import EVENT
 from stele_local.store import Store
 
@@ -29,18 +30,20 @@ class StateUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a cluster keeps beside its objects. `operator`: whether it runs one."""
+    """What a cluster keeps beside its objects. `operator`: whether it runs one. `folder`: where it is; "": an earlier
+    program wrote the state."""
 
     network: str
     token: str
     machines: int
     zones: int
     operator: bool = False
+    folder: str = ""
 
 
 def load(home: Path, store: Store) -> Identity | None:
-    """Fills the store with the kept state. Returns None, and leaves the store empty, if there is none. Raises
-    StateUnreadable."""
+    """Fills the store with the kept state. Returns None, and leaves the store empty, if there is none. Of a copied
+    folder, all objects are new ones, and the identity names the original's folder. Raises StateUnreadable."""
     path = home / folder.STATE
     try:
         state = json.loads(path.read_text())
@@ -48,6 +51,8 @@ def load(home: Path, store: Store) -> Identity | None:
             raise ValueError(f"format {state['format']} instead of {_FORMAT}")
         identity = Identity(**state["identity"])
         objects = [((group, plural), obj) for group, plural, obj in state["objects"]]
+        if original_of(home) is not None:
+            objects = as_new(objects)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
