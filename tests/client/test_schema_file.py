@@ -235,8 +235,11 @@ spec:
         "line 8, spec.columns[1].type: 'type' appears twice; the first is on line 8",
         "line 8, spec.columns[1].default: column born: the default \"noon\" is not a date (Invalid isoformat string: 'noon')",
         "line 10, spec.primaryKey[1]: no column 'nam'; did you mean 'name'?",
+        "line 11, spec.partitioning: columns ['name'] are in two hashes; expected each column in one",
         "line 11, spec.partitioning: columns ['id'] are in two hashes; expected each column in one",
         "line 13, spec.partitioning.hash[0].buckets: 1; expected a whole number, 2 or more",
+        "line 13, spec.partitioning.hash[0]: ['name'] are not key columns; only key columns are allowed, because a row "
+        "never changes its tablet",
         "line 14, spec.partitioning.hash[1]: ['name'] are not key columns; only key columns are allowed, because a row "
         "never changes its tablet",
         "line 17, spec.comment: 7; expected text; put it in quotes",
@@ -281,9 +284,9 @@ def test_faults_of_one_column_and_of_one_partition_are_told_together_each_at_its
         "spec.columns[0].default",
         "spec.columns[1].type",
         "spec.columns[1].nullable",
-        "spec.columns[2].type",
-        "spec.columns[2].nullable",
         "spec.columns[2].idd",
+        "spec.columns[2].nullable",
+        "spec.columns[2].type",
         "spec.columns[3]",
         "spec.partitioning.hash[0].columns[1]",
         "spec.partitioning.hash[0].buckets",

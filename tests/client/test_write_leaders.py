@@ -72,7 +72,7 @@ async def test_a_plan_of_another_cluster_is_not_opened(tmp_path: Path) -> None:
         table = await client.create_table("t", SCHEMA, ONE)
         plan = table.plan_write()
         other = replace(plan, cluster_id=ClusterId(new_id()))
-        with pytest.raises(Rejected, match=f"table t is in cluster {other.cluster_id}") as caught:
+        with pytest.raises(Rejected, match=f"table t is in cluster {other.cluster_id[:8]}") as caught:
             client.open_planned(other)
         assert caught.value.code is Code.WRONG_CLUSTER
         await client.open_planned(plan).put({"id": 1})

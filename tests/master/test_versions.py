@@ -124,13 +124,13 @@ async def test_a_member_that_lags_is_named(tmp_path: Path, who: str) -> None:
         await w.beat()
         error = await refused(w.leader.FinalizeClusterVersion(ASK, Call()))
         assert error.code is Code.UNSAFE_CHANGE and w.catalog.cluster_version == 1
-        assert f"{who} {lagging.node_id} runs release 0.1.0, which reads cluster version 1" in str(error)
+        assert f"{who} {lagging.node_id[:8]} runs release 0.1.0, which reads cluster version 1" in str(error)
         lagging.cluster_version = CLUSTER_VERSION
         await w.beat()
         w.shift_ms += 5_000
         await w.beat(silent=(lagging.node_id,))
         error = await refused(w.leader.FinalizeClusterVersion(ASK, Call()))
-        assert f"{who} {lagging.node_id} is silent" in str(error) and w.catalog.cluster_version == 1
+        assert f"{who} {lagging.node_id[:8]} is silent" in str(error) and w.catalog.cluster_version == 1
         await w.beat()
         for _ in range(2):  # a repeated request changes nothing
             answer = await w.leader.FinalizeClusterVersion(ASK, Call())

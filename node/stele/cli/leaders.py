@@ -46,7 +46,7 @@ def step_down(tablet: str, to: str, kept_s: int, masters: str, timeout_s: float,
     what = "leads already" if moved.before == moved.after else f"leads now; {moved.before} led before"
     kept = f"; no driver moves it for {moved.kept_s} s" if moved.kept_s else ""
     show_done(
-        f"tablet {moved.tablet_id} of {moved.table_name}: {moved.after} {what}{kept}",
+        f"tablet {moved.tablet_id[:8]} of {moved.table_name}: {moved.after} {what}{kept}",
         as_json,
         {
             "tablet": moved.tablet_id,

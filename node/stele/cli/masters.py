@@ -8,7 +8,7 @@ import time
 import click
 
 from stele.cli.options import Shared, json_option, masters_option, with_client
-from stele.cli.output import say, show_done, show_json, show_table
+from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.cli.replicas import follow, wait_option
 from stele.model.amounts import plural
 
@@ -53,7 +53,7 @@ def form(masters: str, cluster_id: str, wait_s: float, as_json: bool) -> None:
 
     formed, fork_id = asyncio.run(run())
     show_done(
-        f"formed cluster {formed}" + (f" under fork id {fork_id}" if fork_id else ""),
+        f"formed cluster {short(formed)}" + (f" under fork id {short(fork_id)}" if fork_id else ""),
         as_json,
         {"cluster": formed, "fork": fork_id or None},
     )

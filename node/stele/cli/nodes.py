@@ -111,4 +111,5 @@ def forget(node: str, yes: bool, masters: str, as_json: bool) -> None:
         return await forget_node(client.masters, node)
 
     forgotten = with_client(masters, work)
-    show_done(f"forgot {forgotten}", as_json, {"forgot": forgotten})
+    who = short(forgotten) if len(forgotten) == 32 else forgotten  # a node without a name
+    show_done(f"forgot {who}", as_json, {"forgot": forgotten})

@@ -121,7 +121,7 @@ def promote(tablet: str, to: str, reason: str, masters: str, timeout_s: float, a
 
     done = with_client(masters, work, timeout_s)
     show_done(
-        f"tablet {done.tablet_id} of {done.table_name}: replica {done.replica_id} on {done.node} leads in "
+        f"tablet {done.tablet_id[:8]} of {done.table_name}: replica {done.replica_id} on {done.node} leads in "
         f"term {done.term}",
         as_json,
         {
@@ -169,7 +169,7 @@ def _show(found: Sequence[Recovery]) -> None:
             continue
         best = one.survivors[0]
         say(
-            f"tablet {one.tablet_id} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are "
+            f"tablet {one.tablet_id[:8]} of {one.table_name}: {len(one.lost)} of {len(one.voters)} voters are "
             f"lost, incarnation {shown(one.incarnation)}"
         )
         show_table(("replica", "node", ""), [(m.replica_id, m.node, m.state) for m in one.voters])

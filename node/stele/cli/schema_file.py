@@ -148,11 +148,8 @@ def table_from_options(name: str, columns: Sequence[str], key: str, hashes: Sequ
         document = Document(where, spec)
         for fault in faults:
             document.fault((), fault)
-        whole = [
-            each
-            for each in document.root.mapping(spec)["columns"].entries("columns")
-            if all(each.value.values())
-        ]
+        each = document.root.mapping(spec)["columns"].entries("columns")
+        whole = [entry for entry in each if entry.value["name"] and entry.value["type"]]
         _columns(whole, spec["primaryKey"])
         document.refuse_faults()
     spec["partitioning"] = {"hash": parts}
@@ -340,11 +337,13 @@ def _partitioning(entry: Entry, known: Known, key: Sequence[str]) -> PartitionSc
     told: set[str] = set()
     parts = [(PartitionSchema((part,)), each) for part, each in hashes]
     parts += [(PartitionSchema((), range_), given["range"])] if range_ is not None else []
-    for some, each in [*parts, (found, entry)]:  # the last one has the faults of several parts together
+    for some, each in parts:
         for fault in some.faults(schema):
-            if fault not in told:
-                each.fault(fault.removeprefix("hash: ").removeprefix("range: "))
+            each.fault(fault.removeprefix("hash: ").removeprefix("range: "))
             told.add(fault)
+    for fault in found.faults(schema):  # of several parts together
+        if fault not in told:
+            entry.fault(fault.removeprefix("hash: ").removeprefix("range: "))
     return found
 
 
@@ -352,7 +351,12 @@ def _stand_in(known: Known, key: Sequence[str]) -> Schema | None:
     """A schema with the names, ids and key of a definition whose types may be wrong. None: names or key are wrong."""
     if not key or not set(key) <= known.keys():
         return None
-    columns = tuple(Column(ColumnId(each.id), name, "int64") for name, each in known.items())
+    columns = tuple(
+        column
+        if not column_faults_by_field(column, is_key=False)
+        else replace(column, name=f"column_{column.id}")
+        for column in (Column(ColumnId(each.id), name, "int64") for name, each in known.items())
+    )
     ids = [column.id for column in columns]
     try:
         return Schema(

@@ -91,13 +91,13 @@ async def form_masters(addresses: Sequence[str], *, cluster_id: str = "") -> tup
                 cluster_id = id_from_pb(status.cluster_id)
             if id_from_pb(status.cluster_id) != cluster_id:
                 raise Rejected(
-                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)}; expected {cluster_id}",
+                    f"{address} belongs to cluster {id_from_pb(status.cluster_id)[:8]}; expected {cluster_id[:8]}",
                     code=Code.WRONG_CLUSTER,
                 )
             if pool.identity.fork_id != status.fork_id:
                 raise Rejected(
-                    f"{address} runs under fork id {status.fork_id or '(none)'}, but others under "
-                    f"{pool.identity.fork_id or '(none)'}; start all masters of a cluster with the same "
+                    f"{address} runs under fork id {status.fork_id[:8] or '(none)'}, but others under "
+                    f"{(pool.identity.fork_id or '(none)')[:8]}; start all masters of a cluster with the same "
                     f"--fork-id",
                     code=Code.WRONG_CLUSTER,
                 )

@@ -124,7 +124,7 @@ class Way:
                     )
                 return Rejected(
                     f"this machine's clock is late: new client ids are older than those that tablet "
-                    f"{self._place.tablet_id} has forgotten after 15 minutes; set the clock, then write again; nothing was "
+                    f"{self._place.tablet_id[:8]} has forgotten after 15 minutes; set the clock, then write again; nothing was "
                     "done",
                     code=Code.CLOCK_BEHIND,
                 )

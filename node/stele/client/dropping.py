@@ -172,7 +172,7 @@ def meant(tables: Sequence[DroppedTable], called: str) -> DroppedTable:
             f"no dropped table {called}", code=Code.NOT_FOUND, advice=Advice.LIST_DROPPED, name=called
         )
     if len(found) > 1:
-        each = ", ".join(f"{t.table_id} of {t.dropped:%Y-%m-%d %H:%M:%S} UTC" for t in found[:5])
+        each = ", ".join(f"{t.table_id[:8]} of {t.dropped:%Y-%m-%d %H:%M:%S} UTC" for t in found[:5])
         raise Rejected(f"{len(found)} dropped tables are called {called}; name one by its id: {each}")
     return found[0]
 

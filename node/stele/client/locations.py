@@ -64,7 +64,7 @@ class TabletPlace:
         """
         replicas = self.replicas  # read once: scans call this from other threads
         if not replicas:
-            raise Retryable(f"tablet {self.tablet_id} has no replicas yet", code=Code.NOT_READY)
+            raise Retryable(f"tablet {self.tablet_id[:8]} has no replicas yet", code=Code.NOT_READY)
         return replicas[(self.leader + beside) % len(replicas)]
 
     def led_by(self, node_id: str) -> bool:

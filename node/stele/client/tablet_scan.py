@@ -289,7 +289,7 @@ class TabletScan:
         have given up some of those."""
         if self._given and incarnation != self._incarnation:
             raise _OtherHistory(
-                f"tablet {self._tablet.tablet_id} lost its majority and was recovered as incarnation "
+                f"tablet {self._tablet.tablet_id[:8]} lost its majority and was recovered as incarnation "
                 f"{shown(incarnation)} while it was scanned at {shown(self._incarnation)}; scan again",
                 code=Code.SNAPSHOT_TOO_OLD,
             )
@@ -316,7 +316,7 @@ class TabletScan:
         code = Code.UNAVAILABLE if last.code in _NOT_HERE else last.code
         return error_for(
             Code.THROTTLED if patience.busy else code,
-            f"tablet {self._tablet.tablet_id}: no replica could be read for {patience.allowed_s:.1f} s: {reasons}",
+            f"tablet {self._tablet.tablet_id[:8]}: no replica could be read for {patience.allowed_s:.1f} s: {reasons}",
         )
 
     def _behind(self, spec: ScanSpec, batch: pa.RecordBatch) -> ScanSpec:

@@ -93,7 +93,7 @@ def refuse_over_live(order: CopyOrder, live: ReplicaId | None) -> None:
     """
     if live is not None and live != order.replica_id:
         raise Rejected(
-            f"replica {live} of tablet {order.tablet_id} is alive on this node; remove it before copying "
+            f"replica {live} of tablet {order.tablet_id[:8]} is alive on this node; remove it before copying "
             f"replica {order.replica_id} here",
             code=Code.ALREADY_PRESENT,
         )

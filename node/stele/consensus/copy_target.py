@@ -228,8 +228,8 @@ class TabletCopy:
         )
         if superblock.tablet_id != self.order.tablet_id:
             raise Rejected(
-                f"the source sent tablet {superblock.tablet_id}, but this copy is of tablet "
-                f"{self.order.tablet_id}"
+                f"the source sent tablet {superblock.tablet_id[:8]}, but this copy is of tablet "
+                f"{self.order.tablet_id[:8]}"
             )
         if self.order.witness and not self._resumed:
             start = self.order.witness_start if self.order.witness_start != OPID_NONE else session.checkpoint

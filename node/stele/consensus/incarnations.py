@@ -31,7 +31,7 @@ def same_incarnation(replica: Replica, from_node: NodeId, sender: ReplicaId, tol
     peer = replica.config.peer(sender)
     if peer is None or peer.node_id != from_node or not within_reach(told, own):
         why = (
-            f"a message of incarnation {shown(told)} of tablet {replica.tablet_id}; its sender is no peer of "
+            f"a message of incarnation {shown(told)} of tablet {replica.tablet_id[:8]}; its sender is no peer of "
             f"the replica here, which is at {shown(own)}"
         )
         replica.host.dropped(from_node, "incarnation", why)

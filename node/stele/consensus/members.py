@@ -120,7 +120,7 @@ class Members:
         core = self._runtime.core
         if not self._standing.running or not core.may_campaign or core.is_witness:
             raise Rejected(
-                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id} cannot lead: only "
+                f"replica {self._standing.replica_id} of tablet {self._standing.tablet_id[:8]} cannot lead: only "
                 f"a running voter with rows can, and it is {self._standing.state.name}; choose another "
                 f"replica"
             )
@@ -208,7 +208,7 @@ class Members:
             self._host.dropped(
                 from_node,
                 "sender",
-                f"replica {sender} of tablet {self._standing.tablet_id} is on node {known}",
+                f"replica {sender} of tablet {self._standing.tablet_id[:8]} is on node {known}",
             )
             return False
         if len(self.node_of) >= _SENDERS_MAX:

@@ -202,7 +202,9 @@ class Reads:
 
     def _deadline(self, what: str, within_ms: int) -> _Deadline:
         limit_ms = self._timeout_ms
-        return _Deadline(min(within_ms or limit_ms, limit_ms), f"{what} of tablet {self._standing.tablet_id}")
+        return _Deadline(
+            min(within_ms or limit_ms, limit_ms), f"{what} of tablet {self._standing.tablet_id[:8]}"
+        )
 
 
 def _refuse(futures: list[asyncio.Future[int]], error: SteleError) -> None:

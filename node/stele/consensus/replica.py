@@ -262,7 +262,7 @@ class Replica:
             self._halt(f"it met what a later program wrote: {error.args[0]}")
             self.host.fail(
                 Rejected(
-                    f"replica {self.replica_id} of tablet {self.tablet_id} holds what a later program wrote; "
+                    f"replica {self.replica_id} of tablet {self.tablet_id[:8]} holds what a later program wrote; "
                     f"upgrade this one: {error.args[0]}",
                     code=Code.UNSUPPORTED_VERSION,
                 )

@@ -87,7 +87,7 @@ class Writes:
             raise Retryable("the disk of this node is nearly full; free or add space", code=Code.DISK_FULL)
         if not small and self._host.stores_full():
             raise Retryable(
-                f"rows that wait to be flushed fill the memory of node {self._host.node_id}; send again a "
+                f"rows that wait to be flushed fill the memory of node {self._host.node_id[:8]}; send again a "
                 f"little later",
                 code=Code.THROTTLED,
             )
@@ -143,8 +143,8 @@ class Writes:
         behind_ms = self.timestamps.behind_ms
         if behind_ms > self._options.clock_error_max_ms:
             raise Retryable(
-                f"the clock of node {self._host.node_id} is {behind_ms} ms behind the timestamps of tablet "
-                f"{self._standing.tablet_id}: this clock is wrong, or that of an earlier leader's node; "
+                f"the clock of node {self._host.node_id[:8]} is {behind_ms} ms behind the timestamps of tablet "
+                f"{self._standing.tablet_id[:8]}: this clock is wrong, or that of an earlier leader's node; "
                 f"correct the clocks",
                 code=Code.NOT_READY,
             )

@@ -135,7 +135,9 @@ class Orders:
     async def _take_over(self, step: TakeOverIntent, view: ClusterView) -> None:
         intent = view.intent(step.tablet_id)
         if intent is None or intent.replica_id != step.replica_id:
-            raise Retryable(f"tablet {step.tablet_id}: the intent has ended meanwhile", code=Code.CAS_FAILED)
+            raise Retryable(
+                f"tablet {step.tablet_id[:8]}: the intent has ended meanwhile", code=Code.CAS_FAILED
+            )
         pb = intent_to_pb(intent)
         pb.expires_us = view.now_us + INTENT_TTL_US
         pb.epoch = self._epoch
@@ -228,7 +230,7 @@ class Orders:
         tablet = _tablet(step.tablet_id, view)
         leader = tablet.leader
         if leader is None:
-            raise Retryable(f"tablet {step.tablet_id}: no leader can write the fencing configuration now")
+            raise Retryable(f"tablet {step.tablet_id[:8]}: no leader can write the fencing configuration now")
         committed = await self._change(step, view, consensus_pb2.MODIFY_PEER, leader)
         await self._end(step.tablet_id, step.replica_id, committed, tablet.term)
 
@@ -275,13 +277,13 @@ def _tablet(tablet_id: str, view: ClusterView) -> TabletView:
     tablet = view.tablet(tablet_id)
     if tablet is not None:
         return tablet
-    raise Retryable(f"tablet {tablet_id} is not in the present view", code=Code.NOT_READY)
+    raise Retryable(f"tablet {tablet_id[:8]} is not in the present view", code=Code.NOT_READY)
 
 
 def _node(node_id: str, view: ClusterView) -> NodeView:
     node = view.node(node_id)
     if node is None or not node.address:
-        raise Retryable(f"node {node_id or '(none)'} has no known address yet", code=Code.UNAVAILABLE)
+        raise Retryable(f"node {node_id[:8] or '(none)'} has no known address yet", code=Code.UNAVAILABLE)
     return node
 
 
@@ -289,6 +291,6 @@ def _member(tablet_id: str, replica_id: int, view: ClusterView) -> Peer:
     peer = _tablet(tablet_id, view).config.peer(replica_id)
     if peer is None:
         raise Retryable(
-            f"tablet {tablet_id}: replica {replica_id} is not a member any more", code=Code.CAS_FAILED
+            f"tablet {tablet_id[:8]}: replica {replica_id} is not a member any more", code=Code.CAS_FAILED
         )
     return peer

@@ -40,7 +40,7 @@ async def place_tablet(lead: Leadership, request: pb.PlaceTabletRequest) -> ByHa
         if tablet_id == CATALOG_TABLET_ID:
             raise Rejected("the catalog's tablet has a replica on each master, and cannot be placed by hand")
         if row.state != "RUNNING":
-            raise Rejected(f"tablet {tablet_id} is {row.state}; only a RUNNING one can be placed by hand")
+            raise Rejected(f"tablet {tablet_id[:8]} is {row.state}; only a RUNNING one can be placed by hand")
         require_version(lead, 2, f"tablet {tablet_id[:8]}")
         lead.check_settled()
         wanted = _wanted(_Asked(lead, row), request)
@@ -176,7 +176,7 @@ class _Asked:
         lead, name = self._lead, self._name(node_id)
         node = lead.catalog.nodes.get(NodeId(node_id))
         if node is None or node.role != "node":
-            raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
         if node_id in self._members:
             raise Rejected(f"{self._what} has a replica on node {name} already")
         if not node.takes_replicas:

@@ -226,7 +226,7 @@ class Catalog:
         """
         found = self.tables.get(table_id) if table_id else self.table_by_name.get(name)
         if found is None:
-            what = f"id {table_id}" if table_id else f"name {name!r}"
+            what = f"id {table_id[:8]}" if table_id else f"name {name!r}"
             raise Rejected(f"there is no table with the {what}", code=Code.NOT_FOUND)
         return found
 
@@ -234,7 +234,7 @@ class Catalog:
         """The tablet with this id. Raises `Rejected` NOT_FOUND."""
         found = self.tablets.get(tablet_id)
         if found is None:
-            raise Rejected(f"there is no tablet with the id {tablet_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no tablet with the id {tablet_id[:8]}", code=Code.NOT_FOUND)
         return found
 
     def incarnation_of(self, tablet_id: str) -> int:

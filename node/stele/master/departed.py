@@ -53,14 +53,14 @@ async def forget_node(lead: Leadership, node_id: str, reason: str) -> None:
 def _node(lead: Leadership, node_id: str) -> NodeRecord:
     node = lead.catalog.nodes.get(NodeId(node_id))
     if node is None:
-        raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
+        raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
     return node
 
 
 def _check(lead: Leadership, node: NodeRecord) -> None:
     if lead.is_alive(node):
         raise Rejected(
-            f"node {node.name or node.node_id} sends heartbeats, so it is not gone; drain it instead",
+            f"node {node.name or node.node_id[:8]} sends heartbeats, so it is not gone; drain it instead",
             code=Code.UNSAFE_CHANGE,
         )
     if lead.now_ms() - lead.liveness.began_ms <= lead.options.alive_ms:

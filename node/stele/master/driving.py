@@ -138,7 +138,7 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
         if present is not None:
             if asked.replica_id != present.replica_id:
                 raise Rejected(
-                    f"tablet {tablet_id} has an intent already (replica {present.replica_id}, epoch "
+                    f"tablet {tablet_id[:8]} has an intent already (replica {present.replica_id}, epoch "
                     f"{present.epoch})",
                     code=Code.CHANGE_IN_PROGRESS,
                 )
@@ -152,10 +152,10 @@ async def begin_intent(lead: Leadership, request: master_pb2.BeginIntentRequest)
             return taken
         if asked.replica_id:
             raise Rejected(
-                f"tablet {tablet_id} has no intent for replica {asked.replica_id}", code=Code.NOT_FOUND
+                f"tablet {tablet_id[:8]} has no intent for replica {asked.replica_id}", code=Code.NOT_FOUND
             )
         if tablet.state != "RUNNING":
-            raise Rejected(f"tablet {tablet_id} is {tablet.state}; an intent needs a RUNNING tablet")
+            raise Rejected(f"tablet {tablet_id[:8]} is {tablet.state}; an intent needs a RUNNING tablet")
         target = _target(lead, asked, tablet_id)
         replica_id = free_id(tablet, newest, lead.liveness.all_reports_of(tablet_id))
         intent = IntentRecord(
@@ -183,18 +183,26 @@ def _target(lead: Leadership, asked: master_pb2.IntentPB, tablet_id: TabletId) -
     target = lead.catalog.nodes.get(node_id)
     role = "master" if tablet_id == CATALOG_TABLET_ID else "node"
     if target is None or target.role != role:
-        raise Rejected(f"intent on tablet {tablet_id}: the catalog has no {role} with the id {node_id}")
+        raise Rejected(
+            f"intent on tablet {tablet_id[:8]}: the catalog has no {role} with the id {node_id[:8]}"
+        )
     if target.state != "ACTIVE":
-        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is {target.state}, expected ACTIVE")
+        raise Rejected(
+            f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} is {target.state}, expected ACTIVE"
+        )
     if not target.takes_replicas:
-        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} is parked; expected one in service")
+        raise Rejected(
+            f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} is parked; expected one in service"
+        )
     if not target.formed:
         raise Retryable(
-            f"intent on tablet {tablet_id}: target {node_id} has not registered its volume yet; try again",
+            f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} has not registered its volume yet; try again",
             code=Code.NOT_READY,
         )
     if _newest_config(lead, tablet_id).peer_on(node_id) is not None:
-        raise Rejected(f"intent on tablet {tablet_id}: target {node_id} holds a replica of it already")
+        raise Rejected(
+            f"intent on tablet {tablet_id[:8]}: target {node_id[:8]} holds a replica of it already"
+        )
     return target
 
 
@@ -230,7 +238,7 @@ async def end_intent(lead: Leadership, request: master_pb2.EndIntentRequest) -> 
         )
         if not decided:
             raise Rejected(
-                f"intent on tablet {tablet_id}: configuration {config.opid_index} lacks replica "
+                f"intent on tablet {tablet_id[:8]}: configuration {config.opid_index} lacks replica "
                 f"{intent.replica_id} and "
                 f"is not above {intent.config_index}; write one first, so that late orders are refused",
                 code=Code.CAS_FAILED,
@@ -252,13 +260,13 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
     node_id = NodeId(id_from_pb(request.node_id))
     role = request.role or "node"
     if not node_id or role not in ("node", "master"):
-        raise Rejected(f"register node {node_id or '(none)'}: role {role!r}; expected node or master")
+        raise Rejected(f"register node {node_id[:8] or '(none)'}: role {role!r}; expected node or master")
     async with lead.locks.hold(tables=(f"node/{node_id}", UNFORMED_LOCK)):
         present = lead.catalog.nodes.get(node_id)
         if present is not None:
             if present.role != role:
                 raise Rejected(
-                    f"node {node_id} is a {present.role}, not a {role}; give the new {role} an unused id"
+                    f"node {node_id[:8]} is a {present.role}, not a {role}; give the new {role} an unused id"
                 )
             if request.name and present.name != request.name:
                 await lead.commit([swap(present, replace(present, name=request.name))])
@@ -266,7 +274,7 @@ async def register_node(lead: Leadership, request: master_pb2.RegisterNodeReques
         unformed = sum(not n.formed and n.state != "RETIRED" for n in lead.catalog.nodes.values())
         if unformed >= bounds.NODES_UNFORMED_MAX:
             raise Rejected(
-                f"register node {node_id}: {unformed} registered nodes have never started; retire those that "
+                f"register node {node_id[:8]}: {unformed} registered nodes have never started; retire those that "
                 f"never will"
             )
         await lead.commit([insert(NodeRecord(node_id, role, "ACTIVE", name=request.name))])
@@ -304,12 +312,12 @@ async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateReque
             check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
-            raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
         given_up = state == "DRAINING" and request.given_up
         if node.state == state and (given_up or not node.returns):
             return
         if node.state != state and (node.state, state) not in _MOVES:
-            raise Rejected(f"node {node_id} is {node.state} and cannot become {state}")
+            raise Rejected(f"node {node_id[:8]} is {node.state} and cannot become {state}")
         if request.epoch:
             _check_wanted(lead, node, state, given_up)
         if state == "RETIRED":
@@ -325,21 +333,21 @@ def _check_wanted(lead: Leadership, node: NodeRecord, state: str, given_up: bool
     """Refuse a driver's order if an administrator's order, or the node's return, has overtaken it."""
     if state == "ACTIVE" and not node.returns and node.asked_by != DRIVER:
         raise Rejected(
-            f"somebody asked to drain node {node.node_id} ({node.reason}); a driver may not undo that"
+            f"somebody asked to drain node {node.node_id[:8]} ({node.reason}); a driver may not undo that"
         )
     if state == "DRAINING" and not given_up and node.asked_by == ADMINISTRATOR:
         raise Rejected(
-            f"an administrator wants node {node.node_id} {node.asked} ({node.reason}); a driver may not "
+            f"an administrator wants node {node.node_id[:8]} {node.asked} ({node.reason}); a driver may not "
             f"change that"
         )
     if state == "RETIRED" and node.asked == "DRAINED" and lead.is_alive(node):
         raise Rejected(
-            f"node {node.node_id} is to be drained, not retired ({node.reason}); a driver may retire it once "
+            f"node {node.node_id[:8]} is to be drained, not retired ({node.reason}); a driver may retire it once "
             f"it is lost"
         )
     if state == "RETIRED" and node.returns and lead.is_alive(node):
         raise Retryable(
-            f"node {node.node_id} was given up as silent but sends heartbeats again; fetch the cluster view "
+            f"node {node.node_id[:8]} was given up as silent but sends heartbeats again; fetch the cluster view "
             f"again",
             code=Code.NOT_READY,
         )
@@ -354,7 +362,7 @@ async def keep_leader(lead: Leadership, request: master_pb2.KeepLeaderRequest) -
     tablet_id = TabletId(id_from_pb(request.tablet_id))
     if request.for_ms > bounds.KEEP_LEADER_MAX_MS:
         raise Rejected(
-            f"tablet {tablet_id}: its leader may be kept for {bounds.KEEP_LEADER_MAX_MS // 1_000} s at most, "
+            f"tablet {tablet_id[:8]}: its leader may be kept for {bounds.KEEP_LEADER_MAX_MS // 1_000} s at most, "
             f"not for {request.for_ms // 1_000} s"
         )
     async with lead.locks.hold(tablets=(tablet_id,)):
@@ -372,7 +380,7 @@ def check_unnamed(lead: Leadership, node_id: str) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise Rejected(
-            f"node {node_id} cannot retire because {', '.join(names[:3])}{more} names it; move its replicas "
+            f"node {node_id[:8]} cannot retire because {', '.join(names[:3])}{more} names it; move its replicas "
             f"away first",
             code=Code.UNSAFE_CHANGE,
         )

@@ -119,12 +119,12 @@ def refuse_older(request: master_pb2.TSHeartbeatRequest, last: LastStart) -> Non
     node_id = id_from_pb(request.node_id)
     if request.incarnation == last.incarnation:
         raise Rejected(
-            f"incarnation {request.incarnation} of node {node_id} was another start; this volume is an older copy",
+            f"incarnation {request.incarnation} of node {node_id[:8]} was another start; this volume is an older copy",
             code=Code.VOLUME_OLD,
         )
     if 0 < request.log_found < last.log_synced:
         raise Rejected(
-            f"the log of node {node_id} ends at {_place(request.log_found)}, but it had reached "
+            f"the log of node {node_id[:8]} ends at {_place(request.log_found)}, but it had reached "
             f"{_place(last.log_synced)}",
             code=Code.VOLUME_OLD,
         )

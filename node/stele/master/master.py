@@ -230,7 +230,7 @@ class Master:
             raise Retryable(
                 "this master was just elected and still loads the catalog; try again", code=Code.NOT_READY
             )
-        raise NotLeader(f"master {self.node_id} is not the leader", leader_hint=self.log.leader_node)
+        raise NotLeader(f"master {self.node_id[:8]} is not the leader", leader_hint=self.log.leader_node)
 
     async def confirmed_lead(self) -> Leadership:
         """The leadership in force, confirmed by a read barrier (ReadIndex). Everything acknowledged before is

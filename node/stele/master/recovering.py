@@ -56,7 +56,7 @@ async def recover_tablet(lead: Leadership, request: pb.RecoverTabletRequest) -> 
             return last
         if row.incarnation != request.tablet_incarnation:
             raise Rejected(
-                f"tablet {tablet_id} is of incarnation {shown(row.incarnation)} already, not "
+                f"tablet {tablet_id[:8]} is of incarnation {shown(row.incarnation)} already, not "
                 f"{shown(request.tablet_incarnation)}: it was recovered meanwhile; look again",
                 code=Code.CAS_FAILED,
             )
@@ -121,7 +121,7 @@ def _check_tablet(row: TabletRecord) -> None:
             "advanced master"
         )
     if row.state != "RUNNING":
-        raise Rejected(f"tablet {row.tablet_id} is {row.state}; only a RUNNING one can be recovered")
+        raise Rejected(f"tablet {row.tablet_id[:8]} is {row.state}; only a RUNNING one can be recovered")
 
 
 def refuse_majority(lead: Leadership, row: TabletRecord) -> None:
@@ -135,7 +135,7 @@ def refuse_majority(lead: Leadership, row: TabletRecord) -> None:
         if config.peers and len(heard) >= config.majority:
             replicas = ", ".join(str(p.replica_id) for p in heard)
             raise Rejected(
-                f"tablet {row.tablet_id}: {len(heard)} of {len(config.voters)} voters are heard (replicas {replicas}), which is "
+                f"tablet {row.tablet_id[:8]}: {len(heard)} of {len(config.voters)} voters are heard (replicas {replicas}), which is "
                 "a majority: nothing is lost, and it is not recovered by force",
                 code=Code.UNSAFE_CHANGE,
             )
@@ -162,7 +162,7 @@ def _survivor(lead: Leadership, row: TabletRecord, node_id: NodeId, replica_id: 
         Rejected: it is not a replica of the tablet that could be used.
         Retryable: its node is not heard now.
     """
-    what = f"replica {replica_id} of tablet {row.tablet_id} on node {node_id}"
+    what = f"replica {replica_id} of tablet {row.tablet_id[:8]} on node {node_id[:8]}"
     report: Report | None = lead.liveness.report(row.tablet_id, node_id, replica_id)
     node = lead.catalog.nodes.get(node_id)
     if node is None or not lead.is_alive(node):

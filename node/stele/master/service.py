@@ -60,7 +60,7 @@ def _ensure_own(caller: Caller, node_id: str, incarnation: int | None = None) ->
     if caller.from_node != node_id or incarnation not in (None, caller.from_incarnation):
         who = f"node {caller.from_node}" if caller.from_node else "a caller that is not a node"
         raise Rejected(
-            f"{who} sent a request for node {node_id}; a node may only send its own", code=Code.WRONG_NODE
+            f"{who} sent a request for node {node_id[:8]}; a node may only send its own", code=Code.WRONG_NODE
         )
 
 
@@ -159,7 +159,8 @@ class MasterService(MasterServiceServicer):
         if self._leads():
             if row is None:
                 raise Rejected(
-                    f"node {node_id} is not registered; it must call RegisterNode first", code=Code.NOT_FOUND
+                    f"node {node_id[:8]} is not registered; it must call RegisterNode first",
+                    code=Code.NOT_FOUND,
                 )
             if len(liveness.nodes) > len(nodes):
                 liveness.forget_strangers(nodes)

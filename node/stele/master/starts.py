@@ -99,7 +99,8 @@ class Starts:
         node_id = life.node_id
         if node_id in self._asking:
             raise Retryable(
-                f"this master already calls another start of node {node_id}; try again", code=Code.THROTTLED
+                f"this master already calls another start of node {node_id[:8]}; try again",
+                code=Code.THROTTLED,
             )
         self._asking.add(node_id)
         try:
@@ -158,7 +159,7 @@ class Starts:
 
 def _still_runs(node_id: str, incarnation: int, where: str) -> Rejected:
     return Rejected(
-        f"incarnation {incarnation} of node {node_id} still answers {where}; two processes use its id: stop one of "
+        f"incarnation {incarnation} of node {node_id[:8]} still answers {where}; two processes use its id: stop one of "
         "them, and start a copy of a cluster under a fork id of its own (--fork-id)",
         code=Code.STALE_INCARNATION,
     )

@@ -98,7 +98,7 @@ def check_there(table: TableRecord) -> None:
     kind = KINDS.get(table.kind, "table")
     if table.state == "DROPPED":
         raise Rejected(
-            f"{kind} {table.name!r} was dropped; `stele table recall {table.table_id}` brings it back",
+            f"{kind} {table.name!r} was dropped; `stele table recall {table.table_id[:8]}` brings it back",
             code=Code.NOT_FOUND,
         )
     if table.state == "REMOVED":
@@ -177,11 +177,12 @@ def _is_there(lead: Leadership, table: TableRecord, *, chosen: bool) -> bool:
         if same:  # a repeated request; another table may have its name by now
             done = "dropped" if before.state == "DROPPED" else "deleted"
             raise Rejected(
-                f"table id {table.table_id} was created and {done} since; choose a new id",
+                f"table id {table.table_id[:8]} was created and {done} since; choose a new id",
                 code=Code.TABLET_DELETED,
             )
         raise Rejected(
-            f"table id {table.table_id} belongs to another table; choose a new id", code=Code.ALREADY_PRESENT
+            f"table id {table.table_id[:8]} belongs to another table; choose a new id",
+            code=Code.ALREADY_PRESENT,
         )
     other = lead.catalog.table_by_name.get(table.name)
     if other is not None:

@@ -133,7 +133,7 @@ def _members(lead: Leadership) -> Iterator[NodeRecord]:
 def _why_lagging(lead: Leadership, row: NodeRecord, version: int) -> str:
     """Why a member keeps this version from being finalized; "" if it does not. Raises NOT_READY until it has told
     what it runs."""
-    name = f"{row.role} {row.name or row.node_id}"
+    name = f"{row.role} {row.name or row.node_id[:8]}"
     if not lead.is_alive(row):
         return f"{name} is silent, so what it runs is not known; start it, or retire it"
     life = lead.liveness.nodes.get(row.node_id)

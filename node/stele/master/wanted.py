@@ -53,26 +53,26 @@ async def want_node(lead: Leadership, request: master_pb2.WantNodeRequest) -> No
     node_id = id_from_pb(request.node_id)
     wanted = _WANTED.get(request.wanted, "")
     if not wanted:
-        raise Rejected(f"node {node_id}: the request does not say what is wanted")
+        raise Rejected(f"node {node_id[:8]}: the request does not say what is wanted")
     if wanted in KEPT and not request.for_ms:
-        raise Rejected(f"node {node_id} is to be {wanted}: the request does not say for how long")
+        raise Rejected(f"node {node_id[:8]} is to be {wanted}: the request does not say for how long")
     if request.for_ms and wanted not in (*KEPT, "DRAINED"):
         raise Rejected(
-            f"node {node_id}: only parking, fencing and draining may have an end; it is to be {wanted}"
+            f"node {node_id[:8]}: only parking, fencing and draining may have an end; it is to be {wanted}"
         )
     async with lead.locks.hold(tables=(f"node/{node_id}",)):
         if request.epoch:
             check_epoch(lead, request.epoch)
         node = lead.catalog.nodes.get(node_id)
         if node is None:
-            raise Rejected(f"there is no node with the id {node_id}", code=Code.NOT_FOUND)
+            raise Rejected(f"there is no node with the id {node_id[:8]}", code=Code.NOT_FOUND)
         if wanted == "FENCED" and node.role == "master":
             # It could not vote in the catalog, where somebody would have to take the wish back.
-            raise Rejected(f"{node.name or node_id} is a master; only nodes can be fenced")
+            raise Rejected(f"{node.name or node_id[:8]} is a master; only nodes can be fenced")
         owner = DRIVER if request.epoch else ADMINISTRATOR
         _check_owner(node, owner, request.override)
         if wanted in (*KEPT, "DRAINED"):
-            require_version(lead, 2, f"node {node.name or node_id} is to be {wanted}")
+            require_version(lead, 2, f"node {node.name or node_id[:8]} is to be {wanted}")
         changed = _changed(node, wanted, owner, request.reason, request.for_ms)
         now_ms = lead.now_ms()
         if changed != node:

@@ -201,8 +201,8 @@ class _Server(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no type
             ticket = decode_ticket(bytes(raw.ticket))
             if ticket.cluster_id != self._identity.cluster_id:
                 raise Rejected(
-                    f"this is cluster {self._identity.cluster_id}; "
-                    f"the ticket is for cluster {ticket.cluster_id or 'none'}",
+                    f"this is cluster {self._identity.cluster_id[:8]}; "
+                    f"the ticket is for cluster {ticket.cluster_id[:8] or 'none'}",
                     code=Code.WRONG_CLUSTER,
                 )
             ensure_same_fork(self._identity, ticket.fork_id, of_node=isinstance(ticket, CopyTicket))

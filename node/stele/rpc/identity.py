@@ -178,7 +178,7 @@ class PeerBook:
         highest = self._highest(node_id, heard)
         if incarnation > highest:
             raise Rejected(
-                f"node {node_id} speaks as incarnation {incarnation}, but can have reached at most "
+                f"node {node_id[:8]} speaks as incarnation {incarnation}, but can have reached at most "
                 f"{highest}; "
                 "another process speaks in its name, or the clock was wrong when its volume was formatted"
             )
@@ -221,7 +221,7 @@ def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) 
     here = identity.fork_id or ""
     if said is not None and said != here:
         raise Rejected(
-            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id}, but the caller belongs "
+            f"this is {_copy(here)} of the volumes of cluster {identity.cluster_id[:8]}, but the caller belongs "
             f"to {_copy(said)}; two copies of a cluster never speak to each other: check the address that "
             "was dialled, and --fork-id",
             code=Code.WRONG_CLUSTER,
@@ -229,7 +229,7 @@ def ensure_same_fork(identity: Identity, fork_id: str | None, *, of_node: bool) 
 
 
 def _copy(fork_id: str) -> str:
-    return f"copy {fork_id[:40]}" if fork_id else "the original"
+    return f"copy {fork_id[:8]}" if fork_id else "the original"
 
 
 def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bool = False) -> None:
@@ -253,20 +253,20 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     known = caller.cluster_id or not caller.from_node
     if not known or (caller.cluster_id and caller.cluster_id != identity.cluster_id):
         raise Rejected(
-            f"this is cluster {identity.cluster_id}, but the caller belongs to "
-            f"{caller.cluster_id or 'none'}; check the address that it dialled",
+            f"this is cluster {identity.cluster_id[:8]}, but the caller belongs to "
+            f"{caller.cluster_id[:8] or 'none'}; check the address that it dialled",
             code=Code.WRONG_CLUSTER,
         )
     ensure_same_fork(identity, caller.fork_id, of_node=bool(caller.from_node))
     if caller.to_node and caller.to_node != identity.node_id:
         raise Rejected(
-            f"this is node {identity.node_id}, but the caller wants {caller.to_node}; "
+            f"this is node {identity.node_id[:8]}, but the caller wants {caller.to_node[:8]}; "
             "the address now belongs to another node",
             code=Code.WRONG_NODE,
         )
     if caller.to_incarnation > identity.incarnation:
         raise Rejected(
-            f"the caller has met incarnation {caller.to_incarnation} of node {identity.node_id}, but this is "
+            f"the caller has met incarnation {caller.to_incarnation} of node {identity.node_id[:8]}, but this is "
             f"{identity.incarnation}: an older copy of its volume is running; stop one of them",
             code=Code.STALE_INCARNATION,
         )
@@ -275,7 +275,7 @@ def check(identity: Identity, book: PeerBook, caller: Caller, *, earlier_too: bo
     seen = book.incarnation(caller.from_node)
     if caller.from_incarnation < seen and not earlier_too:
         raise Rejected(
-            f"node {caller.from_node} speaks as incarnation {caller.from_incarnation}, but {seen} was "
+            f"node {caller.from_node[:8]} speaks as incarnation {caller.from_incarnation}, but {seen} was "
             "already seen; a later start of it is running",
             code=Code.STALE_INCARNATION,
         )

@@ -277,7 +277,7 @@ class _Link:
         check(transport.identity, transport.book, caller)
         if caller.from_node != self._node_id:
             raise Rejected(
-                f"dialled node {self._node_id}, but {caller.from_node or 'nobody'} answered",
+                f"dialled node {self._node_id[:8]}, but {caller.from_node[:8] or 'nobody'} answered",
                 code=Code.WRONG_NODE,
             )
         return answer

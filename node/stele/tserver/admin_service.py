@@ -37,7 +37,7 @@ class AdminService(TabletServerAdminServiceServicer):
         config = config_from_pb(request.config)
         mine = config.peer_on(self._node_id)
         if mine is None:
-            raise Rejected(f"the configuration does not name this node, {self._node_id}")
+            raise Rejected(f"the configuration does not name this node, {self._node_id[:8]}")
         kind = request.kind or "table"
         hint = config.peer_on(id_from_pb(request.leader_hint)) if request.leader_hint else None
         superblock = Superblock(
@@ -95,7 +95,7 @@ class AdminService(TabletServerAdminServiceServicer):
                 if skips or not follows(schema, machine.schema):
                     raise Rejected(
                         f"schema version {schema.version} does not follow version {machine.schema.version} "
-                        f"of tablet {tablet_id}: expected the next version, the same key, the same types",
+                        f"of tablet {tablet_id[:8]}: expected the next version, the same key, the same types",
                         code=Code.SCHEMA_MISMATCH,
                     )
                 outcome = await replica.writes.propose(schema_change(schema), WRITE_DEADLINE_MS)

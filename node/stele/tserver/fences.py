@@ -94,7 +94,7 @@ class Fences:
             heard = max(known, self._floor, OpId(self._known.term, 0), *terms, *same)
             if opid < heard:
                 raise Rejected(
-                    f"tablet {tablet_id}: this order is from catalog {opid}, but this node has heard of "
+                    f"tablet {tablet_id[:8]}: this order is from catalog {opid}, but this node has heard of "
                     f"{heard}; ask the leader master",
                     code=Code.STALE_EPOCH,
                 )

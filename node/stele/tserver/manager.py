@@ -179,7 +179,7 @@ class TabletManager:
             others = [k for k in (*self._here.keys(), *self._here.tombstones) if k.tablet_id == key.tablet_id]
             if others:
                 raise Rejected(
-                    f"replica {others[0].replica_id} of tablet {key.tablet_id} is or was here; copy to this "
+                    f"replica {others[0].replica_id} of tablet {key.tablet_id[:8]} is or was here; copy to this "
                     "node under a new replica_id instead",
                     code=Code.ALREADY_PRESENT,
                 )

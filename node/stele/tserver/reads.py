@@ -151,7 +151,7 @@ def check_incarnation(replica: Replica, incarnation: int, *, exact: bool = False
     own = replica.standing.superblock.tablet_incarnation
     if (incarnation or exact) and incarnation != own:
         raise Rejected(
-            f"tablet {replica.tablet_id} is at incarnation {shown(own)}, but the request names "
+            f"tablet {replica.tablet_id[:8]} is at incarnation {shown(own)}, but the request names "
             f"{shown(incarnation)}; ask the masters again",
             code=Code.STALE_INCARNATION,
         )
@@ -166,7 +166,9 @@ def check_tablet(replica: Replica, kind: str, incarnation: int) -> None:
     check_incarnation(replica, incarnation)
     superblock = replica.standing.superblock
     if superblock.kind != kind:
-        raise Rejected(f"tablet {replica.tablet_id} is a {superblock.kind}, but the request is for a {kind}")
+        raise Rejected(
+            f"tablet {replica.tablet_id[:8]} is a {superblock.kind}, but the request is for a {kind}"
+        )
 
 
 def refuse_newer(machine: TabletStore, version: int) -> None:

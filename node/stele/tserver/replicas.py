@@ -112,10 +112,10 @@ class Replicas:
         self.refuse_unless_open()
         if any(key.tablet_id == tablet_id for key in self.tombstones):
             raise Rejected(
-                f"tablet {tablet_id} was removed from this node; ask the masters where it is",
+                f"tablet {tablet_id[:8]} was removed from this node; ask the masters where it is",
                 code=Code.TABLET_DELETED,
             )
-        raise Rejected(f"tablet {tablet_id} is not on this node; ask the masters", code=Code.NOT_FOUND)
+        raise Rejected(f"tablet {tablet_id[:8]} is not on this node; ask the masters", code=Code.NOT_FOUND)
 
     def of_request(self, tablet: bytes) -> Replica:
         """As `for_client`, by the id that a request carries. Raises also Rejected: INVALID_ARGUMENT if that is none."""
@@ -138,7 +138,7 @@ class Replicas:
     def _refuse_if_withdrawn(self, replica: Replica) -> None:
         if replica.superblock.table_id in self._withdrawn:
             raise Rejected(
-                f"the table of tablet {replica.tablet_id} was dropped; ask the masters",
+                f"the table of tablet {replica.tablet_id[:8]} was dropped; ask the masters",
                 code=Code.TABLET_DELETED,
             )
 

@@ -136,7 +136,9 @@ def table_of(replica: Replica) -> TabletStore:
         Retryable: it does not serve now.
     """
     if replica.superblock.kind != "table":
-        raise Rejected(f"tablet {replica.tablet_id} is a {replica.superblock.kind}; only tables are scanned")
+        raise Rejected(
+            f"tablet {replica.tablet_id[:8]} is a {replica.superblock.kind}; only tables are scanned"
+        )
     machine = replica.machine
     if not isinstance(machine, TabletStore) or not replica.running:
         raise Retryable("this replica holds no rows, or is FAILED; ask another", code=Code.NOT_LEADER)

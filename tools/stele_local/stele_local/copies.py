@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from stele_local.folder import STATE
-from stele_local.kinds import EVENT, JOB, LEASE, POD
+from stele_local.kinds import EVENT, JOB, POD
 
 Json = dict[str, Any]
 Table = tuple[str, str]
-_OF_THE_ORIGINAL = (POD.key, JOB.key, LEASE.key, EVENT.key)
+_OF_THE_ORIGINAL = (POD.key, JOB.key, EVENT.key, ("coordination.k8s.io", "leases"))
 """Kinds of which a copy begins with none: they are about processes of the original."""
 
 
