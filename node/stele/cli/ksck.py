@@ -62,7 +62,9 @@ def _print(health: ClusterHealth) -> None:
     leader = by_id.get(health.leader_master)
     say(f"cluster {health.cluster_id}, leader master {leader.label if leader else '-'}")
     warn_unsettled(health)
-    nodes = [node for node in health.nodes if node.state != "retired"]
+    nodes = sorted(
+        (node for node in health.nodes if node.state != "retired"), key=lambda n: (n.role, n.name, n.node_id)
+    )
     named = any(node.name for node in nodes)
     columns: dict[str, Callable[[NodeHealth], str]] = {
         "name" if named else "node": lambda node: node.name if named else short(node.node_id),

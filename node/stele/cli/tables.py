@@ -19,7 +19,7 @@ from stele.cli.options import (
 from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.model import durations
 from stele.model.amounts import duration, plural
-from stele.model.amounts import size as shown_bytes
+from stele.model.amounts import size_or_bytes as shown_bytes
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
