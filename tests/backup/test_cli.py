@@ -41,6 +41,8 @@ def test_a_table_from_the_first_backup_to_the_pruning(there: There, run: Run, tm
     assert "with `--table t=NEW`" in err
     code, out, _ = stele_backup("restore", folder, made["id"], "--table", "t=new", "--hash", "id:2")
     assert code == 0 and out.startswith("restored table new from t: 1,000 rows\n")
+    code, _, err = stele_backup("restore", folder, made["id"], "--table", "t=new")
+    assert code == REFUSED and "table new exists already; choose another name with `--table t=NEW`" in err
     assert rows(client.open_table("new")) == rows(table) and client.describe("new").tablets == 2
     (tmp_path / "like.json").write_text(
         '{"columns": [{"name": "id", "type": "int64"}], "primaryKey": ["id"], "partitioning":'

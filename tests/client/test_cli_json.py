@@ -117,7 +117,7 @@ async def test_what_commands_do_is_told_as_json(
     assert code == 2 and "--json and --json-progress exclude each other" in err
     assert await told("backup", "remove", folder, "no-such-backup", "--yes") == {"removed": []}
     code, out, err = await run("backup", "restore", folder, "--json")
-    assert (code, out) == (2, "") and "restore it under another name with `--table u=NEW`" in err
+    assert (code, out) == (2, "") and "choose another name with `--table u=NEW`" in err
     code, out, err = await run(
         "table", "load", "u", str(tmp_path / "t.csv"), "--create", "--key", "id", "--json"
     )

@@ -133,7 +133,7 @@ async def _settled(
             f"{called} exist{'s' if len(others) == 1 else ''} already",
             code=Code.ALREADY_PRESENT,
             advice=Advice.RESTORE_AS,
-            name=others[0],
+            name=next(target.entry.name for target in used if target.name == others[0]),
         )
     if not mine:
         return {}

@@ -41,7 +41,8 @@ _ADVICE = {
     Advice.OPEN_KEYSPACE: "read it with `stele kv list {name}`",
     Advice.CHECK_MASTERS: "check --masters; a cluster that hibernates has no masters (`kubectl get tc` shows it)",
     Advice.RESTORE_AS: (
-        "restore it under another name with `--table {name}=NEW`, or rename the existing one with `stele table rename`"
+        "choose another name with `--table {name}=NEW`, which restores only the tables that it names, or rename what exists "
+        "with `stele table rename`"
     ),
     Advice.NAME_MASTERS: "name them with --masters HOST:PORT,... or in STELE_MASTERS",
 }

@@ -49,7 +49,7 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
         ("tablet", "table", "state", "leader", "voters", ""),
         [
             (
-                t.tablet_id,
+                short(t.tablet_id),
                 t.table_name,
                 t.state,
                 names.get(t.leader, short(t.leader)) if t.led else "-",

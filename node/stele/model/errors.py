@@ -80,9 +80,7 @@ class Advice(Enum):
     OPEN_TABLE = "open it with open_table({name!r})"
     OPEN_KEYSPACE = "open it with keyspace({name!r})"
     CHECK_MASTERS = "check the addresses of the masters"
-    RESTORE_AS = (
-        "restore it under another name, with tables={{{name!r}: NEW}}, or rename the existing one first"
-    )
+    RESTORE_AS = "choose another name, with tables={{{name!r}: NEW}}, or rename what exists first"
     NAME_MASTERS = "pass the HOST:PORT of some of them"
 
 
