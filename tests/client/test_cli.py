@@ -60,7 +60,7 @@ async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: py
         code, out, _ = await run(
             "table", "load", "people", str(tmp_path / "p.parquet"), str(tmp_path / "p.csv")
         )
-        assert (code, out.split(" ", 1)[0]) == (0, "5002")
+        assert (code, out.split(" ", 1)[0]) == (0, "5,002")
         assert (await run("table", "scan", "people", "--count"))[1] == "5002\n"
         _, out, _ = await run(
             "table",
