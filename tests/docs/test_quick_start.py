@@ -68,3 +68,14 @@ def test_the_quick_start(tmp_path: Path, place: dict[str, str]) -> None:
         watch.kill()
     assert healed
     run("stele-local down; stele-local up; stele-local exec python first.py", tmp_path, place)
+    copied = """
+        stele-local down; cp -a "$STELE_LOCAL_DIR" copy; stele-local up
+        export STELE_LOCAL_DIR=$PWD/copy; eval "$(stele-local up)"
+        trap "stele-local down" EXIT
+        until stele-local exec stele --masters flights-masters:7051 ksck; do sleep 1; done
+        stele-local exec python first.py
+        kubectl get configmap flights-identity -o jsonpath="fork{.data.forkID}."
+    """
+    told = run(copied, tmp_path, place)
+    assert "Ada" in told and "fork." not in told, "the copy serves the rows under a fork id of its own"
+    assert "Ada" in run("stele-local exec python first.py", tmp_path, place), "the original goes on"
