@@ -82,7 +82,9 @@ def list_masters(masters: str, as_json: bool) -> None:
     if as_json:
         show_json([{"node": node, "address": address, "leads": leads} for node, address, leads in rows])
     else:
-        show_table(("node", "address", ""), [(n, a, "leader" if leads else "") for n, a, leads in rows])
+        show_table(
+            ("node", "address", ""), [(short(n), a, "leader" if leads else "") for n, a, leads in rows]
+        )
 
 
 @click.command()
