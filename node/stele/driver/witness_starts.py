@@ -61,7 +61,7 @@ class WitnessStarts:
             raise error
         start = self._found.get(tablet_id, OPID_NONE)
         if start == OPID_NONE:
-            raise Retryable(f"tablet {tablet_id}: some live voter knows no committed entry yet")
+            raise Retryable(f"tablet {tablet_id[:8]}: some live voter knows no committed entry yet")
         return start
 
 
