@@ -25,6 +25,7 @@ from tests.master.harness import (
     until,
     world,
 )
+from tests.master.test_starts import process
 
 
 async def test_a_master_says_what_most_clocks_say(tmp_path: Path) -> None:
@@ -82,12 +83,15 @@ async def test_a_master_knows_where_its_callers_are_also_if_it_does_not_lead(tmp
             assert not answer.is_leader
             return bool(answer.needs_reregister)
 
-        assert await beat(7) and book.address(node.node_id) == ""
-        assert not await beat(7, "h7:1") and book.address(node.node_id) == "h7:1"
-        assert not await beat(7) and book.address(node.node_id) == "h7:1"
-        assert (await refused(beat(6, "h6:1"))).code is Code.STALE_INCARNATION
-        assert book.address(node.node_id) == "h7:1"
-        assert not await beat(8, "h8:1") and book.address(node.node_id) == "h8:1"
+        node.incarnation = 7
+        async with process(node) as (address, status):
+            assert await beat(7) and book.address(node.node_id) == ""
+            assert not await beat(7, address) and book.address(node.node_id) == address
+            assert not await beat(7) and book.address(node.node_id) == address
+            assert (await refused(beat(6, "h6:1"))).code is Code.STALE_INCARNATION
+            assert book.address(node.node_id) == address
+            status.identity = replace(status.identity, incarnation=8)
+            assert not await beat(8, "h8:1") and book.address(node.node_id) == "h8:1"
 
 
 async def test_a_node_retires_only_when_nothing_names_it(tmp_path: Path) -> None:
