@@ -8,6 +8,7 @@ files and the superblock outlive a life, and what a twin remembers to check the 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -221,7 +222,7 @@ class SimNode:
         self.confirming = Confirming(
             replicas,
             self._confirm,
-            first=world.rng.getrandbits(32),
+            first=random.Random(f"questions/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
             patience_ms=world.plan.options.heartbeat_ms,
             now_ms=self.ticker.now_ms(),
         )
