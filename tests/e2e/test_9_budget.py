@@ -95,13 +95,14 @@ def test_two_may_be_evicted_where_all_tables_have_five_replicas(bench: Bench) ->
     with Away(bench, "node") as away:
         assert [evict(bench, pod) for pod in (a, b)] == ["", ""]
         assert "disruption budget" in evict(bench, c), "a third may go while two are away"
-        bench.until("both are back", rests, 300)
+        bench.until("both are back", lambda: made_again(bench, a, b) and rests(), 300)
         assert away.most == 2
         parked, other, third, *_ = bench.pods("node")
         bench.patch("TabletCluster", {"nodes": {"park": [parked.metadata.name]}})
 
         def labelled() -> bool:
-            return "stele.dev/parked" in bench.pod(parked.metadata.name).metadata.labels
+            pod = bench.pod(parked.metadata.name)
+            return pod is not None and "stele.dev/parked" in pod.metadata.labels
 
         bench.until("its pod has the label", labelled)
         bench.until(
@@ -112,9 +113,15 @@ def test_two_may_be_evicted_where_all_tables_have_five_replicas(bench: Bench) ->
         assert [evict(bench, pod) for pod in (parked, other)] == ["", ""]
         assert "disruption budget" in evict(bench, third), "one more may go beside a parked node"
         bench.patch("TabletCluster", {"nodes": {"park": []}})
-        bench.until("all are back", rests, 300)
+        bench.until("all are back", lambda: made_again(bench, parked, other) and rests(), 300)
     assert away.most == 2
     ended(bench, stream)
+
+
+def made_again(bench: Bench, *pods: Any) -> bool:
+    """Whether each of these pods has another one in its place."""
+    now = uids(bench)
+    return all(now.get(p.metadata.name, p.metadata.uid) != p.metadata.uid for p in pods)
 
 
 def test_a_parked_node_may_be_evicted_and_no_other(bench: Bench) -> None:
@@ -132,10 +139,8 @@ def test_a_parked_node_may_be_evicted_and_no_other(bench: Bench) -> None:
         "it is back",
         lambda: (pod := bench.pod(parked.metadata.name)) and pod.metadata.uid != parked.metadata.uid,
     )
-    bench.until(
-        "the new pod has the label, too",
-        lambda: "stele.dev/parked" in bench.pod(parked.metadata.name).metadata.labels,
-    )
+    labels = bench.pod(parked.metadata.name).metadata.labels
+    assert "stele.dev/parked" in labels, "the new pod has the label, too"
     bench.patch("TabletCluster", {"nodes": {"park": []}})
     bench.until("a drain may begin", lambda: drain_reason(bench) == "Drainable" and bench.whole())
     assert "stele.dev/parked" not in bench.pod(parked.metadata.name).metadata.labels
