@@ -79,7 +79,7 @@ def test_what_is_foretold_of_real_pods_happens(bench: Bench) -> None:
     bench.until("the answer goes with the question", lambda: not answered())
     bench.patch("TabletCluster", {"nodes": {"replicas": 4}})
     bench.until("four nodes serve", lambda: serve(bench, 4), 600)
-    assert set(before) - {p.metadata.name for p in bench.pods()} == leaves
+    bench.until("the one that was named goes", lambda: before.keys() - uids(bench).keys() == leaves)
     bench.sound()
 
 
