@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from stele.master.forgetting import DROPPED_AT_ONCE
+from stele.master.forgetting import DROPPED_AT_ONCE, Forgetting
 from stele.master.orders import Orders, fate_of
 from stele.master.port import insert
 from stele.model.ids import CATALOG_TABLET_ID, TabletId
@@ -98,6 +98,26 @@ async def test_a_node_that_is_away_holds_rows_back_and_its_late_replica_is_delet
         assert tablet in w.catalog.tablets  # for as long as it is reported
         erase(w, gone)
         await w.beat_until(lambda: rows_of(w, gone) == 0)
+
+
+async def test_a_silent_node_that_has_told_of_no_replica_holds_rows_back(tmp_path: Path) -> None:
+    """It may be carrying out an order of before. Nothing runs by itself here: no order is under way."""
+    async with world(tmp_path, replace(OPTIONS, sweep_ms=10 * HOUR_MS)) as w:
+        await ready(w)
+        gone = await deleted(w, "t")
+        erase(w, gone)
+        lead, silent = w.lead, min(w.nodes)
+        await w.beat_until(lambda: not any(lead.liveness.all_reports_of(t) for t in gone))
+        forgetting = Forgetting(lead, Orders(lead, w.pool))
+        w.shift_ms += HOUR_MS
+        lead.liveness.awake(lead.now_ms())  # no node is heard now; a look would do so at any moment
+        await w.beat(silent=(silent,))
+        assert lead.liveness.all_full(w.nodes)
+        await forgetting.step()
+        assert rows_of(w, gone) == 3
+        await w.beat()
+        await forgetting.step()
+        assert rows_of(w, gone) == 0
 
 
 async def fate_of_late_replica(w: World, away: Node) -> tuple[TabletId, str]:

@@ -34,6 +34,8 @@ from tests.wal.simfs import PowerOff
 
 _initial_state, _carry_out, _sync = bootstrap.initial_state, CoreRuntime._carry_out, ActiveSegment.sync
 _next_ceiling, _frozen, _kept = Timestamps.next_ceiling, ExactlyOnce.frozen, sorted_runs._kept
+_NEVER = (1 << 63) - 1
+"""A hybrid time that never comes."""
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,15 @@ _TABLES = (
         "_kept",
         lambda versions, mark, bottom: _kept(versions, mark, True),
         "shows|linearizable|differ",
+        weather=Weather.TABLE,
+    ),
+    # A flush or a merge drops versions that a snapshot above the history mark shows.
+    Bug(
+        "history dropped above its mark",
+        sorted_runs,
+        "_kept",
+        lambda versions, mark, bottom: _kept(versions, _NEVER, bottom),
+        "shows",
         weather=Weather.TABLE,
     ),
     # A flush writes no exactly-once state: after a restart a retry is new.

@@ -27,6 +27,8 @@ _KEYS = 4
 _OUTSTANDING_MAX = 4
 _TIMEOUT_MS = 700.0
 _GIVES_UP_MS = 4_000.0
+_OLDEST_MS = 1_500.0
+"""How far back snapshots are asked for at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -191,11 +193,13 @@ class Clients:
         self.operations.append(Operation(key, Kind.READ, value, begun, self._world.now, Told.DONE, "reader"))
 
     def snapshot(self) -> None:
-        """Read at a snapshot a moment ago, now or soon, by another node's clock."""
+        """Read at a snapshot a moment ago, now or soon, by another node's clock; of a table also at one that lies well
+        within its history, so that flushes and merges have passed since."""
         world = self._world
         node, by = world.asked(), world.rng.choice(world.all_nodes())
         if node is not None:
-            wall_us = by.clocks.wall_us() + world.rng.choice((-50_000, 0, 0, 200_000))
+            within_us = int(1_000 * min(world.plan.history_ms / 2, _OLDEST_MS)) if world.plan.table else 0
+            wall_us = by.clocks.wall_us() + world.rng.choice((-50_000, 0, -within_us, 200_000))
             node.run(
                 _serve_snapshot(node, from_physical_us(wall_us)), lambda task: self._snapshot_told(node, task)
             )

@@ -361,6 +361,7 @@ def _with_table(plan: Plan, weather: Weather | None) -> Plan:
         flushes_per_s=plan.flushes_per_s or rng.choice((0.5, 3.0)),
         merges_per_s=rng.choice((0.0, 0.5, 3.0)),
         history_ms=rng.choice((50.0, 1_000.0, 900_000.0)),
+        snapshots_per_s=4 * plan.snapshots_per_s,  # some of them lie deep within the history
     )
 
 

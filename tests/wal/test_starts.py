@@ -168,3 +168,17 @@ def test_a_configuration_that_another_entry_replaced_is_in_force_no_more() -> No
     for each in (stream, stream_of(open_still(files.copy()))):
         loaded = fold_records(each.load(2))
         assert loaded.skipped == SkippedRecord((OpId(1, 1), OpId(2, 2)), ())
+
+
+def test_a_configuration_that_was_cut_off_is_in_force_no_more() -> None:
+    files = SimFiles()
+    log = open_still(files)
+    stream = stream_of(log)
+    stream.append_entries((*entries((1, 1)), entry_of(1, 2, True), *entries((1, 3))))
+    log.turn()
+    stream.pop_entries(2)
+    stream.append_entries(entries((2, 2), (2, 3)))
+    log.turn()
+    for each in (stream, stream_of(open_still(files.copy()))):
+        each.set_flushed(3)
+        assert fold_records(each.load(3)).skipped == SkippedRecord((OpId(1, 1), OpId(2, 3)), ())
