@@ -213,7 +213,7 @@ class Follower:
         if now.recoveries > start.recoveries:
             raise Rejected(
                 f"table {name}: a tablet lost its majority and was recovered, so rows that this stream has given may be gone, "
-                "and no delete tells so; start the stream with a new checkpoint, and compare",
+                "and no delete says so; start the stream with a new checkpoint, and compare",
                 code=Code.CURSOR_LOST,
             )
         self._check_columns(self._now)

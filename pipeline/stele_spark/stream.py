@@ -91,7 +91,7 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[ds.InputPartition]:
-        """A partition for each tablet; of the first batch, which is the whole table, for about 64 MiB of it.
+        """A partition for each tablet. In the first batch, which is the whole table, one for about each 64 MiB.
 
         Spark asks for an empty batch when it starts again, and may ask twice for one."""
         begin, until = Offset.of(start), Offset.of(end)

@@ -66,7 +66,7 @@ def stream_schema(schema: Schema) -> T.StructType:
     fields = [T.StructField(f.name, f.dataType, f.name not in keys) for f in spark_schema(schema)]
     if taken := [field.name for field in _OF_CHANGES if field.name in schema.by_name]:
         raise Rejected(
-            f"the table has a column {taken[0]}, which is what a stream calls one of its own; rename it",
+            f"the table has a column {taken[0]}, and a stream adds one of that name; rename the column",
             code=Code.SCHEMA_MISMATCH,
         )
     return T.StructType([*fields, *_OF_CHANGES])

@@ -64,7 +64,7 @@ class Claim:
         await self._end()
 
     async def check(self) -> None:
-        """Raises Retryable if somebody took this process to be gone, because it stood still for long."""
+        """Raise Retryable if another process took the claim over, because this one stood still for too long."""
         if await in_thread(self._folder.size, self._name) is None:
             raise Retryable(
                 f"{self._folder.shown}: another process took over, because this one stood still for more than "

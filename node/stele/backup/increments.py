@@ -67,10 +67,10 @@ def chain_hold(before: Manifest | None, backup_id: str) -> str:
 async def move_hold(
     tables: Collection[AsyncTable], made: Manifest, for_s: float, note: Callable[[str], None]
 ) -> None:
-    """Have the history from a complete backup on kept for so long, while another hold still keeps it. If that fails, the backup
-    is as good as without.
+    """Hold the history since a complete backup for `for_s` more seconds. Call it while another hold still keeps that history.
 
-    A range that was added meanwhile is read whole next time."""
+    If it fails, the backup itself is still good, and `note` is told. The next backup reads a range that was added meanwhile
+    as a whole."""
     read = {table.table_id: [tablet.tablet_id for tablet in table.tablets] for table in made.tables}
     for table in tables:
         try:

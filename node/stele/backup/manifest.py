@@ -47,7 +47,7 @@ class FileEntry:
 class TabletEntry:
     """A tablet. `ordinal`: its number in the table's partitioning. Its files are in key order, one after another.
 
-    `whole`: they have all its rows; otherwise what changed since the base. `incarnation`: of the tablet; a recovery may have
+    `whole`: the files have all its rows; otherwise only what changed since the base. `incarnation`: of the tablet; a recovery may have
     given up rows that an earlier one had."""
 
     tablet_id: str

@@ -186,7 +186,7 @@ def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str, as
 
 
 def _show_key(keyspace: str, key: str, as_json: bool) -> None:
-    """What a change of a key prints: nothing, unless a program asks."""
+    """Print that a key was changed: one JSON object for programs, nothing for people."""
     if as_json:
         show_json({"keyspace": keyspace, "key": key})
 

@@ -150,8 +150,9 @@ class TableHolds:
     async def _order(
         self, request: pb.HoldHistoryRequest, places: Sequence[TabletPlace], timeout_s: float
     ) -> tuple[dict[str, Sequence[pb.HoldPB]], list[SteleError]]:
-        """The holds of each of these tablets after a request to it, by tablet; and what went wrong, what cannot be mended
-        first. Tablets whose range was dropped are left out."""
+        """Send a request to each of these tablets. Returns the holds that each one answers, by tablet, and the errors.
+
+        Errors that no retry can mend come first. Tablets whose range was dropped are left out."""
         free, until = asyncio.Semaphore(_AT_ONCE), time.monotonic() + timeout_s
         found: dict[str, Sequence[pb.HoldPB]] = {}
         failures: list[SteleError] = []

@@ -97,7 +97,8 @@ async def look_for_survivors(
     *,
     role: str = "node",
 ) -> list[Recovery]:
-    """Ask all nodes, silent ones too, for their replicas of these tablets; what a recovery of each would do, in their order.
+    """Ask all nodes, silent ones too, for their replicas of these tablets. Returns what a recovery of each tablet would do,
+    in the order of `view`.
 
     `role`: of the nodes that hold them; the catalog's are masters.
     """

@@ -276,12 +276,12 @@ class CoreRuntime:
                 entries = await self._sink.read_log(request.first_index, request.bytes_max)
                 break
             except Retryable as exc:
-                log.warning("log not read, it is tried again", error=str(exc))
+                log.warning("the log could not be read; it is tried again", error=str(exc))
             except SteleError as exc:
                 self._fail(exc)
                 return
             except Exception:
-                log.exception("log not read, it is tried again")
+                log.exception("the log could not be read; it is tried again")
             await asyncio.sleep(_READ_AGAIN_S)
             if self.core.role is not fx.Role.LEADER:
                 return  # it is not needed any more, and a group never rests while a read is under way

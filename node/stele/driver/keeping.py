@@ -68,7 +68,7 @@ class Units(Generic[T, U, V]):
         self.intents: dict[str, V] = {}
 
     def take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
-        """Apply a page, or a whole view of an earlier master. Returns the tablets in it."""
+        """Apply a page, or the whole view that a master of an earlier release sends. Returns the tablets in it."""
         tablet, table, intent = self._convert
         if page.anew or not page.HasField("upto"):
             for kept in (self.tablets, self.tables, self.intents):

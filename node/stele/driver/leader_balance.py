@@ -43,8 +43,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The leader of a group moves. The numbers are those before all moves of a plan. They say how many groups
-    the two nodes lead (`of_table`: of its table), and the share of the source."""
+    """A group gets another leader: `target` in place of `source`.
+
+    `leads`: how many groups source and target lead. `of_table`: the same for the groups of this table. `share`: the
+    share of the source. All are counted before the first move of the plan."""
 
     tablet_id: str
     source: str

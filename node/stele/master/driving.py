@@ -289,11 +289,9 @@ _MOVES = {
 
 
 async def set_node_state(lead: Leadership, request: master_pb2.SetNodeStateRequest) -> None:
-    """Move a node between ACTIVE, DRAINING and RETIRED. Its present state changes nothing, with one
-    exception.
+    """Move a node between ACTIVE, DRAINING and RETIRED. To order the state that it has changes nothing, with one exception.
 
-    If a driver gave a node up as silent and an administrator orders DRAINING, it stays DRAINING after it
-    returns.
+    A driver made a silent node DRAINING, and now an administrator orders DRAINING: then it stays so after it returns.
 
     This call records what a driver sees; `wanted.want_node` records what somebody wants.
 

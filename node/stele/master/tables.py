@@ -239,7 +239,7 @@ def check_view(lead: Leadership, table: TableRecord, tablets: int, what: str) ->
 
 
 def check_view_bytes(lead: Leadership, total: int, what: str) -> None:
-    """Refuse a change after which the view of all tables has so many bytes. `what`: the change, in words.
+    """Refuse a change if the view of all tables would then have too many bytes. `total`: the bytes; `what`: the change, in words.
 
     Raises:
         Rejected: TOO_LARGE; UNSUPPORTED_VERSION, programs of the release before could not see the cluster any more.

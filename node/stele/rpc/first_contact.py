@@ -2,8 +2,8 @@
 per client.
 
 Asks all at once, so that a silent master costs nothing if another answers. If no name resolves, it gives up
-after a fifth of the patience: a mistyped name stays wrong. The name of a starting service, as in Kubernetes,
-appears within moments, or the caller gives more patience. Invariant: a caller that met no master gets an
+after a fifth of the given time, since a mistyped name stays wrong. The name of a service that starts, as in Kubernetes,
+appears within moments; a caller that expects longer gives more time. Invariant: a caller that met no master gets an
 error within the given time, with what each address answered.
 """
 

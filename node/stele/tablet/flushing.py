@@ -154,5 +154,5 @@ def read_once(directory: Path, listed: Manifest) -> tuple[bytes, bytes]:
         return body, b""
     of_jobs, end, once = body.partition(b"\n")
     if not end:
-        raise Corrupt(f"{listed.once}: its jobs have no end; copy the replica from a peer")
+        raise Corrupt(f"{listed.once}: the list of jobs in it is cut off; copy the replica from a peer")
     return once, of_jobs
