@@ -16,7 +16,7 @@ from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.frames import frame
 from stele.rpc.proto import tserver_pb2
 from tests.consensus.cluster import wait_until
-from tests.rpc.test_streams import NODE, asking, serving
+from tests.rpc.serving import NODE, asking, serving
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster
 
 NODES = 1

@@ -20,8 +20,8 @@ from stele.rpc.listener import StreamListener
 from stele.rpc.proto import tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import add_TabletServerServiceServicer_to_server
 from stele.rpc.server import bind, make_server
+from tests.rpc.serving import Answering, Service
 from tests.rpc.test_flight import CLUSTER, Provider
-from tests.rpc.test_streams import Answering, Service
 
 NODE = NodeId("a" * 32)
 

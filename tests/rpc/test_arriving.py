@@ -19,7 +19,7 @@ from stele.rpc.connection import FramedConnection, connect
 from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
-from tests.rpc.test_streams import NODE, Answering, asking, serving, writing
+from tests.rpc.serving import NODE, Answering, asking, serving, writing
 
 
 class Source:

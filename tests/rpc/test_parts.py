@@ -19,9 +19,9 @@ from stele.rpc.frames import frame, peer_frame
 from stele.rpc.parts import DECODED_BYTES, SMALL_FRAME_BYTES, bytes_of_parts, refuse_parts
 from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+from tests.rpc.serving import NODE, serving
 from tests.rpc.test_guard import served
 from tests.rpc.test_peers import pair
-from tests.rpc.test_streams import NODE, serving
 
 PARTS_OF_A_STATUS = 9
 """Itself, two configurations, and three peers of each."""

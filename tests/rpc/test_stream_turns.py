@@ -14,8 +14,8 @@ from stele.rpc.frames import LENGTH_BYTES, frame
 from stele.rpc.inbound import MESSAGES_PER_TURN
 from stele.rpc.proto import common_pb2, tserver_pb2
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceStub
+from tests.rpc.serving import NODE, serving
 from tests.rpc.test_peers import pair
-from tests.rpc.test_streams import NODE, serving
 
 FRAMES = 10_000
 EMPTY_FRAME = bytes(LENGTH_BYTES)
