@@ -16,7 +16,7 @@ Call = Callable[..., Any]
 
 def pairs() -> Iterator[tuple[str, Call, Call]]:
     """Each blocking call beside the asynchronous one."""
-    for name in ("create", "compare", "restore", "prune"):
+    for name in ("create", "compare", "restore", "drill", "verify", "prune", "remove"):
         yield f"backup.{name}", getattr(backup, name), getattr(backup, f"{name}_async")
     for kind in ("Client", "Table", "Session", "Scanner", "KeySpace"):
         blocking, asynchronous = getattr(stele, kind), getattr(stele, f"Async{kind}")

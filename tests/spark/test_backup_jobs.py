@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,11 @@ from stele.client import Client
 from stele.model.errors import Code, Rejected
 from tests.backup.tables import NUMBERS, bits, data_files
 from tests.harness.processes import Cluster
-from tests.harness.standing import running
 
 pytestmark = pytest.mark.spark
 
+SESSION = {"spark__master": "local[2,4]", "spark__speculation": "true"}
 ROWS = 600_000
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(Cluster(tmp_path_factory.mktemp("jobs"), masters=1, nodes=3)) as there:
-        yield there
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from stele_spark.session import session
-
-    spark = session(
-        "stele-backup-jobs",
-        spark__master="local[2,4]",
-        spark__speculation="true",
-        spark__sql__warehouse__dir=str(tmp_path_factory.mktemp("warehouse")),
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark
-    spark.stop()
 
 
 def parents() -> dict[int, int]:
@@ -106,11 +84,11 @@ def failed_tasks(spark: Any) -> int:
 
 @pytest.mark.filterwarnings("default")
 def test_a_backup_and_a_restore_outlast_killed_tasks_and_nodes(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    spark: Any, masters: str, processes: Cluster, tmp_path: Path
 ) -> None:
     from stele_spark import backup
 
-    masters, folder = ",".join(cluster.master_addresses), tmp_path / "b"
+    folder = tmp_path / "b"
     with Client(masters) as client:
         table = client.create_table("t", NUMBERS, stele.hash("id", buckets=6))
         table.write_arrow(pa.table({"id": np.arange(ROWS), "name": [f"n{i * 7919}" for i in range(ROWS)]}))
@@ -119,8 +97,8 @@ def test_a_backup_and_a_restore_outlast_killed_tasks_and_nodes(
 
         def kill_once(number: int) -> None:
             if not down:
-                down.append(cluster.members[number])
-                cluster.kill(down[0])
+                down.append(processes.members[number])
+                processes.kill(down[0])
 
         told = []
         killer = KillsWorkers(folder)
@@ -142,7 +120,7 @@ def test_a_backup_and_a_restore_outlast_killed_tasks_and_nodes(
         report = backup.verify(spark, folder)
         assert (report.faults, report.strays, report.tables[0].rows) == ([], [], ROWS)
 
-        cluster.launch(down.pop())
+        processes.launch(down.pop())
         table.delete({"id": 5})
         differing = backup.compare(spark, masters, folder)
         assert differing.differences == [], "it is read as it was"
@@ -151,7 +129,7 @@ def test_a_backup_and_a_restore_outlast_killed_tasks_and_nodes(
         assert down
         assert bits(client.open_table("t").scan(ordered=True).to_table()) == before
         assert backup.compare(spark, masters, folder).differences == []
-        cluster.launch(down.pop())
+        processes.launch(down.pop())
 
         with pytest.raises(Rejected) as refused:
             backup.restore(spark, masters, folder)
@@ -192,8 +170,8 @@ def program(name: str, *arguments: str | Path, submit: bool = False) -> tuple[in
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_programs_say_in_one_line_what_is_wrong(cluster: Cluster, tmp_path: Path) -> None:
-    masters, folder = ",".join(cluster.master_addresses), tmp_path / "b"
+def test_the_programs_say_in_one_line_what_is_wrong(masters: str, tmp_path: Path) -> None:
+    folder = tmp_path / "b"
     status, out, told = program("verify", tmp_path / "nothing")
     assert (status, out, told.count("\n")) == (2, "", 1) and "there is no such folder" in told
     status, out, told = program("backup", folder, "nobody", "--masters", masters)

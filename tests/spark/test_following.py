@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from stele.client import Client, Table
-from stele.model.partition import HashPartition, PartitionSchema
-from stele.model.schema import Schema
 from tests.harness.processes import Cluster
-from tests.harness.standing import running
+from tests.spark.tasks import PARTITIONING, SCHEMA, contents
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 
-SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
-PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
 Change = tuple[int, int, str, str | None]
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(Cluster(tmp_path_factory.mktemp("following"), masters=1, nodes=3)) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from stele_spark.session import session
-
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    spark = session("stele-following", cores=2, spark__sql__warehouse__dir=str(warehouse))
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark
-    spark.stop()
-
-
-def masters(cluster: Cluster) -> str:
-    return ",".join(cluster.master_addresses)
-
-
-def follow(spark: Any, cluster: Cluster, table: str, **options: str) -> Any:
-    given = {"masters": masters(cluster), "table": table, "startingSnapshot": "table", **options}
+def follow(spark: Any, masters: str, table: str, **options: str) -> Any:
+    given = {"masters": masters, "table": table, "startingSnapshot": "table", **options}
     return spark.readStream.format("stele").options(**given).load()
 
 
@@ -74,27 +48,22 @@ def brought_together(rows: list[Change]) -> dict[int, str | None]:
     return copy
 
 
-def content(table: Table) -> dict[int, str | None]:
-    found = table.scan().to_table()
-    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
-
-
 def written(table: Table, first: int, count: int, text: str) -> None:
     ids = range(first, first + count)
     table.write_arrow(pa.table({"id": ids, "v": [f"{text} {n}" for n in ids]}))
 
 
-def test_runs_that_end_follow_each_other(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_runs_that_end_follow_each_other(spark: Any, masters: str, tmp_path: Path) -> None:
     """Each begins where the one before ended; the last batch of that was never committed. No row comes twice."""
-    with Client(masters(cluster)) as client:
+    with Client(masters) as client:
         table = client.create_table("runs", SCHEMA, PARTITIONING)
         written(table, 0, 1_000, "first")
         for turn in range(3):
-            frame = follow(spark, cluster, "runs", cursor="runs", maxRowsPerTrigger="100")
+            frame = follow(spark, masters, "runs", cursor="runs", maxRowsPerTrigger="100")
             into_parquet(frame, tmp_path).trigger(availableNow=True).start().awaitTermination()
             rows = changes(tmp_path)
             assert len(set(rows)) == len(rows)
-            assert brought_together(rows) == content(table), turn
+            assert brought_together(rows) == contents(table), turn
             assert table.holds()[0].name == "runs"
             if turn == 1:  # every change of a key, not only what became of it
                 assert [row[3] for row in rows if row[0] == 5] == [
@@ -112,11 +81,13 @@ def test_runs_that_end_follow_each_other(spark: Any, cluster: Cluster, tmp_path:
         assert 4 <= len(batches) <= 12
 
 
-def test_a_node_that_is_killed_costs_no_change(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
-    with Client(masters(cluster), timeout_s=60) as client:
+def test_a_node_that_is_killed_costs_no_change(
+    spark: Any, masters: str, processes: Cluster, tmp_path: Path
+) -> None:
+    with Client(masters, timeout_s=60) as client:
         table = client.create_table("killed", SCHEMA, PARTITIONING)
         written(table, 0, 20_000, "first")
-        frame = follow(spark, cluster, "killed", cursor="killed", maxRowsPerTrigger="2000")
+        frame = follow(spark, masters, "killed", cursor="killed", maxRowsPerTrigger="2000")
         query = into_parquet(frame, tmp_path).trigger(processingTime="200 milliseconds").start()
         turns, enough = [0], threading.Event()
 
@@ -134,12 +105,12 @@ def test_a_node_that_is_killed_costs_no_change(spark: Any, cluster: Cluster, tmp
                 assert query.isActive, query.exception()
                 time.sleep(0.1)
 
-        writing, victim = threading.Thread(target=write), cluster.nodes[0]
+        writing, victim = threading.Thread(target=write), processes.nodes[0]
         try:
             until(0)
             writing.start()
             until(2)
-            cluster.kill(victim)
+            processes.kill(victim)
             killed = turns[0]
             while turns[0] < killed + 5:
                 assert writing.is_alive()
@@ -151,18 +122,18 @@ def test_a_node_that_is_killed_costs_no_change(spark: Any, cluster: Cluster, tmp
         finally:
             enough.set()
             query.stop()
-            cluster.restart(victim)
+            processes.restart(victim)
         assert len(set(rows)) == len(rows)
-        assert brought_together(rows) == content(table)
+        assert brought_together(rows) == contents(table)
         assert sum(row[3] is not None and row[3].startswith("put ") for row in rows) == turns[0] * 21
         assert sum(row[2] == "delete" for row in rows) == turns[0]
 
 
-def test_other_columns_end_a_query_with_what_to_do(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
-    with Client(masters(cluster)) as client:
+def test_other_columns_end_a_query_with_what_to_do(spark: Any, masters: str, tmp_path: Path) -> None:
+    with Client(masters) as client:
         table = client.create_table("altered", SCHEMA, PARTITIONING)
         written(table, 0, 10, "first")
-        query = into_parquet(follow(spark, cluster, "altered"), tmp_path).start()
+        query = into_parquet(follow(spark, masters, "altered"), tmp_path).start()
         query.processAllAvailable()
         table.alter(add=[("size", "int64", True)])
         table.refresh()
@@ -171,7 +142,7 @@ def test_other_columns_end_a_query_with_what_to_do(spark: Any, cluster: Cluster,
             Exception, match=r"SCHEMA_MISMATCH: table altered was altered: column size was added"
         ):
             query.awaitTermination(120)
-        again = into_parquet(follow(spark, cluster, "altered"), tmp_path).trigger(availableNow=True).start()
+        again = into_parquet(follow(spark, masters, "altered"), tmp_path).trigger(availableNow=True).start()
         again.awaitTermination()
         found = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "rows")).collect()
         assert sorted((row.id, row.size, row._schema) for row in found) == [
@@ -181,31 +152,29 @@ def test_other_columns_end_a_query_with_what_to_do(spark: Any, cluster: Cluster,
 
 
 def test_a_table_is_copied_and_a_repeated_batch_changes_nothing(
-    spark: Any, cluster: Cluster, tmp_path: Path
+    spark: Any, masters: str, tmp_path: Path
 ) -> None:
     """Spark ends after a batch is written, before it notes that. It runs the batch again, in other tasks; meanwhile
     others have written to its rows."""
-    with Client(masters(cluster)) as client:
+    with Client(masters) as client:
         table, copy = (client.create_table(name, SCHEMA, PARTITIONING) for name in ("from", "to"))
         written(table, 0, 3_000, "first")
 
         def run(partitions: int) -> None:
-            frame = follow(spark, cluster, "from", cursor="to").coalesce(partitions)
+            frame = follow(spark, masters, "from", cursor="to").coalesce(partitions)
             rows = frame.selectExpr("id", "v", "if(_op = 'delete', 'delete_ignore', _op) AS op")
-            sink = rows.writeStream.format("stele").options(
-                masters=masters(cluster), table="to", op_column="op"
-            )
+            sink = rows.writeStream.format("stele").options(masters=masters, table="to", op_column="op")
             sink = sink.option("checkpointLocation", str(tmp_path / "checkpoint"))
             sink.trigger(availableNow=True).start().awaitTermination()
 
         run(3)
-        assert content(copy) == content(table)
+        assert contents(copy) == contents(table)
         for turn in range(5):
             written(table, 100, 50, f"turn {turn}")
         for key in range(120, 130):
             table.delete({"id": key})
         run(3)
-        assert content(copy) == content(table)
+        assert contents(copy) == contents(table)
         (last,) = (p for p in (tmp_path / "checkpoint" / "commits").iterdir() if p.name == "1")
         last.unlink()
         (last.parent / f".{last.name}.crc").unlink()
@@ -214,6 +183,6 @@ def test_a_table_is_copied_and_a_repeated_batch_changes_nothing(
         copy.delete({"id": 140})
         run(1)
         assert last.exists(), "the batch was run again"
-        wanted = {**content(table), **theirs}
+        wanted = {**contents(table), **theirs}
         del wanted[140]
-        assert content(copy) == wanted
+        assert contents(copy) == wanted

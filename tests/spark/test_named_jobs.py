@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from stele.client import Client, Table
+from stele.client import Client
 from stele.model.errors import Code, Rejected
-from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele_spark import turns
 from stele_spark.options import Options
@@ -22,35 +21,15 @@ from stele_spark.sink import Writer, named_job
 from stele_spark.source import SteleDataSource
 from stele_spark.turns import Turns
 from stele_spark.types import spark_schema
-from tests.harness.processes import Cluster
-from tests.harness.standing import running
-from tests.spark.test_sink import Lost, refused_in, shipped
+from tests.spark.tasks import PARTITIONING, SCHEMA, Lost, contents, refused_in, shipped
 
-SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
-PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
+pytestmark = pytest.mark.usefixtures("small_batches")
+
 ROWS = 6_000
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running(Cluster(tmp_path_factory.mktemp("named"), masters=1)) as cluster:
-        yield cluster
-
-
-@pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are fed as they come."""
-    monkeypatch.setattr("stele_spark.sink._BATCH_ROWS", 1)
-
-
-def contents(table: Table) -> dict[int, str | None]:
-    found = table.scan().to_table()
-    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
-
-
-def writer(cluster: Cluster, table: str, job: str, **options: str) -> Writer:
+def writer(masters: str, table: str, job: str, **options: str) -> Writer:
     """As another run of a batch has it: made anew."""
-    masters = ",".join(cluster.master_addresses)
     given = {"masters": masters, "table": table, "job": job, **options}
     columns = [StructField("id", LongType()), StructField("v", StringType())]
     return shipped(Writer(Options.parse(given), StructType(columns)))
@@ -63,28 +42,26 @@ def rows(first: int, end: int, v: str = "ours") -> Iterator[pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("op", ["upsert", "insert", "delete"])
-def test_another_run_with_other_tasks_changes_nothing_that_others_wrote_since(
-    cluster: Cluster, op: str
-) -> None:
-    with Client(cluster.master_addresses) as client:
+def test_another_run_with_other_tasks_changes_nothing_that_others_wrote_since(masters: str, op: str) -> None:
+    with Client(masters) as client:
         table = client.create_table(op, SCHEMA, PARTITIONING)
         if op == "delete":
             table.write_arrow(pa.table({"id": np.arange(ROWS), "v": ["old"] * ROWS}))
         for first in range(0, ROWS, 2_000):  # three tasks
-            assert writer(cluster, op, "job 1", op=op).write(rows(first, first + 2_000)).rows == 2_000
+            assert writer(masters, op, "job 1", op=op).write(rows(first, first + 2_000)).rows == 2_000
         table.write_arrow(pa.table({"id": np.arange(0, ROWS, 3), "v": ["theirs"] * (ROWS // 3)}))
         theirs = contents(table)
         assert "theirs" in theirs.values()
         for first in range(0, ROWS, 3_000):  # two tasks
-            assert writer(cluster, op, "job 1", op=op).write(rows(first, first + 3_000)).rows == 3_000
+            assert writer(masters, op, "job 1", op=op).write(rows(first, first + 3_000)).rows == 3_000
         assert contents(table) == theirs
         if op == "upsert":  # another job is another one
-            writer(cluster, op, "job 2", op=op).write(rows(0, ROWS))
+            writer(masters, op, "job 2", op=op).write(rows(0, ROWS))
             assert contents(table) == dict.fromkeys(range(ROWS), "ours")
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
-def test_of_several_rows_of_a_key_the_last_one_stays(cluster: Cluster, cut: int) -> None:
+def test_of_several_rows_of_a_key_the_last_one_stays(masters: str, cut: int) -> None:
     """An attempt that was cut off has written some of them. The next one goes on behind those, in their order."""
     name = f"several {cut}"
     versions = [
@@ -99,23 +76,23 @@ def test_of_several_rows_of_a_key_the_last_one_stays(cluster: Cluster, cut: int)
         yield from versions[:cut]
         raise Lost
 
-    with Client(cluster.master_addresses) as client:
+    with Client(masters) as client:
         table = client.create_table(name, SCHEMA, PARTITIONING)
         with pytest.raises(Lost):
-            writer(cluster, name, "job").write(torn())
-        assert writer(cluster, name, "job").write(iter(versions)).rows == 302
+            writer(masters, name, "job").write(torn())
+        assert writer(masters, name, "job").write(iter(versions)).rows == 302
         wanted = {**dict.fromkeys(range(150), "b"), **dict.fromkeys(range(100), "c"), 90: "e"}
         assert contents(table) == wanted
         table.put({"id": 90, "v": "theirs"})
-        assert writer(cluster, name, "job").write(pa.concat_batches(versions) for _ in range(1)).rows == 302
+        assert writer(masters, name, "job").write(pa.concat_batches(versions) for _ in range(1)).rows == 302
         assert contents(table) == {**wanted, 90: "theirs"}, "however the batches are cut"
 
 
-def test_a_repeated_batch_has_its_refused_rows_once(cluster: Cluster, tmp_path: Path) -> None:
-    with Client(cluster.master_addresses) as client:
+def test_a_repeated_batch_has_its_refused_rows_once(masters: str, tmp_path: Path) -> None:
+    with Client(masters) as client:
         client.create_table("refused", SCHEMA, PARTITIONING).put({"id": 3, "v": "there"})
     for _ in range(2):
-        run = writer(cluster, "refused", "job", op="insert", rejects=str(tmp_path))
+        run = writer(masters, "refused", "job", op="insert", rejects=str(tmp_path))
         written = run.write(rows(0, 10))
         assert (written.refused, written.rows) == (1, 9)
         run.commit([written])
@@ -154,10 +131,10 @@ def test_turns_are_those_of_a_count_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_what_a_stream_of_writes_refuses(cluster: Cluster) -> None:
-    with Client(cluster.master_addresses) as client:
+def test_what_a_stream_of_writes_refuses(masters: str) -> None:
+    with Client(masters) as client:
         client.create_table("sink", SCHEMA, PARTITIONING)
-    given = {"masters": ",".join(cluster.master_addresses), "table": "sink"}
+    given = {"masters": masters, "table": "sink"}
     columns = spark_schema(SCHEMA)
     with pytest.raises(Rejected, match=r'use outputMode\("update"\) or "append"'):
         SteleDataSource(given).streamWriter(columns, True)

@@ -13,38 +13,13 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
-from stele.model.partition import HashPartition, PartitionSchema
-from stele.model.schema import Schema
-from tests.harness.standing import standing
+from tests.spark.tasks import PARTITIONING, SCHEMA
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
-PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
+SESSION = {"spark__master": "local[2,3]", "spark__speculation": "true"}
+"""It tries a task up to three times. Speculation is on, although one machine runs no second copy."""
 ROWS = 200_000
-
-
-@pytest.fixture(scope="module")
-def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with standing(tmp_path_factory.mktemp("retries")) as addresses:
-        yield addresses
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session that tries a task up to three times. Speculation is on, although one machine runs no second copy."""
-    from stele_spark.session import session
-
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    spark = session(
-        "stele-retries",
-        spark__master="local[2,3]",
-        spark__speculation="true",
-        spark__sql__warehouse__dir=str(warehouse),
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    yield spark
-    spark.stop()
 
 
 def failing(spark: Any, gate: Path) -> Any:

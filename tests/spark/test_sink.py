@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -20,13 +19,12 @@ import pytest
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from stele.backup.folder import Folder
-from stele.client import Client, RowErrors, Table
+from stele.client import Client, RowErrors
 from stele.client.locations import TabletPlace
 from stele.model.block import RowError
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.partition import HashPartition, PartitionSchema
-from stele.model.schema import Schema
+from stele.model.partition import PartitionSchema
 from stele_spark.options import Options
 from stele_spark.rejects import Rejects
 from stele_spark.sink import Writer, Written, joined
@@ -35,18 +33,31 @@ from stele_spark.types import spark_schema
 from tests.client.small import EIGHT, small_cluster
 from tests.harness.processes import Cluster
 from tests.harness.standing import running
+from tests.spark.tasks import (
+    OPS,
+    PARTITIONING,
+    ROWS,
+    SCHEMA,
+    WITH_OP,
+    Lost,
+    batches,
+    contents,
+    count,
+    made,
+    mixed,
+    refused_in,
+    shipped,
+    torn,
+    writer_with,
+)
 from tests.tablet.twin import flush
 
-SCHEMA = Schema.make([("id", "int64"), ("v", "string", True)], ["id"])
-PARTITIONING = PartitionSchema((HashPartition((0,), 3),))
 AHEAD_S = 1.5
-ROWS = 30_000
 
 
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are fed as they come."""
-    monkeypatch.setattr("stele_spark.sink._BATCH_ROWS", 1)
+def cluster_now() -> str:
+    """A snapshot by the cluster's clocks, which sees all that was written."""
+    return str(from_physical_us(time.time_ns() // 1_000 + int(AHEAD_S * 1e6)))
 
 
 @pytest.fixture(scope="module")
@@ -57,32 +68,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         cluster.set_clock(member, AHEAD_S)
     with running(cluster):
         yield cluster
-
-
-def made(cluster: Cluster, table: str, **options: str) -> Writer:
-    """A new table, and a writer to it as a task gets it."""
-    masters = ",".join(cluster.master_addresses)
-    with Client(masters) as client:
-        client.create_table(table, SCHEMA, PARTITIONING)
-    writer = Writer(Options.parse({"masters": masters, "table": table, **options}), spark_schema(SCHEMA))
-    return shipped(writer)
-
-
-def shipped(writer: Writer) -> Writer:
-    copy = pickle.loads(pickle.dumps(writer))
-    assert isinstance(copy, Writer)
-    return copy
-
-
-def batches(rows: int = ROWS, batch_rows: int = 10_000) -> Iterator[pa.RecordBatch]:
-    yield from pa.table({"id": np.arange(rows), "v": ["x"] * rows}).to_batches(max_chunksize=batch_rows)
-
-
-def count(cluster: Cluster, table: str, **options: str) -> int:
-    """How many rows a load() on this machine finds."""
-    masters = ",".join(cluster.master_addresses)
-    reader = Reader(Options.parse({"masters": masters, "table": table, **options}), spark_schema(SCHEMA))
-    return sum(batch.num_rows for partition in reader.partitions() for batch in reader.read(partition))
 
 
 def test_an_option_that_there_is_not_is_refused() -> None:
@@ -101,11 +86,6 @@ def test_rows_come_in_exactly_the_schema_that_spark_asked_for(cluster: Cluster) 
     reader = Reader(options, asked)
     found = [batch.schema for part in reader.partitions() for batch in reader.read(part)]
     assert found and all(s.field("id").nullable is False and s.field("v").nullable for s in found)
-
-
-def cluster_now() -> str:
-    """A snapshot by the cluster's clocks, which sees all that was written."""
-    return str(from_physical_us(time.time_ns() // 1_000 + int(AHEAD_S * 1e6)))
 
 
 def test_a_task_writes_while_no_master_answers(cluster: Cluster) -> None:
@@ -276,22 +256,6 @@ async def test_a_task_goes_on_behind_the_last_row_that_it_gave(tmp_path: Path, l
         assert small.located - before == leads  # asked once none of the three was left
 
 
-class Lost(Exception):
-    """What ends an attempt."""
-
-
-def torn(enough: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-    """The batches of a task that ends with an error once it has written enough."""
-    yield from batches()
-    until = time.monotonic() + 60
-    while not enough() and time.monotonic() < until:
-        time.sleep(0.05)
-    raise Lost
-
-
-OPS = ("upsert", "insert", "insert_ignore", "update", "update_ignore", "delete", "delete_ignore")
-
-
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("op", OPS)
 def test_a_task_that_is_tried_again_changes_nothing_that_others_wrote_since(
@@ -308,7 +272,7 @@ def test_a_task_that_is_tried_again_changes_nothing_that_others_wrote_since(
         mine = None if op.startswith("delete") else "x"
 
         def reached() -> list[int]:
-            now = contents(target)
+            now = contents(target, int(cluster_now()))
             return [n for n in range(ROWS) if now.get(n) == mine]
 
         with pytest.raises(Lost):
@@ -321,13 +285,7 @@ def test_a_task_that_is_tried_again_changes_nothing_that_others_wrote_since(
         assert written.rows == ROWS
         wanted = dict.fromkeys(range(ROWS), mine) | dict.fromkeys(theirs, "theirs")
         wanted |= dict.fromkeys(theirs[:1_000], None)
-        assert contents(target) == {n: v for n, v in wanted.items() if v is not None}
-
-
-def contents(table: Table) -> dict[int, str]:
-    snapshot = int(cluster_now())
-    found = table.scan(snapshot=snapshot).to_table()
-    return dict(zip(found["id"].to_pylist(), found["v"].to_pylist()))
+        assert contents(target, int(cluster_now())) == {n: v for n, v in wanted.items() if v is not None}
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -351,7 +309,7 @@ def test_two_attempts_at_once_write_each_row_once(cluster: Cluster) -> None:
         table.write_arrow(pa.table({"id": np.arange(ROWS), "v": ["theirs"] * ROWS}))
         over.set()
         assert first.result(60).rows == ROWS
-        assert contents(table) == dict.fromkeys(range(ROWS), "theirs")
+        assert contents(table, int(cluster_now())) == dict.fromkeys(range(ROWS), "theirs")
 
 
 def test_before_an_upgrade_is_finalized_a_task_writes_as_it_did(cluster: Cluster) -> None:
@@ -359,32 +317,6 @@ def test_before_an_upgrade_is_finalized_a_task_writes_as_it_did(cluster: Cluster
     writer._plan = replace(writer._plan, cluster_version=1)
     for _ in range(2):
         assert shipped(writer).write(batches()).rows == ROWS
-
-
-WITH_OP = StructType(
-    [StructField("id", LongType()), StructField("v", StringType()), StructField("op", StringType())]
-)
-
-
-def mixed(ids: Sequence[int | None], ops: list[str | None], v: str = "new") -> Iterator[pa.RecordBatch]:
-    yield from pa.table(
-        {"id": pa.array(ids, pa.int64()), "v": [v] * len(ids), "op": pa.array(ops, pa.string())}
-    ).to_batches()
-
-
-def writer_with(cluster: Cluster, table: str, schema: StructType = WITH_OP, **options: str) -> Writer:
-    masters = ",".join(cluster.master_addresses)
-    with Client(masters) as client:
-        if table not in {info.name for info in client.list_tables()}:
-            client.create_table(table, SCHEMA, PARTITIONING)
-    return shipped(Writer(Options.parse({"masters": masters, "table": table, **options}), schema))
-
-
-def refused_in(folder: Path) -> list[tuple[int | None, str | None, str]]:
-    """(id, operation, code) of the rows in the files that Spark would read."""
-    found = [pq.read_table(path) for path in sorted(folder.glob("[!_.]*"))]
-    rows = [(row["id"], row["_op"], row["_code"]) for table in found for row in table.to_pylist()]
-    return sorted(rows, key=str)
 
 
 def test_each_row_has_an_operation_of_its_own(
@@ -403,7 +335,7 @@ def test_each_row_has_an_operation_of_its_own(
             *((302, "merge"), (303, None), (None, "upsert")),
         ]
         written = writer.write(mixed([n for n, _ in ops], [op for _, op in ops]))
-        now = contents(table)
+        now = contents(table, int(cluster_now()))
         assert {n: v for n, v in now.items() if v == "new"} == dict.fromkeys(
             (0, 3, 4, 200, 201, 202, 300), "new"
         )
@@ -442,7 +374,9 @@ def test_many_operations_in_blocks_of_thousands(cluster: Cluster) -> None:
         ops: list[str | None] = [("update", "delete", "upsert")[n % 3] for n in range(ROWS)]
         written = writer.write(mixed(rows.tolist(), ops, "two"))
         assert written.ops == dict.fromkeys(("update", "delete", "upsert"), ROWS // 3)
-        assert contents(client.open_table("thousands")) == {n: "two" for n in range(ROWS) if n % 3 != 1}
+        assert contents(client.open_table("thousands"), int(cluster_now())) == {
+            n: "two" for n in range(ROWS) if n % 3 != 1
+        }
 
 
 @pytest.mark.usefixtures("small_batches")

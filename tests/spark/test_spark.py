@@ -93,23 +93,11 @@ def masters(reader: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         yield addresses
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Where it would make tables of its own, in the folder that it is started in, is elsewhere."""
-    from stele_spark.session import session
-
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    engine = session("stele-tests", cores=2, spark__sql__warehouse__dir=str(warehouse))
-    engine.sparkContext.setLogLevel("ERROR")
-    yield engine
-    engine.stop()
-
-
 @pytest.fixture
-def spark(engine: Any, reader: str) -> Any:
+def spark(spark: Any, reader: str) -> Any:
     """The session, with one of the readers."""
-    engine.conf.set("spark.stele.reader", reader)
-    return engine
+    spark.conf.set("spark.stele.reader", reader)
+    return spark
 
 
 def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
