@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -112,6 +113,21 @@ def test_a_slow_message_ends_its_connection_though_others_of_it_are_answered(por
                     if not sock.recv(1 << 16):
                         break
         assert sent < 2 * HELD_BYTES_MAX
+
+
+def test_a_sender_that_is_ended_need_not_wait_for_its_system(port: int) -> None:
+    """Its connection was closed in order. With a full window gRPC's client then waited until its system gave up: 102 or 204 s."""
+    with socket.create_connection(("127.0.0.1", port), 60) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(http2.opening(GET_FLIGHT_INFO, 64 << 20))
+            for _ in range(5 * HELD_BYTES_MAX // 4 // 16_000):
+                sock.sendall(http2.data(16_000))
+                time.sleep(0.002)  # all of it is read, and the end comes later
+            while sock.recv(1 << 16):
+                pass
+        gone = select.poll()
+        gone.register(sock, 0)  # a reset is told in any case
+        assert gone.poll(10_000)
 
 
 def test_small_commands_without_end_do_not_end_their_connection(port: int) -> None:

@@ -9,7 +9,7 @@ A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A larg
 it arrives: if the process has grown by GREW_BYTES since the last look, the next one is at once.
 
 Invariants: at a look, a connection that holds more than HELD_BYTES_MAX is ended. If all together hold more
-than ALL_BYTES_MAX, those that hold most are ended. A connection may also send a small share of what was sent
+than ALL_BYTES_MAX, those that hold most are ended. Its sender sees a reset. A connection may also send a small share of what was sent
 to it, for its acknowledgements, and DRIFT_BYTES a second, for its pings. Between two looks a connection
 brings what its sender manages in GREW_S, or GREW_BYTES unseen in LOOK_S; RECEIVE_BYTES is what the kernel
 holds of it.
@@ -44,6 +44,7 @@ _ACKED_SHARE = 64
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 """Offsets of tcpi_bytes_acked and tcpi_bytes_received in the kernel's struct tcp_info."""
+_CLOSES_AT_ONCE = struct.pack("ii", 1, 0)
 _DESCRIPTORS = "/proc/self/fd"
 _MEMORY = "/proc/self/statm"
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -178,6 +179,8 @@ class InflowWatch:
                 host, port = sock.getpeername()[:2]
                 # The descriptor may belong to another socket by now.
                 if sock.getsockname()[1] == self._port and _name(host, port) == flow.peer:
+                    # A reset. After an orderly end a sender whose window is full may wait for minutes.
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _CLOSES_AT_ONCE)
                     sock.shutdown(socket.SHUT_RDWR)
                     flow.held = 0
                     self._ended(host)
