@@ -64,9 +64,9 @@ class Writer:
 
 
 @asynccontextmanager
-async def driving(masters: list[str], told: list[Progress]) -> AsyncIterator[None]:
+async def driving(masters: list[str], told: list[Progress], policy: Policy = POLICY) -> AsyncIterator[None]:
     """A driver at work."""
-    task = asyncio.create_task(drive(masters, POLICY, on_progress=told.append))
+    task = asyncio.create_task(drive(masters, policy, on_progress=told.append))
     try:
         yield
     finally:

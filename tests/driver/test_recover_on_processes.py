@@ -8,6 +8,7 @@ import asyncio
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from stele.client import AsyncClient
@@ -18,9 +19,12 @@ from stele.model.errors import SteleError
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.model.incarnation import recoveries
 from stele.rpc.proto import common_pb2
-from tests.driver.test_moves_on_processes import SCHEMA, at_rest, driving, until
+from tests.driver.test_moves_on_processes import POLICY, SCHEMA, at_rest, driving, until
 from tests.harness import Cluster
 from tests.harness.commands import stele
+
+DEAD_SOON = replace(POLICY, dead_after_ms=5_000)
+"""The leader's node never returns, and the driver replaces it only once it is dead."""
 
 
 class Writer:
@@ -119,7 +123,7 @@ async def test_a_lost_majority_is_recovered_and_an_old_member_that_returns_is_co
         while not await gone():
             assert time.monotonic() < deadline, "the old member is not removed"
             await asyncio.sleep(0.2)
-        async with driving(cluster.master_addresses, told):
+        async with driving(cluster.master_addresses, told, DEAD_SOON):
             view = await until(client, lambda view: at_rest(view, 3))
         now = next(t for t in view.tablets if t.tablet_id == tablet.tablet_id)
         again = now.config.peer_on(returns.node_id)

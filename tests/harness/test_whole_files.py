@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LONGEST
+from tests.harness.whole_files import TOGETHER
 
 DIES = "import os\ndef test_dies():\n    open({mark!r}, 'a').write('x')\n    os._exit(3)\n"
 LIVES = "def test_lives():\n    pass\n"
@@ -24,11 +25,39 @@ def test_a_worker_dies_and_all_others_run(tmp_path: Path, place: int, after: int
         tests = DIES.format(mark=str(mark)) if n == place else LIVES
         more = "".join(LIVES.replace("lives", f"lives_{i}") for i in range(after))
         (tmp_path / f"test_{n}.py").write_text(tests + more)
+    run = _run(tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert f"1 failed, {7 + 8 * after} passed" in run.stdout
+    assert mark.read_text() == "x", "it was run once"
+
+
+def test_what_takes_longest_and_what_goes_together_is_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
+    assert [name for name in TOGETHER if not (ROOT / name).exists()] == []
+
+
+def test_one_worker_runs_the_files_that_go_together(tmp_path: Path) -> None:
+    names = [*TOGETHER, *(f"tests/test_{n}.py" for n in range(4))]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        said = (
+            f"import os, time\ndef test_it():\n    open({str(path) + '.by'!r}, 'w').write(str(os.getpid()))\n"
+        )
+        path.write_text(f"{said}    time.sleep(0.1)\n")
+    done = _run(tmp_path)
+    assert f"{len(names)} passed" in done.stdout, done.stdout + done.stderr
+    ran = {name: (tmp_path / f"{name}.by").read_text() for name in names}
+    assert len({ran[name] for name in TOGETHER}) == 1 and len(set(ran.values())) == 2
+
+
+def _run(folder: Path) -> subprocess.CompletedProcess[str]:
     options = (
-        "-q -n 2 --dist loadfile --no-loadscope-reorder -p tests.harness.whole_files -p no:cacheprovider"
+        "-q -n 2 --dist loadfile --no-loadscope-reorder -p tests.harness.whole_files -p no:cacheprovider "
+        "--import-mode=importlib"
     )
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options.split(), "--rootdir", str(tmp_path), str(tmp_path)],
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options.split(), "--rootdir", str(folder), str(folder)],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         capture_output=True,
@@ -36,10 +65,3 @@ def test_a_worker_dies_and_all_others_run(tmp_path: Path, place: int, after: int
         timeout=300,
         check=False,
     )
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert f"1 failed, {7 + 8 * after} passed" in run.stdout
-    assert mark.read_text() == "x", "it was run once"
-
-
-def test_what_takes_longest_is_there() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []

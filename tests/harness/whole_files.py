@@ -12,9 +12,26 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
+TOGETHER = dict.fromkeys(
+    (
+        "tests/spark/test_spark.py",
+        "tests/spark/test_following.py",
+        "tests/spark/test_retries.py",
+        "tests/docs/test_spark.py",
+    ),
+    "Spark",
+)
+"""Files that one worker runs, by the name of what they share. All sessions of a process share one Java, which takes seconds to
+start, and many more until it is fast."""
+
 
 class WholeFiles(LoadFileScheduling):
     """Files to workers, one after the other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """What a worker runs as a whole: a file, or several."""
+        file: str = super()._split_scope(nodeid)
+        return TOGETHER.get(file, file)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Let others run what a worker left. Returns the test that it died in, which has failed and is not run again."""
