@@ -36,7 +36,7 @@ def _with_client(
     def blocking(client: Client, *args: P.args, **kwargs: P.kwargs) -> T:
         return client.run(call(client.asynchronous, *args, **kwargs))
 
-    return _told_as(call, blocking)
+    return _told_as(call, blocking)  # type: ignore[return-value]  # `client` may be named, too
 
 
 def _alone(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

@@ -71,7 +71,7 @@ class Chain:
 
     @property
     def newest(self) -> Manifest:
-        """The backup that is meant."""
+        """The backup itself. The others are those that it builds on."""
         return self.backups[-1]
 
     def parts(self, table: TableEntry, tablet: TabletEntry) -> list[Part]:

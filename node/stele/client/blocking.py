@@ -294,10 +294,10 @@ class Client:
     def recall_table(
         self, name: str, *, new_name: str | None = None, timeout_s: float = DELETE_TIMEOUT_S
     ) -> TableInfo:
-        """Take a dropped table or key space back, with all its rows. `name`: the one that it had, its id, or the first 8
-        digits of that. `new_name`: what it is called from now on, if its name is used.
+        """Take a dropped table or key space back, with all its rows. `name`: its name before the drop, its id, or the first
+        8 digits of the id. `new_name`: its name from now on, for when another table has the old one.
 
-        Programs open it again: what they had open before it was dropped stays closed.
+        Tables that programs opened before the drop stay closed. Open them again.
 
         Raises:
             Rejected: NOT_FOUND: no such table is kept, perhaps because its time is over. ALREADY_PRESENT: the name is

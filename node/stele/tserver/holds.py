@@ -175,7 +175,11 @@ class HoldKeeper:
             try:
                 await replica.writes.propose(order.encoded(), _ORDER_MS, small=True)
             except SteleError as exc:
-                log.info("an order about a hold; it is tried again", tablet=replica.tablet_id, error=str(exc))
+                log.info(
+                    "an order about a hold failed; it is tried again",
+                    tablet=replica.tablet_id,
+                    error=str(exc),
+                )
                 return
             await asyncio.sleep(0)
 

@@ -199,9 +199,9 @@ class Maintenance:
         except Corrupt as exc:
             replica.fail(f"flush: {exc}")
         except SteleError as exc:
-            log.warning("flush; it is tried again later", tablet=replica.tablet_id, error=str(exc))
+            log.warning("a flush failed; it is tried again later", tablet=replica.tablet_id, error=str(exc))
         except Exception as exc:
-            log.error("flush", tablet=replica.tablet_id, exc_info=exc)
+            log.error("a flush failed", tablet=replica.tablet_id, exc_info=exc)
         else:
             metrics.flush_seconds.inc(time.perf_counter() - started)
             self._changed[replica.superblock.key] = replica
@@ -312,9 +312,11 @@ class Maintenance:
         if isinstance(error, Corrupt):
             replica.fail(f"compaction: {error}")
         elif isinstance(error, SteleError):
-            log.warning("compaction", tablet=replica.tablet_id, error=str(error))
+            log.warning(
+                "a merge of files failed; it is tried again later", tablet=replica.tablet_id, error=str(error)
+            )
         else:
-            log.error("compaction", tablet=replica.tablet_id, exc_info=error)
+            log.error("a merge of files failed", tablet=replica.tablet_id, exc_info=error)
 
 
 async def _give_way(looked: int) -> None:

@@ -24,7 +24,7 @@ class FolderTaken(Exception):
 
 
 def as_called(folder: Path) -> str:
-    """`stele-local` as it is called for this folder, for people."""
+    """The command line of `stele-local` for this folder, as a person types it."""
     return f"stele-local --folder {shlex.quote(str(folder))}"
 
 
