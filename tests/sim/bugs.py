@@ -299,7 +299,7 @@ _TABLES = (
         "frozen",
         lambda once: _frozen(ExactlyOnce()),
         "again|differ",
-        first=2,
+        first=7,
         weather=Weather.TABLE,
     ),
 )
