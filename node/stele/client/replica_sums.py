@@ -1,7 +1,7 @@
 """Do all replicas of a table hold the same rows? Each sums up its own at one snapshot. Used by `stele table verify`.
 
 The leaders prepare the snapshot, so that followers can answer for it. No row leaves a node. Invariant: a tablet counts as equal only
-if each replica that the masters name has answered for the same snapshot, and all answers are the same.
+if all replicas that the masters name gave the same answer for one snapshot.
 """
 
 from __future__ import annotations
