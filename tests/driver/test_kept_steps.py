@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.driver.steps import BeginIntent, Blocked, StartCopy, TakeOverIntent, WaitPromotion
+from stele.driver.executor import _to_ask
+from stele.driver.known import Known
+from stele.driver.planner import plan
+from stele.driver.steps import (
+    BeginIntent,
+    Blocked,
+    RemovePeer,
+    StartCopy,
+    Step,
+    TakeOverIntent,
+    WaitPromotion,
+)
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import Claim, ClusterView, CopyView, DataState, Intent, ReplicaView
 from stele.model.config import Configuration, MemberType, Peer
@@ -87,3 +98,18 @@ def test_a_promotion_that_does_not_come_is_told_although_nothing_has_changed() -
     late = step(Trials(late=frozenset({(first.tablet_id, 4)})))
     assert not isinstance(late, WaitPromotion)
     assert isinstance(step(), WaitPromotion)
+
+
+def test_nodes_are_asked_until_the_masters_know_what_came_of_the_last_order() -> None:
+    """They know if they know of a later configuration. Of a copy that was started they know only by a report."""
+    view, known = turns(24), Known()
+    waits = next(s for s in plan(view, POLICY, known=known) if isinstance(s, Blocked))
+    at = (waits.tablet_id, waits.cas, "", ReplicaId(1), node_id(1))
+
+    def is_asked(ordered: Step | None) -> bool:
+        lately = {} if ordered is None else {waits.tablet_id: ordered}
+        return any(waits.tablet_id in of for of in _to_ask(view, POLICY, known, lately).values())
+
+    assert not is_asked(None)
+    assert is_asked(RemovePeer(*at)) and not is_asked(replace(RemovePeer(*at), cas=waits.cas - 1))
+    assert is_asked(StartCopy(*at, node_id(2), True))
