@@ -246,14 +246,13 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
 def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:
     from stele_spark.options import OPTIONS
 
-    reader = engine.read.format("stele").options(masters=",".join(cluster.master_addresses), table="t")
     with pytest.raises(Exception, match='unknown option "colour"') as caught:
-        reader.option("colour", "red").load()
+        loaded(engine, cluster, colour="red")
     there = ", ".join(f'"{key}" ({what})' for key, what in OPTIONS.items())
     assert f"options are {there}" in str(caught.value)
     for option in ("op", "op_column", "rejects", "job"):
         with pytest.raises(Exception, match=f'"{option}" is an option of a write, not of a read'):
-            reader.option(option, "insert").load()
+            loaded(engine, cluster, **{option: "insert"})
     with pytest.raises(Exception, match='"cursor" is an option of a stream, not of a read'):
         engine.sql("SELECT * FROM st.t WITH (`cursor` = 'c')").collect()
 
