@@ -67,7 +67,7 @@ async def test_rows_that_were_written_before_a_load_ended_are_counted(
         lines = "".join(f"{number},\n" for number in range(50_000))
         (tmp_path / "t.csv").write_text(f"id,n\n1,many\n{lines}")
         code, out, err = await run("table", "load", "t", str(tmp_path / "t.csv"))
-        assert (code, out.split(" ", 1)[0]) == (2, str(3 * 8_192))
+        assert (code, out.split(" ", 1)[0]) == (2, f"{3 * 8_192:,}")
         assert out.endswith("the load is not complete, and more rows may be written than were acknowledged\n")
         assert "t.csv line 2: INVALID_ARGUMENT column n: 'many' is not an int32" in err
         assert "no more" in err

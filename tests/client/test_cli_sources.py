@@ -113,7 +113,7 @@ async def test_gzip_other_delimiters_and_standard_input(
         table = await client.create_table("t", SCHEMA)
         run = runner(cluster, monkeypatch)
         code, out, err = await run("table", "load", "t", str(packed), "--delimiter", "tab")
-        assert (code, out.split()[0]) == (0, "3000"), err
+        assert (code, out.split()[0]) == (0, "3,000"), err
         assert await table.get(2_500) == {"id": 2_500, "name": "n\t2500", "n": 1}
         code, out, err = await piped(cluster, b"id;name\n7000;a\n7001;b\n", "t", "-", "--delimiter", ";")
         assert (code, out.split()[0]) == (0, "2"), err

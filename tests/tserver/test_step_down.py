@@ -165,7 +165,7 @@ async def test_the_command_line_says_who_leads_now(cluster: LocalCluster) -> Non
 
         tablet_id = id_from_pb(tablet.tablet_id)
         assert await said(tablet_id[:8], "--to", target[:8], "--keep", "90") == (
-            f"tablet {tablet_id} of t: {target[:8]} leads now; {before[:8]} led before; no driver moves it for 90 s"
+            f"tablet {tablet_id[:8]} of t: {target[:8]} leads now; {before[:8]} led before; no driver moves it for 90 s"
         )
         assert await said(tablet_id[:8], "--to", target, "--keep", "0") == (
             f"tablet {tablet_id} of t: {target[:8]} leads already"
