@@ -59,6 +59,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextmanager
 def standalone(work: Path, env: dict[str, str]) -> Iterator[str]:
     """A master and a worker of Spark on loopback; the master's URL."""
@@ -78,7 +83,7 @@ def standalone(work: Path, env: dict[str, str]) -> Iterator[str]:
             with (work / f"{len(processes)}.log").open("wb") as log:
                 processes.append(subprocess.Popen([spark_class, *words], env=env, stdout=log, stderr=log))
             until = time.monotonic() + _START_S
-            while socket.socket().connect_ex(("127.0.0.1", port)):
+            while not answers(port):
                 assert processes[0].poll() is None and time.monotonic() < until, (
                     "Spark's master did not start"
                 )
