@@ -84,7 +84,7 @@ unit: export PYTHONDONTWRITEBYTECODE =
 unit: venv s3-server
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 \
 	  --ignore=tests/backup/test_s3.py --ignore=tests/rpc/test_inflow_memory.py
-	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: gRPC's threads crashed a process that other tests had used
+	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: it measures memory
 	$(BIN)/python -m pytest tests/backup/test_s3.py  # alone: the client of S3 leaves native threads behind
 
 sim: venv ## simulated nodes that run production's code, and simulated clusters under a driver; SEEDS=10000 for more, SEED=n for one story, SHRINK=1 with it

@@ -9,12 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pyarrow.flight as fl
 import pytest
 
@@ -33,11 +31,6 @@ from tests.rpc.test_flight import SCHEMA
 
 GET_FLIGHT_INFO = "/arrow.flight.protocol.FlightService/GetFlightInfo"
 GET_NODE_STATUS = "/stele.v1.TabletServerService/GetNodeStatus"
-OPTIONS = [
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 MIB = 1 << 20
 
 
@@ -89,29 +82,22 @@ def receiver() -> Iterator[Receiver]:
         assert running.close() == 0
 
 
-def _call(path: str, port: int, body: bytes, metadata: Any = ()) -> str:
-    with grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
-        try:
-            channel.unary_unary(path)(body, timeout=60, metadata=metadata)
-        except grpc.RpcError as exc:
-            return str(exc.code().name)  # type: ignore[attr-defined]
-    return "OK"
-
-
-def _at_once(count: int, *what: Any) -> Counter[str]:
-    with ThreadPoolExecutor(count) as threads:
-        return Counter(each.result() for each in [threads.submit(_call, *what) for _ in range(count)])
+def _at_once(count: int, path: str, port: int, size_bytes: int, metadata: Any = ()) -> Counter[str]:
+    """The statuses of so many calls at once, from a process of their own."""
+    arguments = map(str, (port, path, count, size_bytes, json.dumps(metadata)))
+    command = [sys.executable, "-m", "tests.rpc.senders", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Counter(json.loads(done.stdout))
 
 
 def test_large_messages_to_flight(receiver: Receiver) -> None:
     """Two of 200 MB took 2.4 GiB. Those that stay below what one connection may hold took as much, if they were many."""
     port = receiver.told["flight"]
     receiver.begin()
-    body = b"\x12" + bytes(200_000_000)
     for _ in range(2):
-        assert _at_once(2, GET_FLIGHT_INFO, port, body) == {"UNAVAILABLE": 2}
+        assert _at_once(2, GET_FLIGHT_INFO, port, 200_000_000) == {"UNAVAILABLE": 2}
     two = receiver.grew_mib()
-    assert _at_once(40, GET_FLIGHT_INFO, port, body[: 15 * MIB])["UNAVAILABLE"] > 0
+    assert _at_once(40, GET_FLIGHT_INFO, port, 15 * MIB)["UNAVAILABLE"] > 0
     print(f"two of 200 MB: +{two:.0f} MiB; forty of 15 MiB: +{receiver.grew_mib():.0f} MiB")
     assert receiver.grew_mib() < 256
     with fl.connect(f"grpc+tcp://127.0.0.1:{port}") as client:
@@ -157,7 +143,7 @@ def test_large_unary_calls(receiver: Receiver) -> None:
     """40 of 15 MB were memory that no budget knew of."""
     metadata = Identity().metadata()
     receiver.begin()
-    outcome = _at_once(40, GET_NODE_STATUS, receiver.told["unary"], b"\x12" + bytes(15_000_000), metadata)
+    outcome = _at_once(40, GET_NODE_STATUS, receiver.told["unary"], 15_000_000, metadata)
     print(f"{dict(outcome)}: +{receiver.grew_mib():.0f} MiB")
     assert outcome["OK"] == 0 and outcome.total() == 40
     assert receiver.grew_mib() < 256
