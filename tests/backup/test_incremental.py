@@ -383,7 +383,7 @@ def test_the_commands(there: There, run: Run, tmp_path: Path) -> None:
     )
     table.put({"id": 6, "name": "newer"})
     code, out, _ = stele_backup("create", folder, "t", "--incremental")
-    assert code == 0 and f"1 changes since {made['id']}" in out
+    assert code == 0 and f"1 change since {made['id']}" in out
     code, out, _ = stele_backup("restore", folder, "--table", "t=again")
     assert code == 0 and "restored table again from t: 1,000 rows" in out
     code, out, _ = stele_backup("prune", folder, "--keep", "1", "--yes")

@@ -98,6 +98,7 @@ async def test_what_commands_do_is_told_as_json(
     assert held["name"] == "nightly" and int(held["since"]) > 0
     assert [hold["name"] for hold in await told("table", "holds", "u")] == ["nightly"]
     assert await told("table", "release", "u", "nightly") == {"table": "u", "released": "nightly"}
+    assert (await told("table", "verify", "u"))["equal"] is True
     factor = await told("table", "set-rf", "u", "3")
     assert (factor["before"], factor["replicationFactor"], factor["done"]) == (3, 3, True)
     assert (await told("table", "describe", "u"))["name"] == "u"

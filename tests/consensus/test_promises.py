@@ -48,6 +48,7 @@ class Posted(list[Any]):
     """A core that is given events and does nothing."""
 
     ticked_ms = 0
+    core = SimpleNamespace(read_point=None)
 
     def post(self, event: Any) -> None:
         self.append(event)
@@ -78,6 +79,7 @@ class Parts:
             stores_full=lambda: False,
             wall_us=self.wall,
             now_ms=lambda: 0,
+            read_came=lambda reads: asyncio.get_running_loop().call_soon(reads.begin_round),
         )
         self.storage = SimpleNamespace(machine=None)
         contexts = itertools.count(1)

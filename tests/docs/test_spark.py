@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.docs.blocks import blocks, run
-from tests.docs.test_python import masters, names
+from tests.docs.test_python import bare, masters
 
-__all__ = ["masters", "names"]  # fixtures
+__all__ = ["bare", "masters"]  # fixtures
 pytestmark = pytest.mark.spark
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_guide(names: dict[str, object]) -> None:
-    run(blocks("docs/spark.md"), names)
+def test_the_guide(masters: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader has who pasted the demo's export line."""
+    monkeypatch.setenv("STELE_MASTERS", masters)
+    run(blocks("docs/spark.md"), {"__name__": "__main__"})

@@ -168,7 +168,7 @@ async def test_the_command_line_says_who_leads_now(cluster: LocalCluster) -> Non
             f"tablet {tablet_id[:8]} of t: {target[:8]} leads now; {before[:8]} led before; no driver moves it for 90 s"
         )
         assert await said(tablet_id[:8], "--to", target, "--keep", "0") == (
-            f"tablet {tablet_id} of t: {target[:8]} leads already"
+            f"tablet {tablet_id[:8]} of t: {target[:8]} leads already"
         )
         assert "NOT_FOUND: 0 tablets begin with 00ff" in await said("00ff")
 

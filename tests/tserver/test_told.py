@@ -14,6 +14,7 @@ from stele.driver.executor import Executor
 from stele.driver.orders import Orders
 from stele.driver.policy import Policy
 from stele.driver.steps import DrainNode
+from stele.driver.witness_starts import WitnessStarts
 from stele.model.ids import NodeId, TabletId, new_id
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import consensus_pb2
@@ -129,7 +130,7 @@ async def test_a_driver_knows_how_large_a_tablet_is_that_leaves_a_draining_node(
         executor = Executor(client.pool, [cluster.master_address], holder="test")
         claim = await executor.ensure_claim()
         drain = DrainNode(TabletId(""), -1, "", cluster.ids[next(iter(replicas))], False)
-        orders = Orders(client.pool, executor.masters, claim.epoch, policy)
+        orders = Orders(client.pool, executor.masters, claim.epoch, policy, WitnessStarts())
         await orders.give(drain, await executor.observe(policy))
         known = 0
         async with asyncio.timeout(WAIT_S):

@@ -128,9 +128,7 @@ class Roll:
             return
         with pytest.raises(Rejected) as failure:
             await finalize_version(self.client.masters)
-        said = (
-            f"{lagging.role} {lagging.node_id} runs release 0.1.0, which reads cluster version 1; upgrade it"
-        )
+        said = f"{lagging.role} {lagging.node_id[:8]} runs release 0.1.0, which reads cluster version 1; upgrade it"
         assert failure.value.code is Code.UNSAFE_CHANGE and said in str(failure.value), failure.value
 
     async def end(self) -> dict[str, dict[str, object]]:
