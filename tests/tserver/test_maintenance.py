@@ -203,7 +203,12 @@ async def test_a_flush_that_lasts_holds_up_neither_merges_nor_the_log(
     await wait_until(lambda: slow.applied == slow.flushed)
 
 
-async def test_the_next_merge_begins_when_one_has_ended(cluster: LocalCluster) -> None:
+async def test_the_next_merge_begins_when_one_has_ended(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        maintenance, "RECLAIM_MS", 0
+    )  # all stores are looked at, also those that rest meanwhile
     node = cluster.running["node-0"]
     await with_room(node, 0)
     stores = await with_files(cluster, 3)
