@@ -18,8 +18,9 @@ from click.testing import CliRunner
 
 from stele_local import __main__ as stele_local
 from stele_local import processes
+from stele_local.controllers import is_ready
 from stele_local.folder import owner_of
-from tests.local.conftest import pod
+from tests.local.conftest import SERVE, pod
 
 WAIT_SECONDS = 60.0
 
@@ -47,6 +48,16 @@ def _create_pod(folder: Path, body: Any) -> None:
     )
     with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
         assert answer.status == 201
+
+
+def _ready(folder: Path) -> list[str]:
+    access = json.loads((folder / "cluster.json").read_text())
+    request = urllib.request.Request(
+        f"{access['url']}/api/v1/namespaces/default/pods",
+        headers={"Authorization": f"Bearer {access['token']}"},
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
+        return [body["metadata"]["name"] for body in json.load(answer)["items"] if is_ready(body)]
 
 
 @pytest.fixture
@@ -91,6 +102,22 @@ def test_up_status_off_on_exec_down(folder: Path) -> None:
     owner = _owner(folder)
     assert _run(folder, "down").startswith("down")
     assert processes.left_over(folder) == [] and not _lives(owner)
+
+
+def test_up_waits_until_the_pods_of_before_are_ready_again(folder: Path) -> None:
+    """A program that runs right after `up` finds its cluster: on a busy machine no name of it resolved yet."""
+    _run(folder, "up", "--machines", "2")
+    slow = ["sh", "-c", 'sleep 3; exec "$@"', "sh", "python", "-c", SERVE, "/data"]
+    _create_pod(folder, pod("slow", *slow))
+    _create_pod(folder, pod("never", "sleep", "1000"))
+    _until(lambda: _ready(folder) == ["slow"], "one pod is ready")
+    _run(folder, "down")
+    _run(folder, "up")
+    assert _ready(folder) == ["slow"], "it is ready again at once; nobody waited for the one that never was"
+    _run(folder, "down")
+    assert "after 0.5 s not ready again: slow; `kubectl describe pod slow`" in _run(
+        folder, "up", "--wait", "0.5"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

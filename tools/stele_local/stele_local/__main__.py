@@ -193,8 +193,16 @@ async def _run(folder: Path, settings: Settings) -> None:
 
 @main.command(cls=_ForEval)
 @_settings
+@click.option(
+    "--wait",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until the pods that were ready before are ready again.",
+)
 @click.pass_obj
-def up(folder: Path, machines: int | None, zones: int | None, node_grace: float) -> None:
+def up(folder: Path, machines: int | None, zones: int | None, node_grace: float, patience_s: float) -> None:
     """Start the cluster in the background, as it was before; print the line that points kubectl at it.
 
     If it runs already, only the line is printed again."""
@@ -208,6 +216,7 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float)
     process = None if runs else _background(command, folder)
     try:
         _await_access(folder, process)
+        returning = [] if runs else _await_pods(folder, patience_s)
     except BaseException as error:
         if process is not None:
             _abandon(process)
@@ -223,7 +232,21 @@ def up(folder: Path, machines: int | None, zones: int | None, node_grace: float)
             f"ran while it was copied, a volume may be refused: then copy it again after `{as_called(original)} down`",
             err=True,
         )
+    if returning:
+        click.echo(
+            f"after {patience_s:g} s not ready again: {', '.join(returning)}; `kubectl describe pod {returning[0]}` says why",
+            err=True,
+        )
     click.echo(_export(folder))
+
+
+def _await_pods(folder: Path, patience_s: float) -> list[str]:
+    """Waits until the pods of before are ready again, so that what ran against the cluster runs at once. Returns those
+    that are not."""
+    until = time.monotonic() + patience_s
+    while (returning := _control(folder, "status")["returning"]) and time.monotonic() < until:
+        time.sleep(0.1)
+    return list(returning)
 
 
 def _background(command: list[str], folder: Path) -> subprocess.Popen[bytes]:

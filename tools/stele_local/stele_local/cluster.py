@@ -27,7 +27,7 @@ from aiohttp import web
 
 from stele_local import dns, keeper, processes
 from stele_local.container import Backoff
-from stele_local.controllers import Loop, collect_garbage, count_budgets
+from stele_local.controllers import Loop, collect_garbage, count_budgets, is_ready
 from stele_local.copies import original_of
 from stele_local.folder import as_called, own, write_private
 from stele_local.http import ApiServer
@@ -104,7 +104,7 @@ class LocalCluster:
         self.machines = Machines(
             self.registry, self.folder / "machines", machines, zones, network, settings.node_grace_seconds
         )
-        mark_stopped(self.registry)
+        self._were_ready = mark_stopped(self.registry)
         hosts = dns.HostsFile(self.registry, self.folder / "hosts.json")
         hosts.write()
         self._kubelet = Kubelet(self.registry, self.machines, self.folder, network, hosts, settings.backoff)
@@ -235,7 +235,8 @@ class LocalCluster:
             loop.wake()
 
     def status(self) -> Json:
-        """Machines with their power, node state and pods; the operator, if one was started."""
+        """Machines with their power, node state and pods; the pods of before that are not ready again; the
+        operator, if one was started."""
         rows = []
         for machine in self.machines:
             node = self.registry.find(NODE, "", machine.name)
@@ -254,9 +255,19 @@ class LocalCluster:
                     "pods": pods,
                 }
             )
-        return {"url": self.url, "folder": str(self.folder), "machines": rows} | (
-            {"operator": self.operator.status()} if self.operator else {}
-        )
+        told = {"url": self.url, "folder": str(self.folder), "machines": rows, "returning": self._returning()}
+        return told | ({"operator": self.operator.status()} if self.operator else {})
+
+    def _returning(self) -> list[str]:
+        """The pods that were ready when the cluster last stopped and are not yet ready again, on machines that are on."""
+        off = {machine.name for machine in self.machines if not machine.on}
+        return [
+            pod["metadata"]["name"]
+            for pod in self.store.objects(POD.key)
+            if pod["metadata"]["uid"] in self._were_ready
+            and pod["spec"].get("nodeName") not in off
+            and not is_ready(pod)
+        ]
 
     async def _control(self, words: list[str]) -> Json:
         """The control endpoint behind the command line; raises ApiError."""

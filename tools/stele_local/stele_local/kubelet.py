@@ -18,7 +18,7 @@ import structlog
 
 from stele_local import dns, podspec, processes
 from stele_local.container import RETRY_SECONDS, Backoff, Container, Program, base_environment
-from stele_local.controllers import Recorder
+from stele_local.controllers import Recorder, is_ready
 from stele_local.kinds import POD
 from stele_local.machines import Machine, Machines, set_condition
 from stele_local.objects import find, now
@@ -370,8 +370,11 @@ def _addresses_of_pods(registry: Registry) -> dict[str, str]:
     }
 
 
-def mark_stopped(registry: Registry) -> None:
-    """After a restart of the whole cluster: no existing pod is ready until its processes run again."""
+def mark_stopped(registry: Registry) -> set[str]:
+    """After a restart of the whole cluster: no existing pod is ready until its processes run again.
+
+    Returns the uids of the pods that were ready before."""
+    were_ready = {pod["metadata"]["uid"] for pod in registry.store.objects(POD.key) if is_ready(pod)}
 
     def stopped(new: Json) -> None:
         for word in ("ContainersReady", "Ready"):
@@ -382,3 +385,4 @@ def mark_stopped(registry: Registry) -> None:
     for pod in registry.store.objects(POD.key):
         if pod["spec"].get("nodeName") and find(pod, "status", "phase") not in ("Succeeded", "Failed"):
             registry.change(POD, pod, stopped, "status")
+    return were_ready
