@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from stele.cli.new_file import new_file
-from stele.model.amounts import size_or_bytes
+from stele.model.amounts import byte_size
 from stele.model.errors import Code, Retryable
 from tests.client.commands import runner
 from tests.client.small import EIGHT, SCHEMA, small_cluster
@@ -33,7 +33,7 @@ async def test_the_suffix_says_what_is_written(tmp_path: Path, monkeypatch: pyte
             path = tmp_path / f"rows.{suffix}"
             code, out, err = await run("table", "scan", "t", "-o", str(path))
             assert (code, out) == (0, "")
-            size = size_or_bytes(path.stat().st_size)
+            size = byte_size(path.stat().st_size)
             assert err.startswith(f"{ROWS:,} rows, {size}, in ") and err.endswith(f" s, written to {path}\n")
             if suffix == "parquet":
                 found = parquet.read_table(path)

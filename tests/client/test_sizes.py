@@ -9,7 +9,7 @@ import pytest
 from stele.client.admin import cluster_view
 from stele.client.health import examine
 from stele.client.sizes import Size, size_of
-from stele.model.amounts import size_or_bytes
+from stele.model.amounts import byte_size
 from stele.model.schema import Schema
 from tests.client.commands import runner
 from tests.tserver.local import HASHED, LocalCluster
@@ -32,9 +32,7 @@ async def test_the_size_of_a_table_is_what_its_leaders_hold_now(
         assert await size_of(client.pool, tablets, {}) == Size(0, 0, len(tablets)), "no answer is not empty"
         run = runner(cluster, monkeypatch)
         _, out, _ = await run("table", "describe", "t")
-        assert (
-            f"about 50 rows now, and {size_or_bytes(found.bytes_on_disk)} of files in each replica\n" in out
-        )
+        assert f"about 50 rows now, and {byte_size(found.bytes_on_disk)} of files in each replica\n" in out
         _, out, _ = await run("table", "describe", "t", "--json")
         size = json.loads(out)["size"]
         assert size == {"rowsEstimate": 50, "bytesOnDisk": found.bytes_on_disk, "tabletsUnknown": 0}

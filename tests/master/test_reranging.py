@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stele.model.errors import Code
+from stele.model.errors import Code, Rejected
 from stele.model.ids import new_id
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.ranges import AddRange, DropRange, RangeStep, of_ranges
@@ -30,16 +30,16 @@ from tests.master.harness import (
 )
 
 
-def request_of(*steps: RangeStep) -> pb.AlterTableRequest:
-    return pb.AlterTableRequest(name="t", alter_id=id_to_pb(new_id()), steps=steps_to_pb(steps))
+def request_of(*steps: RangeStep, name: str = "t") -> pb.AlterTableRequest:
+    return pb.AlterTableRequest(name=name, alter_id=id_to_pb(new_id()), steps=steps_to_pb(steps))
 
 
-async def made(w: World) -> str:
-    request = create_request("t")
+async def made(w: World, name: str = "t") -> str:
+    request = create_request(name)
     ranged = of_ranges((0,), [(b"a", b"f"), (b"f", b"m")])
     request.partitioning.CopyFrom(partitioning_to_pb(PartitionSchema((HashPartition((0,), 2),), ranged)))
     await w.leader.CreateTable(request, None)
-    (table_id,) = w.catalog.tables
+    table_id = w.catalog.table_by_name[name].table_id
     await w.beat_until(lambda: runs(w, table_id))
     return str(table_id)
 
@@ -148,6 +148,20 @@ async def test_refused(tmp_path: Path) -> None:
         error = await refused(w.leader.AlterTable(request_of(*steps), None))
         assert "more replicas would make" in str(error)
         assert len(spans(w, table_id)) == 4
+
+
+async def test_ranges_that_are_added_at_once_keep_to_what_nodes_may_have(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        await ready(w)
+        await made(w, "t")
+        await made(w, "u")
+        w.lead.options = replace(w.lead.options, tablets_per_node_max=6)  # 30 on five nodes, and 24 are there
+        step = AddRange(b"m", b"n")
+        told = await asyncio.gather(
+            *(w.leader.AlterTable(request_of(step, name=name), None) for name in "tu"), return_exceptions=True
+        )
+        (error,) = [error for error in told if isinstance(error, Rejected)]
+        assert "6 more replicas would make 36 on 5 nodes" in str(error)
 
 
 async def test_one_change_after_another_needs_no_tablet_that_runs(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from stele.master.cluster_view import (
     ONE_MESSAGE_BYTES_MAX,
     VIEW_BYTES_MAX,
     Scene,
+    all_view_bytes,
     cluster_view,
     view_bytes,
+    wanted_replicas,
     written_left,
 )
 from stele.master.leadership import MasterOptions
@@ -23,7 +25,7 @@ from stele.master.liveness import Liveness
 from stele.master.port import put
 from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
 from stele.model.config import Configuration, Peer
-from stele.model.errors import Code
+from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId
 from stele.model.partition import Partition, PartitionSchema
 from stele.rpc.channels import MESSAGE_BYTES_MAX
@@ -178,6 +180,48 @@ async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_
         await w.leader.CreateTable(create_request("small", buckets=2), None)
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)
         await w.leader.CreateTable(create_request("second", buckets=fitting), None)
+
+
+async def test_requests_that_come_at_once_keep_to_the_bound_together(tmp_path: Path) -> None:
+    """Each was checked before the others were on record."""
+    options = replace(OPTIONS, tablets_per_node_max=100_000, alive_ms=3_600_000)
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        fitting = VIEW_BYTES_MAX * 11 // 20 // (view_bytes(TABLE, 2) - view_bytes(TABLE, 1))
+        await w.leader.CreateTable(create_request("grows", buckets=fitting, rf=1), None)
+        told = await asyncio.gather(
+            *(w.leader.CreateTable(create_request(f"t{n}", buckets=fitting), None) for n in range(2)),
+            w.leader.SetReplicationFactor(
+                pb.SetReplicationFactorRequest(name="grows", replication_factor=3), None
+            ),
+            return_exceptions=True,
+        )
+        errors = [error for error in told if isinstance(error, Rejected)]
+        assert all(error.code is Code.TOO_LARGE for error in errors), errors
+        assert all_view_bytes(w.catalog) <= VIEW_BYTES_MAX and len(errors) == 2
+
+
+async def test_replicas_that_are_asked_for_at_once_keep_to_what_nodes_may_have(tmp_path: Path) -> None:
+    """Those without a place did not count."""
+    options = replace(OPTIONS, tablets_per_node_max=6, alive_ms=3_600_000)  # 30 on five nodes
+    async with world(tmp_path, options) as w:
+        await ready(w)
+        await w.leader.CreateTable(create_request("a", buckets=4, rf=1), None)
+        await w.leader.CreateTable(create_request("b", buckets=4, rf=1), None)
+        told = await asyncio.gather(
+            *(w.leader.CreateTable(create_request(f"t{n}", buckets=4), None) for n in range(2)),
+            *(
+                w.leader.SetReplicationFactor(
+                    pb.SetReplicationFactorRequest(name=n, replication_factor=3), None
+                )
+                for n in ("a", "b")
+            ),
+            return_exceptions=True,
+        )
+        errors = [str(error) for error in told if isinstance(error, Rejected)]
+        assert wanted_replicas(w.catalog) == 28 and len(errors) == 2
+        assert "12 more replicas would make 32 on 5 nodes, of at most 6 each; use fewer" in errors[0]
+        assert "'b': 8 more replicas would make 36 on 5 nodes" in errors[1]
 
 
 def test_ten_thousand_tablets_of_a_thousand_tables_may_be_made() -> None:

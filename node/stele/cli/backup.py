@@ -14,7 +14,7 @@ from stele.cli.output import confirm, say, show_done, show_json, show_table
 from stele.cli.pace import Pace
 from stele.cli.wanted import seconds_of
 from stele.model import texts
-from stele.model.amounts import plural, size_or_bytes
+from stele.model.amounts import byte_size, plural
 from stele.model.errors import Rejected, SteleError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def create(
     say(
         f"backup {made.backup_id} of {plural(len(made.tables), 'table')} as of {made.time}: "
         f"{plural(made.rows, 'row' if made.base is None else 'change')}{since}, "
-        f"{plural(files, 'file')}, {size_or_bytes(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
+        f"{plural(files, 'file')}, {byte_size(made.file_bytes)}, in {time.monotonic() - started:.1f} s"
     )
 
 
@@ -404,7 +404,7 @@ def _line(backup: Backup) -> tuple[Any, ...]:
     names = ", ".join(table.name for table in manifest.tables)
     if manifest.finished is None:  # a plan knows no files
         return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, "-", "-", names)
-    size = size_or_bytes(manifest.file_bytes)
+    size = byte_size(manifest.file_bytes)
     rows = f"{manifest.rows:,}"
     return (backup.backup_id, manifest.time, manifest.kind, backup.state.value, rows, size, names)
 

@@ -10,7 +10,7 @@ from stele.cli.options import json_option, masters_option, timeout_option, with_
 from stele.cli.output import say, show_done, show_json, show_table
 from stele.cli.wanted import seconds_of
 from stele.model import texts
-from stele.model.amounts import size as in_mib
+from stele.model.amounts import byte_size
 from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Rejected
 from stele.model.holds import BYTES_DEFAULT, BYTES_MAX, BYTES_MIN
@@ -50,8 +50,8 @@ def holds(name: str, masters: str, timeout_s: float, as_json: bool) -> None:
                 hold.name,
                 utc(physical_us(hold.since)),
                 f"{hold.expires:%Y-%m-%d %H:%M:%S} UTC",
-                in_mib(hold.bytes),
-                in_mib(hold.max_bytes),
+                byte_size(hold.bytes),
+                byte_size(hold.max_bytes),
                 f"{len(hold.tablets)} of {len(hold.tablets) + hold.tablets_without}",
                 f"broken: {hold.broken}" if hold.broken else "",
             )

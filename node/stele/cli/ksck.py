@@ -14,7 +14,7 @@ from stele.cli.errors import NO, OK
 from stele.cli.health import cluster_health, show_unhealthy, warn_unsettled
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_json, show_table
-from stele.model.amounts import size
+from stele.model.amounts import byte_size
 from stele.model.ids import CATALOG_TABLET_ID
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _print(health: ClusterHealth) -> None:
         "wanted": lambda node: node.wanted,
         "heard": lambda node: node.heard,
         "replicas": lambda node: str(node.replicas),
-        "disk free": lambda node: "" if node.disk_free_bytes is None else size(node.disk_free_bytes),
+        "disk free": lambda node: "" if node.disk_free_bytes is None else byte_size(node.disk_free_bytes),
         "address": lambda node: node.address,
         "machine": lambda node: node.machine,
         "zone": lambda node: node.zone,
@@ -131,7 +131,7 @@ def _counted(health: ClusterHealth) -> str:
 
 
 def _low_disk_message(node: NodeHealth) -> str:
-    free = f", {size(node.disk_free_bytes)} are free" if node.disk_free_bytes is not None else ""
+    free = f", {byte_size(node.disk_free_bytes)} are free" if node.disk_free_bytes is not None else ""
     meaning = (
         "while it leads, no table is created or changed, and nothing is healed"
         if node.role == "master"

@@ -9,7 +9,7 @@ import click
 
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import confirm, short, show_done, show_json, show_table
-from stele.model.amounts import duration, size
+from stele.model.amounts import byte_size, duration
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -49,7 +49,7 @@ def list_nodes(masters: str, as_json: bool) -> None:
 def _row(n: NodeStatus) -> tuple[object, ...]:
     seen = n.seen if n.seen in ("live", "never") else f"{n.seen} ({n.heard})"
     left = duration(n.wanted_left_s) if n.wanted_left_s is not None else ""
-    disk = [size(b) if b is not None else "-" for b in (n.disk_used_bytes, n.disk_free_bytes)]
+    disk = [byte_size(b) if b is not None else "-" for b in (n.disk_used_bytes, n.disk_free_bytes)]
     place = (n.name or "-", short(n.node_id), n.role, n.machine or "-", n.zone or "-", n.address or "-")
     wanted = (in_words(n), left, n.wanted_by)
     return (*place, seen, *wanted, n.replicas, n.leaders, *disk, n.wanted_reason)

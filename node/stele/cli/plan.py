@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from stele.cli.errors import NO, OK
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
-from stele.model.amounts import duration, size
+from stele.model.amounts import byte_size, duration
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -166,13 +166,13 @@ def _show(f: Forecast, names: Mapping[str, str]) -> None:
     _list("would serve, but could lose no more voter until a new one votes", f.at_risk)
     if f.copies:
         took = "" if f.copying_s is None else f", in {duration(f.copying_s)} at least"
-        say(f"{len(f.copies)} replicas would be copied, {size(f.bytes_copied)}{took}:")
+        say(f"{len(f.copies)} replicas would be copied, {byte_size(f.bytes_copied)}{took}:")
         to: Counter[str] = Counter()
         count: Counter[str] = Counter()
         for copy in f.copies:
             to[copy.target_node] += copy.size_bytes
             count[copy.target_node] += 1
-        rows = [(name(node), count[node], size(to[node])) for node in sorted(count, key=name)]
+        rows = [(name(node), count[node], byte_size(to[node])) for node in sorted(count, key=name)]
         show_table(("to", "replicas", "bytes"), rows)
     _list("would stay short of a replica", f.unhealed)
     if f.harmless:

@@ -11,7 +11,7 @@ from stele.cli.health import names_of_nodes
 from stele.cli.options import json_option, masters_option, with_client
 from stele.cli.output import say, short, show_json, show_table
 from stele.cli.replicas import WAIT_S, driver_of, follow
-from stele.model.amounts import plural, size
+from stele.model.amounts import byte_size, plural
 
 if TYPE_CHECKING:
     from stele.client import AsyncClient
@@ -116,7 +116,11 @@ def _show(moves: list[Move], why: str, view: master_pb2.GetClusterViewResponse, 
             all_shown_by="--json, or a pipe,",
         )
     total = sum(m.bytes for m in moves)
-    say(f"{len(moves)} replicas would be moved, {size(total)} in all" if moves else "nothing needs to move")
+    say(
+        f"{len(moves)} replicas would be moved, {byte_size(total)} in all"
+        if moves
+        else "nothing needs to move"
+    )
     if why:
         say(f"not now: {with_names(why, by_digits)}")
 

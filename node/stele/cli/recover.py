@@ -13,7 +13,7 @@ import click
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.cli.placing import owner
-from stele.model.amounts import plural, size_or_bytes
+from stele.model.amounts import byte_size, plural
 from stele.model.incarnation import shown
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _show(found: Sequence[Recovery]) -> None:
         for s in one.survivors:
             say(
                 f"  survivor: replica {s.replica_id} on {s.node}: log ends at {s.last_logged}, committed up "
-                f"to {s.committed} at least, about {plural(s.rows, 'row')}, {size_or_bytes(s.bytes_on_disk)}"
+                f"to {s.committed} at least, about {plural(s.rows, 'row')}, {byte_size(s.bytes_on_disk)}"
             )
         say(f"  may be lost: {one.may_lose}")
         others = ", ".join(str(s.replica_id) for s in one.survivors[1:])

@@ -15,7 +15,7 @@ import click
 from stele.cli.new_file import check_new, new_file
 from stele.cli.options import json_option, masters_option, timeout_option, with_client
 from stele.cli.output import raw_output, say, show_done, show_json, show_table
-from stele.model.amounts import plural, size_or_bytes
+from stele.model.amounts import byte_size, plural
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _tell_written(output: str, rows: int, seconds: float, snapshot: int, as_json
         done = {"file": output, "rows": rows, "bytes": written, "seconds": round(seconds, 3)}
         show_json({**done, "snapshot": str(snapshot)})
         return
-    size = "" if written is None else f", {size_or_bytes(written)}"
+    size = "" if written is None else f", {byte_size(written)}"
     say(f"{plural(rows, 'row')}{size}, in {seconds:.1f} s, written to {output}", err=True)
 
 

@@ -18,8 +18,7 @@ from stele.cli.options import (
 )
 from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.model import durations
-from stele.model.amounts import duration, plural
-from stele.model.amounts import size_or_bytes as shown_bytes
+from stele.model.amounts import byte_size, duration, plural
 from stele.model.json_values import json_value
 
 if TYPE_CHECKING:
@@ -276,7 +275,7 @@ def _shown_split(split: list[Any] | dict[str, str]) -> str:
 
 def _shown_size(size: Size) -> str:
     missing = f"; {plural(size.unknown, 'tablet')} gave no answer" if size.unknown else ""
-    return f"about {plural(size.rows, 'row')} now, and {shown_bytes(size.bytes_on_disk)} of files in each replica{missing}"
+    return f"about {plural(size.rows, 'row')} now, and {byte_size(size.bytes_on_disk)} of files in each replica{missing}"
 
 
 def _column(column: Column) -> dict[str, Any]:

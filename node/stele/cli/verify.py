@@ -13,7 +13,7 @@ from stele.cli.errors import NO
 from stele.cli.options import json_option, masters_option, timeout_option, with_client, workers_for
 from stele.cli.output import say, show_json
 from stele.cli.proof import keep, record_option
-from stele.model.amounts import plural, size_or_bytes
+from stele.model.amounts import byte_size, plural
 from stele.model.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _show(report: Report, as_json: bool, file: str) -> None:
 
 
 def _files(count: int, size: int) -> str:
-    return f"{plural(count, 'file')}, {size_or_bytes(size)}"
+    return f"{plural(count, 'file')}, {byte_size(size)}"
 
 
 def _in_chain(manifest: Manifest) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from stele.master.liveness import Report
 from stele.master.port import swap
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
-from stele.master.tables import KINDS, check_there, check_view_bytes, is_name
+from stele.master.tables import KINDS, ROOM_LOCK, check_there, check_view_bytes, is_name
 from stele.master.versions import require_version
 from stele.model.alter import altered
 from stele.model.errors import Code, Rejected, Retryable
@@ -59,7 +59,7 @@ async def alter_table(lead: Leadership, request: master_pb2.AlterTableRequest) -
     names = {f"name/{wanted.name}", f"name/{request.new_name or wanted.name}"}
     drops = any(step.HasField("drop_range") for step in request.steps)
     held = set(lead.catalog.tablets_of.get(wanted.table_id, ())) if drops else set()
-    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names), tablets=held):
+    async with lead.locks.hold(tables=(f"id/{wanted.table_id}", *names, ROOM_LOCK), tablets=held):
         table = lead.catalog.table(wanted.table_id)
         check_there(table)
         if alter_id in table.altered_by.split():

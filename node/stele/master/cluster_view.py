@@ -6,7 +6,7 @@ Invariant: a view is built in one step of the event loop, so it shows one moment
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -215,12 +215,19 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
 
 def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
     """The most bytes that all healthy tables take in a view. `changed`: as one of them is about to be."""
-    total = 0
+    return sum(view_bytes(table, tablets) for table, tablets in _counted(catalog, changed))
+
+
+def wanted_replicas(catalog: Catalog, changed: TableRecord | None = None) -> int:
+    """The replicas that all tables want, placed or not. `changed`: as one of them is about to be."""
+    return sum(table.replication_factor * tablets for table, tablets in _counted(catalog, changed))
+
+
+def _counted(catalog: Catalog, changed: TableRecord | None) -> Iterator[tuple[TableRecord, int]]:
+    """Each table that holds tablets, with their number."""
     for table in (*catalog.live_tables, *catalog.dropped.values()):
-        in_view = sum(i in catalog.current for i in catalog.tablets_of[table.table_id])
         shown = changed if changed is not None and changed.table_id == table.table_id else table
-        total += view_bytes(shown, in_view)
-    return total
+        yield shown, sum(i in catalog.current for i in catalog.tablets_of[table.table_id])
 
 
 def _sorted(records: dict[str, T]) -> list[T]:

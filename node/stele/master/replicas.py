@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.master.cluster_view import all_view_bytes
+from stele.master.cluster_view import all_view_bytes, wanted_replicas
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import swap
 from stele.master.records import TableRecord
-from stele.master.tables import check_there, check_view_bytes
+from stele.master.tables import ROOM_LOCK, check_replicas, check_there, check_view_bytes
 from stele.master.versions import require_version
 from stele.model.errors import Rejected
 from stele.model.schema import REPLICATION_FACTORS
@@ -36,7 +36,7 @@ async def set_replication_factor(
     if factor not in REPLICATION_FACTORS:
         raise Rejected(f"replication factor {factor}: expected 1, 3, 5 or 7")
     table_id = lead.catalog.table(id_from_pb(request.table_id), request.name).table_id
-    async with lead.locks.hold(tables=(f"id/{table_id}",)):
+    async with lead.locks.hold(tables=(f"id/{table_id}", ROOM_LOCK)):
         table = lead.catalog.tables[table_id]
         check_there(table)
         if table.replication_factor == factor:
@@ -67,18 +67,16 @@ def _check_growth(lead: Leadership, table: TableRecord, changed: TableRecord) ->
     )
     tablets = len(lead.catalog.current_tablets(table.table_id))
     more = tablets * (changed.replication_factor - table.replication_factor)
-    total = more + sum(c.replicas for c in candidates)
-    if total > lead.options.tablets_per_node_max * len(candidates):
-        raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: {more} more replicas would "
-            f"make {total} on "
-            f"{len(candidates)} nodes, of at most {lead.options.tablets_per_node_max} each; add nodes"
-        )
+    where = f"replication factor {changed.replication_factor} of {table.name!r}"
+    check_replicas(
+        lead, wanted_replicas(lead.catalog, changed), f"{where}: {more} more replicas", "add nodes"
+    )
     roomy = {c.machine for c in candidates if not c.full}
     if len(roomy) < changed.replication_factor:
         raise Rejected(
-            f"replication factor {changed.replication_factor} of {table.name!r}: only {len(roomy)} machines "
+            f"{where}: only {len(roomy)} machines "
             "have a node with room on its disk, and each replica needs its own; enlarge volumes or add nodes"
         )
-    what = f"replication factor {changed.replication_factor} of {table.name!r}: its replicas would make views larger"
-    check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)
+    check_view_bytes(
+        lead, all_view_bytes(lead.catalog, changed), f"{where}: its replicas would make views larger"
+    )

@@ -13,13 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stele.master.catalog import GONE_TABLES
-from stele.master.cluster_view import ONE_MESSAGE_BYTES_MAX, VIEW_BYTES_MAX, all_view_bytes, view_bytes
+from stele.master.cluster_view import (
+    ONE_MESSAGE_BYTES_MAX,
+    VIEW_BYTES_MAX,
+    all_view_bytes,
+    view_bytes,
+    wanted_replicas,
+)
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.removals import deleted
 from stele.master.versions import require_version
+from stele.model.amounts import plural
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
 from stele.model.kvop import KeyOperation
@@ -111,6 +118,11 @@ def is_name(text: str) -> bool:
     return bool(text.strip()) and len(text) <= NAME_CHARS_MAX and not controls
 
 
+ROOM_LOCK = "room for tablets"
+"""Held from a check of the room for tablets until what passed it is on record, so that requests that come at once keep to the
+bounds together."""
+
+
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
     """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does
     nothing.
@@ -122,7 +134,7 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         Retryable: NOT_READY, not all nodes were heard yet, or too few answer.
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
-    async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}")):
+    async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}", ROOM_LOCK)):
         if _is_there(lead, table, chosen=bool(request.table_id)):
             return table.table_id
         lead.check_settled()
@@ -220,13 +232,18 @@ def _check_defaults(table: TableRecord) -> None:
 
 def check_places(lead: Leadership, table: TableRecord, tablets: int, what: str) -> None:
     """Refuse so many new tablets if the nodes would have too many replicas. `what`: "create" or "alter"."""
-    candidates = lead.candidates()
     wanted = tablets * table.replication_factor
-    total = wanted + sum(c.replicas for c in candidates)
-    if total > lead.options.tablets_per_node_max * len(candidates):
+    what = f"{what} table {table.name!r}: {wanted} more replicas"
+    check_replicas(lead, wanted + wanted_replicas(lead.catalog), what, "use fewer partitions or add nodes")
+
+
+def check_replicas(lead: Leadership, total: int, what: str, remedy: str) -> None:
+    """Refuse a change after which tables would want more replicas than nodes may have. `total`: the replicas."""
+    nodes = len(lead.candidates())
+    if total > lead.options.tablets_per_node_max * nodes:
         raise Rejected(
-            f"{what} table {table.name!r}: {wanted} more replicas would make {total} on {len(candidates)} nodes, of at "
-            f"most {lead.options.tablets_per_node_max} each; use fewer partitions or add nodes"
+            f"{what} would make {total} on {plural(nodes, 'node')}, of at most "
+            f"{lead.options.tablets_per_node_max} each; {remedy}"
         )
 
 

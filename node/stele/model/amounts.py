@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 
-def size(count: int) -> str:
-    """A number of bytes in MiB or GiB."""
+def byte_size(count: int) -> str:
+    """A number of bytes in MiB or GiB; exact if it is below 1 MiB."""
+    if count < 2**20:
+        return f"{count:,} bytes"
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def size_or_bytes(count: int) -> str:
-    """A number of bytes; exact if it is below 1 MiB."""
-    return size(count) if count >= 2**20 else f"{count:,} bytes"
 
 
 def duration(seconds: float) -> str:

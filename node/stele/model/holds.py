@@ -14,7 +14,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from stele.model.amounts import duration, size
+from stele.model.amounts import byte_size, duration
 from stele.model.bounds import cut
 from stele.model.clock import physical_us, utc
 from stele.model.errors import Code, Rejected, unknown_here
@@ -232,6 +232,6 @@ def too_costly(hold: Hold, cost: int, now_us: int) -> str:
     """Why a hold is broken that keeps `cost` bytes."""
     age = duration((now_us - physical_us(hold.since)) / 1e6)
     return cut(
-        f"at {utc(now_us)} it kept {size(cost)} of old rows in one replica, for {age}, and its limit is {size(hold.bytes_max)}",
+        f"at {utc(now_us)} it kept {byte_size(cost)} of old rows in one replica, for {age}, and its limit is {byte_size(hold.bytes_max)}",
         _WHY_CHARS_MAX,
     )

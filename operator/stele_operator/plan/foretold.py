@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, ClassVar
 
-from stele.model.amounts import duration, plural, size
+from stele.model.amounts import byte_size, duration, plural
 
 NAMED_MAX = 20
 
@@ -220,8 +220,8 @@ def _copies(copies: Sequence[NewReplica], told: Foretold) -> str:
     all_of_them = len(copies) == sum(isinstance(e, NewReplica) for e in told.events)
     least = f", in {duration(told.copying_s)} at least" if told.copying_s and all_of_them else ""
     ways = [
-        f"{f'{source} to {target}' if source else f'one more on {target}'}: {number} ({size(moved[source, target])})"
+        f"{f'{source} to {target}' if source else f'one more on {target}'}: {number} ({byte_size(moved[source, target])})"
         for (source, target), number in sorted(count.items())
     ]
-    total = size(sum(c.bytes for c in copies))
+    total = byte_size(sum(c.bytes for c in copies))
     return f"{plural(len(copies), 'replica')} copied, {total}{least}: {named(ways)}"
