@@ -102,7 +102,7 @@ class KubePlace:
         old = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not stop the stopping
         try:
             if error is not None:
-                self._save_logs()
+                self.save_logs(self.folder)
             self.power.restore()
             if not self.keep or error is not None:
                 self.clean_up()
@@ -267,14 +267,15 @@ To stop it and remove its data:
         custom: Any = client.CustomObjectsApi(self.api)
         return any(custom.list_cluster_custom_object(GROUP, VERSION, p)["items"] for p in PLURALS.values())
 
-    def _save_logs(self) -> None:
-        """What every pod last said, before they go."""
+    def save_logs(self, folder: Path) -> None:
+        """What every pod last said, a file each."""
+        folder.mkdir(parents=True, exist_ok=True)
         for pod in self._core.list_namespaced_pod(self.namespace).items:
             try:
                 text = self._core.read_namespaced_pod_log(pod.metadata.name, self.namespace, tail_lines=5_000)
             except ApiException:
                 continue  # never started, or its machine is off
-            (self.folder / f"{pod.metadata.name}.log").write_text(text)
+            (folder / f"{pod.metadata.name}.log").write_text(text)
 
 
 class KubeProgram:
@@ -283,6 +284,10 @@ class KubeProgram:
     def __init__(self, job: Job, log: Path) -> None:
         self._job = job
         self._log = log
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return self._job.output()
 
     def stop(self, seconds: float) -> str:
         """Ask it to stop; returns what it printed.

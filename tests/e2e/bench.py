@@ -7,6 +7,7 @@ noted with what it waited for and how long it took.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from kubernetes.stream import stream
 from examples.demo import flights
 from examples.demo.__main__ import last_json
 from examples.demo.kube import GROUP, PLURALS, VERSION, condition
-from examples.demo.kube_place import RELEASE, KubePlace
+from examples.demo.kube_place import RELEASE, KubePlace, KubeProgram
 from examples.demo.outside import image
 
 Json = dict[str, Any]
@@ -35,6 +36,7 @@ ERRANDS = {
 }
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _POLL_S = 0.3
+_SOME_ROWS = re.compile("stream: [1-9][0-9]* rows acknowledged")
 
 
 class Bench:
@@ -49,6 +51,7 @@ class Bench:
         self.api: Any = place.api
         self.core: Any = client.CoreV1Api(place.api)
         self.custom: Any = client.CustomObjectsApi(place.api)
+        self._streams: list[KubeProgram] = []
 
     # -- waiting
 
@@ -300,6 +303,25 @@ class Bench:
         output = self.place.run(name, *arguments, seconds=seconds, say=lambda line: None)
         self.note(f"{time.monotonic() - started:6.1f} s  job {name}")
         return last_json(output, name)
+
+    def stream(self) -> KubeProgram:
+        """Start to write single rows, one after another. When this returns, some are acknowledged."""
+        writer = self.place.begin("stream")
+        self._streams.append(writer)
+        self.until("rows are written", lambda: _SOME_ROWS.search(writer.output()))
+        return writer
+
+    def written(self, stream: KubeProgram) -> Json:
+        """End the writer. What it wrote is acknowledged."""
+        result = last_json(stream.stop(60), "stream")
+        self._streams.remove(stream)
+        self.note(f"          {result['rows']:,} rows written, longest wait {result['longest_wait_ms']} ms")
+        return result
+
+    def kill_streams(self) -> None:
+        """Those that a test which failed has left would write into the tables of the next one."""
+        while self._streams:
+            self._streams.pop().kill()
 
     def compare(self, *written: Json, table: str = CLUSTER) -> None:
         """Everything that was acknowledged is read back at one snapshot, from this table."""

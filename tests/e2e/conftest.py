@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from tests.e2e.bench import NAMESPACE, Bench
 
 HERE = Path(__file__).parent
 WAITS = pytest.StashKey[list[str]]()
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,6 +27,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
             if not wanted:
                 item.add_marker(pytest.mark.skip(reason="needs a real Kubernetes: make e2e"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember whether the test failed, for its fixtures."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +53,7 @@ def _waits(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture
 def bench(place: KubePlace, _waits: list[str], request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """What a test asks; whatever it switched off is on again afterwards."""
+    """What a test asks; whatever it switched off is on again afterwards. If it failed, the pods' logs are kept."""
     _waits.append(f"\n{request.node.name}")
 
     def note(line: str) -> None:
@@ -53,8 +62,11 @@ def bench(place: KubePlace, _waits: list[str], request: pytest.FixtureRequest) -
 
     made = Bench(place, note)
     yield made
+    made.kill_streams()
     place.power.restore()
     made.machines_ready()
+    if request.node.stash.get(FAILED, False):
+        place.save_logs(place.folder / request.node.name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import Bench
 from tests.e2e.test_9_drain import cordoned
 
@@ -51,8 +50,7 @@ def test_off_for_good(bench: Bench) -> None:
     loaded = bench.program("load")
     machine = bench.machine_with_both()
     node, master = bench.member_on(machine, "node"), bench.member_on(machine, "master")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     started, since = time.time(), time.monotonic()
     bench.power("off", machine)
     bench.power("wipe", machine)
@@ -62,10 +60,7 @@ def test_off_for_good(bench: Bench) -> None:
         )
     bench.until("retired", lambda: {node, master} <= bench.released(), 300)
     bench.note(f"          {time.monotonic() - since:.1f} s from power failure to both claims let go")
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(
-        f"          {streamed['rows']:,} rows written meanwhile, longest wait {streamed['longest_wait_ms']} ms"
-    )
+    streamed = bench.written(stream)
 
     assert bench.told("HealBegan", started) and bench.told("Retiring", started)
     ended = [message for message in bench.told("HealEnded", started) if message.startswith(f"{node}: ")]

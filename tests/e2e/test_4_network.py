@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import Bench
 
 # Long enough that nobody is retired while a cable is out.
@@ -18,8 +17,7 @@ def test_one_machine_is_cut_off(bench: Bench) -> None:
     machine = bench.machine_with_both()
     identities = {n: m["nodeUUID"] for n, m in bench.members().items()}
     pods = {p.metadata.name: p.metadata.uid for p in bench.pods()}
-    stream = bench.place.begin("stream")
-    time.sleep(3)
+    stream = bench.stream()
     started = time.time()
     bench.power("cut", machine)
     bench.until("its node is told as lost", lambda: bench.told("NodeLost", started))
@@ -27,8 +25,7 @@ def test_one_machine_is_cut_off(bench: Bench) -> None:
     time.sleep(10)
     bench.power("mend", machine)
     bench.until("all back by themselves", lambda: bench.whole() and bench.no_copy_left(), 300)
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
     assert {n: m["nodeUUID"] for n, m in bench.members().items()} == identities

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from examples.demo.__main__ import last_json
 from examples.demo.outside import ROOT, TAG, helm, run
 from tests.e2e.bench import NAMESPACE, Bench
 from tests.e2e.test_9_leaders import groups
@@ -113,16 +112,14 @@ def test_writes_go_on_without_an_api_server(bench: Bench) -> None:
     """STELE_API is called with stop and start."""
     command = api_command()
     bench.have(fresh=True)
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     run([*command, "stop"])
     try:
         time.sleep(60)
     finally:
         run([*command, "start"])
     bench.until("the API server answers", lambda: bench.members())
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     assert streamed["longest_wait_ms"] < 20_000
     bench.until("whole", bench.whole, 240)
     bench.compare(streamed)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 
 import yaml
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, EXAMPLES, NAMESPACE, Bench, Json
 
 
@@ -38,8 +36,7 @@ def test_columns_change_under_writes(bench: Bench) -> None:
     columns = example_columns()
     names = [c["name"] for c in columns]
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
 
     def altered(wanted: list[str]) -> bool:
         table = described(bench)
@@ -59,7 +56,6 @@ def test_columns_change_under_writes(bench: Bench) -> None:
     bench.patch("TabletGroup", {"columns": back, "allowColumnDrop": True})
     bench.until("the table is as it was", lambda: altered(names))
     bench.until("nothing differs", lambda: bench.condition("TabletGroup", "Stalled")["status"] == "False")
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)

@@ -10,7 +10,6 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from examples.demo.__main__ import last_json
 from examples.demo.kube import condition
 from tests.e2e.bench import ERRANDS, NAMESPACE, Bench, Json
 
@@ -112,9 +111,8 @@ def test_full_and_incremental_restored_and_removed(bench: Bench, folder: Json) -
     assert not [v for v in pod.spec.volumes if v.projected or v.secret]
     assert pod.spec.security_context.run_as_non_root and "stele.dev/cluster" not in pod.metadata.labels
 
-    stream = bench.place.begin("stream")
-    time.sleep(20)  # its program has to start
-    streamed = last_json(stream.stop(60), "stream")
+    stream = bench.stream()
+    streamed = bench.written(stream)
     create(
         bench, "TabletBackup", "two", clusterRef=CLUSTER_REF, groups=["flights"], target=folder,
         type="Incremental", deletionPolicy="Delete",

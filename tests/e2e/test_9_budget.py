@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import yaml
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, EXAMPLES, NAMESPACE, Bench, Json
 from tests.e2e.test_5_operator import kill_process
 from tests.e2e.test_9_drain import drain_reason, evict
@@ -53,8 +51,7 @@ def budget(bench: Bench) -> Json:
 
 def ended(bench: Bench, stream: Any) -> None:
     """The writer ends; all that was acknowledged is there."""
-    result = last_json(stream.stop(60), "stream")
-    bench.note(f"          {result['rows']:,} rows written, longest wait {result['longest_wait_ms']} ms")
+    result = bench.written(stream)
     bench.sound()
     bench.compare(result)
 
@@ -65,8 +62,7 @@ def test_two_nodes_at_once_where_no_tablet_has_both(bench: Bench) -> None:
     (tablet,) = groups(bench)
     names = {m["nodeUUID"]: n for n, m in bench.members().items()}
     holders = {names[node] for node in tablet.places}
-    stream = bench.place.begin("stream")
-    time.sleep(3)
+    stream = bench.stream()
     before = uids(bench)
     with Away(bench, "node") as away:
         note(bench, "two at once")
@@ -83,7 +79,7 @@ def test_two_nodes_at_once_where_no_tablet_has_both(bench: Bench) -> None:
 def test_two_may_be_evicted_where_all_tables_have_five_replicas(bench: Bench) -> None:
     """A third may not. A parked node takes one of the two places, and may be evicted itself."""
     begin(bench, buckets=2, factor=5, most=2)
-    stream = bench.place.begin("stream")
+    stream = bench.stream()
 
     def rests() -> bool:
         told = bench.condition("TabletCluster", "DrainBlocked")
@@ -150,8 +146,7 @@ def test_killed_in_the_middle_of_a_roll(bench: Bench) -> None:
     """The masters keep who holds the budget and who waits; the next operator goes on. One node is away at most."""
     bench.have(fresh=True)
     bench.patch("TabletCluster", {"healing": PATIENT})
-    stream = bench.place.begin("stream")
-    time.sleep(3)
+    stream = bench.stream()
     before = uids(bench)
     last = max(before)
     with Away(bench, "node") as away:

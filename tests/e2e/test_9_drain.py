@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
 
 _TOO_MANY_REQUESTS = 429
@@ -63,8 +61,7 @@ def test_one_machine_after_another(bench: Bench) -> None:
     bench.patch("TabletCluster", {"healing": {"machineLostAfter": "15m", "silentAfter": "15m"}})
     loaded = bench.program("load")
     identities = {n: m["nodeUUID"] for n, m in bench.members().items()}
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     for machine in sorted({p.spec.node_name for p in bench.pods()}):
         bench.until("a drain may begin", lambda: drain_reason(bench) == "Drainable", 300)
         with cordoned(bench, machine):
@@ -76,8 +73,7 @@ def test_one_machine_after_another(bench: Bench) -> None:
             message = bench.condition("TabletCluster", "DrainBlocked")["message"]
             bench.note(f"          {message}")
     bench.until("whole after the last", lambda: bench.whole() and bench.no_copy_left(), 300)
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     assert {n: m["nodeUUID"] for n, m in bench.members().items()} == identities
     bench.sound()
     bench.compare(loaded, streamed)
@@ -88,17 +84,13 @@ def test_a_machine_drained_for_good(bench: Bench) -> None:
     bench.have(fresh=True)
     loaded = bench.program("load")
     machine = bench.machine_with_both()
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     with cordoned(bench, machine):
         gone = set(drain(bench, machine))
         bench.until("node and master are replaced", lambda: gone <= bench.released(), 600)
         with bench.place.checker(machine) as checker:
             bench.until("every tablet has its voters on other machines", lambda: checker.healed(machine), 300)
-        streamed = last_json(stream.stop(60), "stream")
-        bench.note(
-            f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms"
-        )
+        streamed = bench.written(stream)
         assert len({p.spec.node_name for p in bench.pods("master")} - {machine}) == 3
         bench.compare(loaded, streamed)
     bench.until("the new node is there too", lambda: bench.whole() and len(bench.pods("node")) == 5, 300)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import Bench
 
 
@@ -23,8 +20,7 @@ def settled(bench: Bench) -> bool:
 def test_three_five_three(bench: Bench) -> None:
     bench.have(fresh=True)
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     bench.patch("TabletGroup", {"replicationFactor": 5})
     bench.until("it says that replicas are added", lambda: growing(bench), 60)
     bench.note(f"          {bench.condition('TabletGroup', 'Reconciling')['message']}")
@@ -33,8 +29,7 @@ def test_three_five_three(bench: Bench) -> None:
     bench.patch("TabletGroup", {"replicationFactor": 3})
     bench.until("every tablet has three replicas again", lambda: settled(bench), 300)
     bench.sound()
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.compare(loaded, streamed)
 
 

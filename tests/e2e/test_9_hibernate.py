@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, Bench
 
 ASLEEP_S = 45
@@ -52,9 +51,8 @@ def test_hibernate_and_wake(bench: Bench) -> None:
         assert bench.told(reason, started), reason
     for reason in ("NodeLost", "MasterLost", "HealBegan", "TooManyLost"):
         assert not bench.told(reason, started), reason
-    stream = bench.place.begin("stream")
-    time.sleep(10)
-    streamed = last_json(stream.stop(60), "stream")
+    stream = bench.stream()
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
 from tests.e2e.test_9_drain import drain_reason
 
@@ -39,14 +38,24 @@ def ask(bench: Bench, number: int) -> None:
     bench.patch("TabletCluster", {"masters": {"replicas": number}})
 
 
+def shrink(bench: Bench, number: int, started: float) -> None:
+    """Two masters fewer. The claims of those that leave are let go; the number was set twice since `started`."""
+    before = set(masters(bench))
+    ask(bench, number)
+    bench.until(f"{number} of {len(before)} masters serve", lambda: serve(bench, number), 300)
+    gone = before - set(masters(bench))
+    assert len(gone) == 2
+    bench.until("the claims of the others are let go", lambda: gone <= bench.released())
+    assert not bench.told("MastersLost", started) and len(bench.told("MasterCountSet", started)) == 2
+
+
 def test_one_three_one_under_writes(bench: Bench) -> None:
     """With three, each may be evicted; with one, none. Programs and nodes that knew one master learn of the others."""
     bench.clear()
     bench.apply("cluster", masters={"replicas": 1, "storage": {"size": "1Gi"}})
     bench.apply("flights")
     bench.until("one master serves", lambda: serve(bench, 1) and bench.ready("TabletGroup"), 240)
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     (first,), started = masters(bench), time.time()
     bench.until("no drain may take the master", lambda: drain_reason(bench) == "SingleReplica")
     ask(bench, 3)
@@ -63,15 +72,8 @@ def test_one_three_one_under_writes(bench: Bench) -> None:
         ),
         240,
     )
-    before = set(masters(bench))
-    ask(bench, 1)
-    bench.until("one master serves", lambda: serve(bench, 1), 300)
-    gone = before - set(masters(bench))
-    assert len(gone) == 2
-    bench.until("the claims of the others are let go", lambda: gone <= bench.released())
-    assert not bench.told("MastersLost", started) and len(bench.told("MasterCountSet", started)) == 2
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    shrink(bench, 1, started)
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(streamed)
 
@@ -80,23 +82,15 @@ def test_three_five_three_under_writes(bench: Bench) -> None:
     """No acknowledged row is lost, and those that leave are let go."""
     bench.have(fresh=True)
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     before, started = set(masters(bench)), time.time()
     ask(bench, 5)
     bench.until("it says that the number changes", lambda: changing(bench), 60)
     bench.note(f"          {bench.condition('TabletCluster', 'Reconciling')['message']}")
     bench.until("five masters serve", lambda: serve(bench, 5), 300)
-    grown = set(masters(bench))
-    assert before < grown
-    ask(bench, 3)
-    bench.until("three masters serve", lambda: serve(bench, 3), 300)
-    gone = grown - set(masters(bench))
-    assert len(gone) == 2
-    bench.until("the claims of the others are let go", lambda: gone <= bench.released())
-    assert not bench.told("MastersLost", started) and len(bench.told("MasterCountSet", started)) == 2
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    assert before < set(masters(bench))
+    shrink(bench, 3, started)
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
 

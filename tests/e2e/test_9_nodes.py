@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, Bench
 
 PATIENT = {"witnessAfter": "5s", "silentAfter": "15m", "machineLostAfter": "15m"}
@@ -30,8 +29,7 @@ def serve(bench: Bench, replicas: int) -> bool:
 
 def streamed(bench: Bench, stream: Any, *written: dict[str, Any]) -> None:
     """The writer ends; all rows that it was told are written are there."""
-    result = last_json(stream.stop(60), "stream")
-    bench.note(f"          {result['rows']:,} rows written, longest wait {result['longest_wait_ms']} ms")
+    result = bench.written(stream)
     bench.sound()
     bench.compare(*written, result)
 
@@ -45,8 +43,7 @@ def test_scale_out_and_in_under_writes(bench: Bench) -> None:
     bench.apply("flights", deletionPolicy="Delete")
     bench.until("three nodes serve", lambda: serve(bench, 3), 240)
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     scale(bench, 6)
     bench.until("six nodes serve", lambda: serve(bench, 6), 300)
     started = time.time()
@@ -88,8 +85,7 @@ def test_a_parked_machine_is_away_past_the_time_of_healing_and_back(bench: Bench
     masters = {p.spec.node_name for p in bench.pods("master")}
     machine = bench.place.victim(sorted({p.spec.node_name for p in bench.pods("node")} - masters))
     name = bench.member_on(machine, "node")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     identities = {n: m["nodeUUID"] for n, m in nodes(bench).items()}
     bench.patch("TabletCluster", {"nodes": {"park": [name]}})
     bench.until(

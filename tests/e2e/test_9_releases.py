@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from examples.demo.__main__ import last_json
 from examples.demo.outside import image, run
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
 from tests.e2e.test_9_leaders import WITHIN_S, spread
@@ -83,8 +81,7 @@ def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -
     bench.until("the cluster is whole", lambda: bench.whole() and bench.ready("TabletGroup"), 240)
     assert {p.spec.containers[0].image for p in bench.pods()} == {OLD}
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
 
     def roll(
         image_of: str | None, found: str, meanwhile: Callable[[Bench, dict[str, str]], None] | None
@@ -104,8 +101,7 @@ def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -
     bench.until("the upgrade is finalized", lambda: bench.told("VersionFinalized"))
     assert "cluster version 2 is finalized" in stele(bench, "cluster", "version")
     bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import Bench
 from tests.e2e.test_9_leaders import WITHIN_S, spread
 
@@ -32,8 +30,7 @@ def test_a_roll_and_back_under_writes(bench: Bench) -> None:
     bench.have(fresh=True)
     bench.patch("TabletCluster", {"healing": {"witnessAfter": "2m", "silentAfter": "15m"}})
     loaded = bench.program("load")
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     for note in ("next", None):
         before = uids(bench)
         bench.patch("TabletCluster", noted(note))
@@ -44,8 +41,7 @@ def test_a_roll_and_back_under_writes(bench: Bench) -> None:
         bench.note(f"          {bench.condition('TabletCluster', 'Reconciling')['message']}")
         bench.until("each pod was made again", lambda before=before: anew(bench, before), 900)
     bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
 

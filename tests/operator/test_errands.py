@@ -130,6 +130,10 @@ def test_spark_does_the_work_in_the_jobs_pod_without_any_right_or_in_pods_that_i
     assert executor["automountServiceAccountToken"] is False and "serviceAccountName" not in executor
     assert executor["nodeSelector"] == {"disk": "fast"}
     assert executor["containers"][0]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    # Spark mounts a volume of its own at spark.local.dir unless it finds one of this name; Kubernetes refuses two at one path.
+    assert "spark.local.dir=/tmp" in words
+    assert executor["containers"][0]["volumeMounts"] == [{"name": "spark-local-dir-1", "mountPath": "/tmp"}]
+    assert executor["volumes"] == [{"name": "spark-local-dir-1", "emptyDir": {}}]
     faulty = decide(world(), errand(spark={"image": "x", "conf": {"executor.memory": "1g"}}))
     assert conditions(faulty)["Stalled"] == ("True", "InvalidSpec")
 

@@ -21,6 +21,8 @@ _PROGRAMS = {"create": "backup", "restore": "restore"}
 _IP, _NAME, _TEMPLATE = "STELE_POD_IP", "STELE_POD_NAME", "STELE_EXECUTOR_POD"
 TEMPLATE_FILE = "/tmp/executor.json"
 """Where `stele_spark.submit` writes what STELE_EXECUTOR_POD has."""
+_TEMPORARY, _LOCAL_DIR = "tmp", "spark-local-dir-1"
+"""The volume of /tmp in the Job's pod, and in an executor's: Spark mounts none itself if it finds one named like this."""
 
 
 def by_spark(pod: Json, spark: SparkSettings, arguments: Sequence[str], namespace: str) -> None:
@@ -41,20 +43,20 @@ def _on_kubernetes(pod: Json, spark: SparkSettings, namespace: str) -> dict[str,
     """Spark's settings for executors in pods of their own. Kubernetes puts the values of $(VARIABLES) into arguments."""
     (container,) = pod["containers"]
     pod["automountServiceAccountToken"] = True
-    executor = {
-        key: container[key] for key in ("envFrom", "volumeMounts", "securityContext") if key in container
-    }
+    executor = {key: container[key] for key in ("envFrom", "securityContext") if key in container}
     executor |= {
         "name": "executor",
         "command": ["python", "-m", "stele_spark.executor"],
         "env": [{"name": "HOME", "value": "/tmp"}],
+        "volumeMounts": _as_spark_names(container["volumeMounts"]),
     }
-    kept = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets", "volumes")
+    kept = ("securityContext", "nodeSelector", "tolerations", "imagePullSecrets")
     template = {
         "apiVersion": "v1",
         "kind": "Pod",
         "spec": {
             **{key: pod[key] for key in kept if key in pod},
+            "volumes": _as_spark_names(pod["volumes"]),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "containers": [executor],
@@ -77,6 +79,11 @@ def _on_kubernetes(pod: Json, spark: SparkSettings, namespace: str) -> dict[str,
         "spark.kubernetes.executor.podTemplateContainerName": "executor",
         "spark.kubernetes.executor.disableConfigMap": "true",
     }
+
+
+def _as_spark_names(parts: Sequence[Json]) -> list[Json]:
+    """Volumes or mounts. Two mounts at /tmp would be refused."""
+    return [{**part, "name": _LOCAL_DIR} if part["name"] == _TEMPORARY else part for part in parts]
 
 
 def _settings(conf: Mapping[str, str]) -> list[str]:
