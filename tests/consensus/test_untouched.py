@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stele.consensus import quiet, storage
+from stele.raft.messages import UpdateRequest
 from tests.consensus.cluster import Group, rows, wait_until
 from tests.consensus.conftest import MakeGroup
 from tests.consensus.rest import at_rest, resting, rests
@@ -50,6 +51,24 @@ async def test_a_replica_that_fails_or_goes_at_rest_does_not_rest_for_its_node(g
     await wait_until(lambda: node.quiet is not None and not node.quiet.resting)
     assert not resting(follower)
     await wait_until(lambda: not any(resting(r) for r in group.replicas()))
+
+
+async def test_a_failed_replica_does_not_rest_with_its_leader(group_of: MakeGroup) -> None:
+    """It rested when its leader began a rest before it had heard of the failure. Then nobody ever heard of it."""
+    group, _, leader = await at_rest(group_of)
+    follower = next(r for r in group.replicas() if r is not leader)
+    node = group.node_of(follower)
+    assert leader.core is not None and node.quiet is not None
+    status = leader.core.status()
+    last = status.last_logged
+    quiet_message = UpdateRequest(
+        status.term, last, (), status.commit_index, 0, leader.host.now_ms(), last.index
+    )
+    assert node.quiet.take(follower, leader.replica_id, quiet_message)
+    follower.fail("test")
+    await wait_until(lambda: node.quiet is not None and not node.quiet.resting)
+    assert not node.quiet.take(follower, leader.replica_id, quiet_message)
+    assert not node.quiet.resting and not resting(follower)
 
 
 async def test_what_rests_is_summed_as_it_comes_and_goes(group_of: MakeGroup) -> None:

@@ -35,7 +35,7 @@ def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
     Returns whether it rests.
     """
     core, runtime = replica.core, replica.runtime
-    if core is None or runtime is None or runtime.quiet or not replica.is_leader:
+    if core is None or runtime is None or runtime.quiet or not (replica.running and replica.is_leader):
         return False
     if replica.host.now_ms() - replica.active_ms < QUIET_AFTER_MS or replica.busy:
         return False
@@ -63,13 +63,13 @@ def begin_quiet(replica: Replica, heard: Callable[[NodeId], bool]) -> bool:
 def follow_quiet(
     replica: Replica, sender: ReplicaId, message: Message, heard: Callable[[NodeId], bool]
 ) -> bool:
-    """On a follower: rest with its leader if it has all entries.
+    """On a follower that has not FAILED: rest with its leader if it has all entries.
 
     If False, handle the message as any other.
     """
     core, runtime = replica.core, replica.runtime
-    if core is None or runtime is None or not isinstance(message, UpdateRequest):
-        return False
+    if core is None or runtime is None or not (replica.running and isinstance(message, UpdateRequest)):
+        return False  # who FAILED must answer, so that its leader and the masters know
     if replica.role is not Role.FOLLOWER or replica.leader != sender or replica.term != message.term:
         return False
     if not all(heard(node_id) for node_id in peer_nodes(replica)):
