@@ -43,7 +43,7 @@ class Healer:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.progress: tuple[Progress, ...] = ()
         self.more = False
-        """Whether leaders still moved in the last round, so that the next pass should come soon."""
+        """Whether leaders still moved in the last round, or may move in a moment, so that the next pass should come soon."""
         self._heals = Heals()
         self._leaders = LeaderMoves()
         self._movings = Movings()
@@ -120,7 +120,7 @@ class Healer:
         self._news += self._heals.note(done, names, now_s)
         self._news += self._movings.note(done, names, now_s)
         self._news += self._leaders.note(report.progress, names, now_s)
-        self.more = any(r.leaders is not None for r in report.progress)
+        self.more = report.leaders_rest or any(r.leaders is not None for r in report.progress)
         # Other records without a tablet are about nodes, which status.members shows.
         self.progress = tuple(
             named(r, names) for r in report.progress if r.tablet_id or r.leaders is not None

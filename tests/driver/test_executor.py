@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from stele.driver.executor import Executor, Report, StaleEpoch
+from stele.driver.leader_trials import BEGINS_MS
 from stele.driver.main import run
 from stele.driver.progress import Progress
 from stele.driver.view import NodeState
@@ -383,9 +384,15 @@ SPREADS = replace(POLICY, balance_leaders=True)
 
 
 async def test_leaders_are_spread_and_users_are_told_by_pairs_of_nodes() -> None:
-    cluster, told = piled_up(), list[Progress]()
-    async with serve(cluster) as served, driver(served, told) as executor:
+    cluster, told, now_ms = piled_up(), list[Progress](), 0
+    async with serve(cluster) as served, driver(served, told, now_ms=lambda: now_ms) as executor:
         report = await executor.run_once(SPREADS)
+        assert report.idle and report.leaders_rest, (
+            "another driver may have moved some that are not reported yet"
+        )
+        now_ms += BEGINS_MS
+        report = await executor.run_once(SPREADS)
+        assert not report.leaders_rest
         assert len(report.outcomes) == 8 and led(cluster) == [4, 4, 4]
         assert [r.leaders.moved for r in told if r.leaders is not None] == [4, 4] and len(told) == 2
         assert (await executor.run_once(SPREADS)).idle
@@ -399,6 +406,8 @@ async def test_a_leader_that_did_not_move_is_not_asked_again_at_once() -> None:
     for t in cluster.tablets.values():
         t.behind = {node_name(2), node_name(3)}
     async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        await executor.ensure_claim()
+        now_ms += BEGINS_MS
         for _ in range(6):
             await executor.run_once(SPREADS)
         asked = served.calls.count("LeaderStepDownRequest")
@@ -417,10 +426,12 @@ async def test_after_a_node_that_does_not_answer_no_leader_moves_for_a_moment() 
     another, and then those of the others moved twice."""
     cluster, now_ms = piled_up(), 0
     async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        claim = await executor.ensure_claim()
+        now_ms += BEGINS_MS
         view = await executor.observe(SPREADS)
         gone = cluster.nodes[node_name(2)]
         gone.alive = False
-        await executor.run_once(SPREADS, replace(view, claim=(await executor.ensure_claim())))
+        await executor.run_once(SPREADS, replace(view, claim=claim))
         assert 0 < cluster.leader_moves.total() < 8
         asked = served.calls.count("LeaderStepDownRequest")
         gone.alive = True
@@ -438,6 +449,8 @@ async def test_no_more_leaders_move_in_a_minute_than_the_policy_says() -> None:
     cluster, now_ms = piled_up(), 0
     few = replace(SPREADS, leader_moves_at_once=2, leader_moves_per_minute=3)
     async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        await executor.ensure_claim()
+        now_ms += BEGINS_MS
         for _ in range(5):
             await executor.run_once(few)
         assert cluster.leader_moves.total() == 3

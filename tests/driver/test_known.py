@@ -289,6 +289,7 @@ def remembered(view: ClusterView, rng: random.Random) -> Trials:
     """What a driver may remember of leaders and copies."""
     tablet = rng.choice(view.tablets)
     moved = {tablet.tablet_id: node_id(rng.randint(1, 6))} if rng.random() < 0.2 else {}
+    rests = frozenset({tablet.tablet_id} if rng.random() < 0.2 else set())
     refused = frozenset({(tablet.tablet_id, node_id(1))} if rng.random() < 0.2 else set())
     copies = [(i.tablet_id, int(i.replica_id)) for i in view.intents if rng.random() < 0.3]
     return Trials(
@@ -296,7 +297,7 @@ def remembered(view: ClusterView, rng: random.Random) -> Trials:
         stalled=frozenset(key for key in copies if rng.random() < 0.3),
         avoid=frozenset({node_id(rng.randint(1, 6))} if rng.random() < 0.1 else set()),
         late=frozenset(key for key in copies if rng.random() < 0.3),
-        leaders=LeaderTrials(moved, refused, rng.choice((0, 3, 100))),
+        leaders=LeaderTrials(moved, rests, refused, rng.choice((0, 3, 100))),
     )
 
 

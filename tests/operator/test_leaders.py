@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 
 from stele.driver.executor import Executor
+from stele.driver.leader_trials import BEGINS_MS
 from stele.driver.policy import Policy
 from stele_operator import heal
 from stele_operator.heal import Healer
@@ -54,6 +57,19 @@ class Passes:
         return [(n.reason, n.message) for n in self.healer.news()]
 
 
+@asynccontextmanager
+async def at_work(cluster: Cluster, healer: Healer) -> AsyncIterator[Passes]:
+    """Passes of an operator whose first one is over: it took the claim, and moved no leader yet."""
+    now_ms = 0
+    async with serve(cluster) as served, driver(served, now_ms=lambda: now_ms) as executor:
+        passes = Passes(cluster, healer, Link(executor), [])
+        assert await passes.one() == []
+        assert passes.healer.more, "the next pass comes soon"
+        now_ms += BEGINS_MS
+        passes.statuses.clear()
+        yield passes
+
+
 def piled_up(tablets: int) -> Cluster:
     cluster = Cluster(3, 1, tablets, 3)
     for t in cluster.tablets.values():
@@ -65,8 +81,7 @@ async def test_a_hundred_leaders_are_two_events(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(heal, "_PAUSE_S", 0)
     monkeypatch.setitem(NAMES, node_name(1)[:8], "flights-node-0")
     cluster = piled_up(120)
-    async with serve(cluster) as served, driver(served) as executor:
-        passes = Passes(cluster, Healer(lambda: 4.0), Link(executor), [])
+    async with at_work(cluster, Healer(lambda: 4.0)) as passes:
         told = await passes.one()
         assert passes.healer.more, "the next pass comes soon"
         told += await passes.one()
@@ -104,8 +119,7 @@ async def test_moves_that_are_all_refused_are_no_event(monkeypatch: pytest.Monke
     cluster = piled_up(4)
     for t in cluster.tablets.values():
         t.behind = {node_name(2), node_name(3)}
-    async with serve(cluster) as served, driver(served) as executor:
-        passes = Passes(cluster, Healer(), Link(executor), [])
+    async with at_work(cluster, Healer()) as passes:
         assert await passes.one() == []
         assert any("not done: " in h["reason"] for s in passes.statuses for h in s["active"])
         assert not passes.healer.more, "nothing is left that was not refused"
@@ -114,8 +128,7 @@ async def test_moves_that_are_all_refused_are_no_event(monkeypatch: pytest.Monke
 async def test_the_end_is_told_where_a_heal_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "_PAUSE_S", 0)
     cluster = piled_up(120)
-    async with serve(cluster) as served, driver(served) as executor:
-        passes = Passes(cluster, Healer(), Link(executor), [])
+    async with at_work(cluster, Healer()) as passes:
         told = [reason for reason, _ in await passes.one()]
         cluster.nodes[node_name(3)].alive = False
         cluster.advance()

@@ -64,12 +64,14 @@ class Outcome:
 class Report:
     """The result of one pass: the view, the outcome of each step, and the same as records for users.
 
-    `situations`: those of tablets that are not at rest, on which the steps were planned."""
+    `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no leader may
+    move for a moment, so a pass soon may find more to do."""
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
     progress: tuple[Progress, ...]
     situations: Mapping[str, Situation] = field(default_factory=dict)
+    leaders_rest: bool = False
 
     @property
     def idle(self) -> bool:
@@ -138,6 +140,7 @@ class Executor:
         self.claim = claim_from_pb(answer.claim)
         self._renewed_ms = now
         if epoch == 0:
+            self._leaders.begins(now)
             log.info("driver claim taken", holder=self._holder, epoch=self.claim.epoch)
         return self.claim
 
@@ -211,7 +214,7 @@ class Executor:
         self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
         errors = (o.error for o in done.values() if o.error is not None)
         stale = next((e for e in errors if e.code is Code.STALE_EPOCH), None)
-        return Report(view, outcomes, records, situations), stale
+        return Report(view, outcomes, records, situations, self._leaders.rests(now)), stale
 
     def _to_ask(self, view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
         return _to_ask(view, policy, self.known, self._ordered_lately())

@@ -4,7 +4,7 @@ Keeps the groups from pass to pass, and remembers that they are spread, so that 
 computes no assignment.
 
 Invariants: no leader moves to a node that is silent, lost, low on disk, off by its clock or not in service. None
-moves that an administrator moved lately.
+moves that an administrator or this driver moved lately.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Groups:
         most: int,
     ) -> tuple[Move, ...]:
         """The moves to begin with, at most this many. `situation`: of each tablet."""
-        special = {*trials.moved, *(tablet_id for tablet_id, _ in trials.refused), *self._kept}
+        special = {*trials.moved, *trials.rests, *(tablet_id for tablet_id, _ in trials.refused), *self._kept}
         others: dict[str, Group] = {}
         for tablet_id in sorted(special):
             s = situation(tablet_id)
@@ -84,7 +84,8 @@ def _group(s: Situation, now_us: int, policy: Policy, trials: LeaderTrials) -> G
     tablet_id = s.tablet.tablet_id
     node = trials.moved.get(tablet_id, leader.peer.node_id)
     places = {node}
-    stays = s.spare < 0 or tablet_id in trials.moved or s.tablet.leader_kept_until_us > now_us
+    rests = tablet_id in trials.moved or tablet_id in trials.rests
+    stays = s.spare < 0 or rests or s.tablet.leader_kept_until_us > now_us
     if not stays and may_lead(leader, policy):
         places |= {
             m.peer.node_id

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stele.driver.steps import MoveLeader, Step
-from stele.driver.view import ClusterView
+from stele.driver.view import ClusterView, TabletView
 from stele.model.errors import Code, SteleError
 
 SEEN_MS = 10_000
@@ -24,6 +24,14 @@ LATE_MS = 60_000
 """The same where the node did not take over in time, or did not answer: writes may have waited for it."""
 STALE_MS = 2_000
 """The same where only the view was older than the leader."""
+BEGINS_MS = 2_000
+"""How long a driver that begins moves no leaders. Another one may have moved some just now, and nodes report that within
+a second."""
+RESTS_MS = 15_000
+"""How long a leader that moved is not moved again to spread leaders, wherever it is."""
+FELL_BACK_MS, FELL_BACK_MAX_MS = 30_000, 600_000
+"""How long a tablet's leader is not moved again to a node which it left within `RESTS_MS`: the node may be too slow to
+lead. Each further time it is twice as long, up to the second."""
 _MINUTE_MS = 60_000
 _WAITS_MS = {
     Code.UNSAFE_CHANGE: GONE_MS,
@@ -36,9 +44,11 @@ _WAITS_MS = {
 @dataclass(frozen=True, slots=True)
 class LeaderTrials:
     """`moved`: the tablets whose leaders this driver moved just now, with the node to which each went.
-    `refused`: (tablet, node) of moves that failed lately. `left`: how many more leaders may move now."""
+    `rests`: tablets whose leaders it moved lately. `refused`: (tablet, node) of moves that failed lately, or did not
+    last. `left`: how many more leaders may move now."""
 
     moved: Mapping[str, str] = field(default_factory=dict)
+    rests: frozenset[str] = frozenset()
     refused: frozenset[tuple[str, str]] = frozenset()
     left: int = 1_000_000
 
@@ -46,30 +56,79 @@ class LeaderTrials:
 NO_LEADER_TRIALS = LeaderTrials()
 
 
+@dataclass
+class _Moved:
+    """A move that was carried out. `term`: in which a view showed the leader at its target; -1: none has. `fell`: it has
+    left that since."""
+
+    target: str
+    done_ms: int
+    term: int = -1
+    fell: bool = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether views may still show the leader before."""
+        return self.term < 0 and not self.fell
+
+    def left(self, tablet: TabletView, now_ms: int) -> bool:
+        """Whether another one leads after the target. A view that is older than one before says nothing."""
+        if tablet.leader_node in ("", self.target):
+            return False
+        return tablet.term > self.term if self.term >= 0 else now_ms >= self.done_ms + SEEN_MS
+
+
 class LeaderMemory:
     """The memory of one driver."""
 
     def __init__(self) -> None:
-        self._moved: dict[str, tuple[str, int]] = {}
+        self._moved: dict[str, _Moved] = {}
         self._refused: dict[tuple[str, str], int] = {}
+        self._fell_back: dict[tuple[str, str], tuple[int, int]] = {}
+        """How often a leader did not stay where it was moved, and until when that counts."""
         self._ordered_ms: deque[int] = deque()
         self._rests_until_ms: int | None = None
 
+    def begins(self, now_ms: int) -> None:
+        """The driver has taken the claim."""
+        self._rest(now_ms + BEGINS_MS)
+
+    def rests(self, now_ms: int) -> bool:
+        """Whether no leader may move for a moment."""
+        return self._rests_until_ms is not None and now_ms < self._rests_until_ms
+
+    def _rest(self, until_ms: int) -> None:
+        self._rests_until_ms = max(until_ms, self._rests_until_ms or until_ms)
+
     def look(self, view: ClusterView, per_minute: int, now_ms: int) -> LeaderTrials:
         """What the planner should know at `now_ms`."""
-        for tablet_id, (node, until_ms) in list(self._moved.items()):
+        for tablet_id, move in list(self._moved.items()):
             tablet = view.tablet(tablet_id)
-            if tablet is None or tablet.leader_node == node or now_ms >= until_ms:
+            if tablet is None or now_ms >= move.done_ms + RESTS_MS:
                 del self._moved[tablet_id]
+            elif tablet.leader_node == move.target:
+                move.term = tablet.term
+            elif not move.fell and move.left(tablet, now_ms):
+                move.fell = True
+                self._fell(tablet_id, move.target, now_ms)
         self._refused = {key: until for key, until in self._refused.items() if now_ms < until}
+        self._fell_back = {key: fell for key, fell in self._fell_back.items() if now_ms < fell[1]}
         while self._ordered_ms and now_ms - self._ordered_ms[0] >= _MINUTE_MS:
             self._ordered_ms.popleft()
-        rests = self._rests_until_ms is not None and now_ms < self._rests_until_ms
         return LeaderTrials(
-            {tablet_id: node for tablet_id, (node, _) in self._moved.items()},
+            {tablet_id: move.target for tablet_id, move in self._moved.items() if move.under_way},
+            frozenset(self._moved),
             frozenset(self._refused),
-            0 if rests else max(0, per_minute - len(self._ordered_ms)),
+            0 if self.rests(now_ms) else max(0, per_minute - len(self._ordered_ms)),
         )
+
+    def _fell(self, tablet_id: str, target: str, now_ms: int) -> None:
+        """A leader has left the node to which it was moved."""
+        key = tablet_id, target
+        times, _ = self._fell_back.get(key, (0, 0))
+        wait_ms = min(FELL_BACK_MS << min(times, 10), FELL_BACK_MAX_MS)
+        self._refused[key] = now_ms + wait_ms
+        self._fell_back[key] = times + 1, now_ms + 2 * wait_ms + _MINUTE_MS
 
     def note(self, step: Step, error: SteleError | None, now_ms: int) -> None:
         """Record how a step ended. Moves that failed count for the minute too, as writes may have waited."""
@@ -77,9 +136,9 @@ class LeaderMemory:
             return
         self._ordered_ms.append(now_ms)
         if error is None:
-            self._moved[step.tablet_id] = (step.target_node, now_ms + SEEN_MS)
+            self._moved[step.tablet_id] = _Moved(step.target_node, now_ms)
         else:
             wait_ms = _WAITS_MS.get(error.code, REFUSED_MS)
             if error.code is Code.UNSAFE_CHANGE:
-                self._rests_until_ms = now_ms + wait_ms
+                self._rest(now_ms + wait_ms)
             self._refused[step.tablet_id, step.target_node] = now_ms + wait_ms

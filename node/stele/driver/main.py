@@ -64,7 +64,7 @@ async def run(
                     log.warning("the driver cannot run a pass; it keeps trying", error=told)
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
-            if until_healthy and report.idle and not plan(report.view, soon):
+            if until_healthy and report.idle and not report.leaders_rest and not plan(report.view, soon):
                 return
             await asyncio.sleep(IDLE_INTERVAL_S if report.idle else PASS_INTERVAL_S)
     finally:
