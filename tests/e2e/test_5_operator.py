@@ -12,7 +12,7 @@ import pytest
 
 from examples.demo.outside import ROOT, TAG, helm, run
 from tests.e2e.bench import NAMESPACE, Bench
-from tests.e2e.test_9_leaders import groups
+from tests.e2e.test_9_leaders import groups, spread_soon
 
 STEPS = {
     *("Beginning", "Demoting", "AddingWitness", "Copying", "Promoting", "Removing", "Ending"),
@@ -143,10 +143,12 @@ def test_the_masters_heal_without_operator_and_api_server(bench: Bench) -> None:
     bench.patch("TabletCluster", {"healing": {"mastersDriveAfter": "15s"}})
     loaded = bench.program("load")
     (operator,) = bench.operators()
+    machine = bench.machine_with_both()
+    stream = bench.place.begin("stream")
+    time.sleep(5)
     bench.scale_operator(0)
     try:
         bench.until("no operator runs", lambda: not bench.operators())
-        machine = bench.machine_with_both()
         run([*command, "stop"])
         try:
             bench.power("off", machine)
@@ -159,11 +161,15 @@ def test_the_masters_heal_without_operator_and_api_server(bench: Bench) -> None:
         bench.until(
             "the table's tablets have all voters elsewhere", lambda: healed_without(bench, machine), 240
         )
+        spread_soon(bench)
     finally:
         bench.scale_operator(1)
     assert operator.metadata.name not in {p.metadata.name for p in bench.operators()}
     bench.until("two claims are let go by the operator", lambda: len(bench.released()) == 2, 600)
     bench.power.restore()
     bench.until("whole", bench.whole, 300)
+    streamed = last_json(stream.stop(60), "stream")
+    bench.note(f"          {streamed['rows']:,} rows, longest wait {streamed['longest_wait_ms']} ms")
+    spread_soon(bench)
     bench.sound()
-    bench.compare(loaded)
+    bench.compare(loaded, streamed)

@@ -7,6 +7,7 @@ import json
 import yaml
 
 from tests.e2e.bench import CLUSTER, EXAMPLES, NAMESPACE, Bench, Json
+from tests.e2e.test_9_leaders import spread_soon
 
 
 def example_columns() -> list[Json]:
@@ -55,6 +56,7 @@ def test_columns_change_under_writes(bench: Bench) -> None:
     back = [{**c, "renamedFrom": "destination"} if c["name"] == "dest" else c for c in columns]
     bench.patch("TabletGroup", {"columns": back, "allowColumnDrop": True})
     bench.until("the table is as it was", lambda: altered(names))
+    spread_soon(bench)
     bench.until("nothing differs", lambda: bench.condition("TabletGroup", "Stalled")["status"] == "False")
     streamed = bench.written(stream)
     bench.sound()

@@ -9,6 +9,7 @@ from typing import Any
 from kubernetes.client.exceptions import ApiException
 
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
+from tests.e2e.test_9_leaders import spread_soon
 
 _TOO_MANY_REQUESTS = 429
 _NOT_FOUND = 404
@@ -73,6 +74,7 @@ def test_one_machine_after_another(bench: Bench) -> None:
             message = bench.condition("TabletCluster", "DrainBlocked")["message"]
             bench.note(f"          {message}")
     bench.until("whole after the last", lambda: bench.whole() and bench.no_copy_left(), 300)
+    spread_soon(bench)
     streamed = bench.written(stream)
     assert {n: m["nodeUUID"] for n, m in bench.members().items()} == identities
     bench.sound()

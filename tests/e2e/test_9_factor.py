@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.e2e.bench import Bench
+from tests.e2e.test_9_leaders import spread_soon
 
 
 def growing(bench: Bench) -> bool:
@@ -28,6 +29,7 @@ def test_three_five_three(bench: Bench) -> None:
     bench.until("every tablet has five replicas", lambda: settled(bench), 600)
     bench.patch("TabletGroup", {"replicationFactor": 3})
     bench.until("every tablet has three replicas again", lambda: settled(bench), 300)
+    spread_soon(bench)
     bench.sound()
     streamed = bench.written(stream)
     bench.compare(loaded, streamed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.e2e.bench import CLUSTER, Bench
+from tests.e2e.test_9_leaders import spread_soon
 
 ASLEEP_S = 45
 """Longer than `witnessAfter` here, and than the masters wait for a driver."""
@@ -46,6 +47,7 @@ def test_hibernate_and_wake(bench: Bench) -> None:
         assert bench.condition("TabletCluster", alarm)["status"] == "False"
     bench.patch("TabletCluster", {"hibernate": False})
     bench.until("every member is back, and all tablets are whole", bench.whole, 600)
+    spread_soon(bench)
     assert identities(bench) == before and {p.metadata.name for p in bench.pods()} == set(before)
     for reason in ("Hibernating", "Hibernated", "Waking"):
         assert bench.told(reason, started), reason

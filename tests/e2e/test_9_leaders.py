@@ -40,6 +40,11 @@ def spread(bench: Bench) -> bool:
     return bool(found) and all(load[n] <= share[n] + 1 for n in load)
 
 
+def spread_soon(bench: Bench) -> None:
+    """Wait until they are spread: within a minute after anything that was done to the cluster."""
+    bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
+
+
 def back(bench: Bench, name: str, uid: str) -> bool:
     """Whether another pod of this name serves, and the cluster is whole."""
     pod = bench.pod(name)
@@ -53,7 +58,7 @@ def test_leaders_are_spread_after_the_restart_of_each_node(bench: Bench) -> None
         bench.core.delete_namespaced_pod(name, bench.kube.namespace)
         bench.until(f"{name} is back", partial(back, bench, name, uid), 240)
     started = time.time()
-    bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
+    spread_soon(bench)
     bench.note(f"          leaders: {sorted(Counter(g.leader for g in groups(bench)).values())}")
     moved = bench.told("LeadersMoved", started - 600)
     assert all("leaders in " in m or "1 leader in " in m for m in moved), moved

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
 from tests.e2e.test_9_drain import drain_reason
+from tests.e2e.test_9_leaders import spread_soon
 
 
 def masters(bench: Bench) -> dict[str, dict[str, Any]]:
@@ -90,6 +91,7 @@ def test_three_five_three_under_writes(bench: Bench) -> None:
     bench.until("five masters serve", lambda: serve(bench, 5), 300)
     assert before < set(masters(bench))
     shrink(bench, 3, started)
+    spread_soon(bench)
     streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)

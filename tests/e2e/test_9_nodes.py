@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from tests.e2e.bench import CLUSTER, Bench
+from tests.e2e.test_9_leaders import spread_soon
 
 PATIENT = {"witnessAfter": "5s", "silentAfter": "15m", "machineLostAfter": "15m"}
 
@@ -58,6 +59,7 @@ def test_scale_out_and_in_under_writes(bench: Bench) -> None:
     assert len(victims) == 2
     bench.until("four nodes serve", lambda: serve(bench, 4), 600)
     assert set(nodes(bench)).isdisjoint(victims)
+    spread_soon(bench)
     bench.until("the claims are let go", lambda: victims <= bench.released())
     assert len(bench.told("Retiring", started)) >= 2
     streamed(bench, stream, loaded)
@@ -105,4 +107,5 @@ def test_a_parked_machine_is_away_past_the_time_of_healing_and_back(bench: Bench
     assert {n: m["nodeUUID"] for n, m in nodes(bench).items()} == identities
     bench.patch("TabletCluster", {"nodes": {"park": []}})
     bench.until("nobody is parked", lambda: not bench.members()[name].get("message"))
+    spread_soon(bench)
     streamed(bench, stream, loaded)

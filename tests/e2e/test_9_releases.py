@@ -9,7 +9,7 @@ from pathlib import Path
 
 from examples.demo.outside import image, run
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
-from tests.e2e.test_9_leaders import WITHIN_S, spread
+from tests.e2e.test_9_leaders import spread_soon
 from tests.e2e.test_9_roll import anew, uids
 from tests.upgrade.release import unpacked
 
@@ -100,7 +100,7 @@ def test_the_release_before_to_this_one_and_back(bench: Bench, tmp_path: Path) -
     roll(None, "0.2.0", finalizing)
     bench.until("the upgrade is finalized", lambda: bench.told("VersionFinalized"))
     assert "cluster version 2 is finalized" in stele(bench, "cluster", "version")
-    bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
+    spread_soon(bench)
     streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)

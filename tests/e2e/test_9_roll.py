@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.e2e.bench import Bench
-from tests.e2e.test_9_leaders import WITHIN_S, spread
+from tests.e2e.test_9_leaders import spread_soon
 
 BAD = "stele/node:there-is-none"
 
@@ -40,7 +40,7 @@ def test_a_roll_and_back_under_writes(bench: Bench) -> None:
         )
         bench.note(f"          {bench.condition('TabletCluster', 'Reconciling')['message']}")
         bench.until("each pod was made again", lambda before=before: anew(bench, before), 900)
-    bench.until("no node leads more than one above its share", lambda: spread(bench), WITHIN_S)
+    spread_soon(bench)
     streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)
@@ -61,5 +61,6 @@ def test_a_bad_image_and_its_correction(bench: Bench) -> None:
     assert bench.ready("TabletCluster") and bench.ready("TabletGroup")
     bench.patch("TabletCluster", {"image": None})
     bench.until("all is whole", bench.whole, 300)
+    spread_soon(bench)
     assert {n for n, uid in uids(bench).items() if before[n] != uid} == set(changed)
     assert all(p.spec.containers[0].image != BAD for p in bench.pods())
