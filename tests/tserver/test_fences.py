@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from stele.client.streams import Streams
 from stele.consensus.replica import ReplicaState
@@ -82,11 +83,12 @@ class Alone:
         )
         await self.ask(TabletServerAdminServiceStub, "DeleteTablet", request)
 
-    async def drive(self, epoch: int, tablet_id: str = "") -> Code:
+    async def drive(self, epoch: int, tablet_id: str = "", reason: str = "") -> Code:
         """What an order of a driver with this epoch meets: to write a tablet's configuration anew. "": of one that is not here."""
         request = consensus_pb2.BulkChangeConfigRequest(
             tablet_id=id_to_pb(tablet_id or new_id()),
             driver_epoch=epoch,
+            reason=reason,
             type=consensus_pb2.MODIFY_PEER,
             peer=peer_to_pb(Peer(self.options.node_id, ReplicaId(1), self.node.address)),
         )
@@ -166,6 +168,17 @@ async def test_orders_of_a_replaced_driver_are_refused(alone: Alone) -> None:
     await alone.restart()
     assert await alone.drive(4, tablet) is Code.STALE_EPOCH
     assert await alone.drive(5, tablet) is Code.OK
+
+
+async def test_an_order_without_an_epoch_is_an_administrators_and_says_so(alone: Alone) -> None:
+    """In the log, where somebody looks who asks why a configuration changed."""
+    tablet = TabletId(new_id())
+    await alone.create(tablet, OpId(7, 5))
+    for epoch, told in ((3, "new disk"), (0, "an administrator's order: new disk")):
+        with capture_logs() as logs:
+            assert await alone.drive(epoch, tablet, "new disk") is Code.OK
+        causes = {line["cause"] for line in logs if line["event"] == "configuration"}
+        assert causes and all(cause.startswith(f"{told}: ") for cause in causes), causes
 
 
 HUGE = 1 << 62

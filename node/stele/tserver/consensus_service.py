@@ -71,7 +71,7 @@ class ConsensusService(ConsensusServiceServicer):
         change, peer = ChangeType(request.type), peer_from_pb(request.peer)
         with order:
             config = await replica.members.change_config(
-                change, peer, request.cas_config_opid_index, cut(request.reason)
+                change, peer, request.cas_config_opid_index, _cause(request.driver_epoch, request.reason)
             )
             await order.carried_out()
         return pb.BulkChangeConfigResponse(committed=config_to_pb(config))
@@ -102,10 +102,9 @@ class ConsensusService(ConsensusServiceServicer):
             if peer.replica_id == replica.replica_id:
                 return pb.LeaderStepDownResponse()
             target = peer.replica_id
-        reason = request.reason or "no reason was given"
-        cause = reason if request.driver_epoch else f"an administrator's order: {reason}"
+        cause = _cause(request.driver_epoch, request.reason)
         with order:
-            await self._replicas.transfer(replica, target, cause=cut(cause), at_once=True)
+            await self._replicas.transfer(replica, target, cause=cause, at_once=True)
             await order.carried_out()
         return pb.LeaderStepDownResponse()
 
@@ -118,9 +117,7 @@ class ConsensusService(ConsensusServiceServicer):
         replica = self._replicas.get(id_from_pb(request.tablet_id))
         check_incarnation(replica, request.tablet_incarnation)
         if not replica.is_leader:
-            replica.members.promote(
-                cut(f"an administrator's order: {request.reason or 'no reason was given'}")
-            )
+            replica.members.promote(_cause(0, request.reason))
         return pb.RunLeaderElectionResponse()
 
     async def UnsafeChangeConfig(self, request: pb.UnsafeChangeConfigRequest, context: Any) -> Any:
@@ -169,7 +166,7 @@ class ConsensusService(ConsensusServiceServicer):
             bytes_per_second=request.bytes_per_second,
             caller_term=request.caller_term,
             log_only=request.log_only,
-            cause=cut(request.reason),
+            cause=_cause(request.driver_epoch, request.reason),
         )
         if order.log_only and not order.witness:
             raise Rejected("log_only needs witness: only a witness has a log before it has rows")
@@ -192,3 +189,8 @@ class ConsensusService(ConsensusServiceServicer):
         return pb.StartTabletCopyResponse(
             progress=copy_progress(copy), witness_start=opid_to_pb(copy.witness_start)
         )
+
+
+def _cause(driver_epoch: int, reason: str) -> str:
+    """Why an order is carried out, for the log. One without an epoch is an administrator's, and says so."""
+    return cut(reason if driver_epoch else f"an administrator's order: {reason or 'no reason was given'}")
