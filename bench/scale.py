@@ -41,8 +41,8 @@ _TOLERANT_MAX_S, _WHOLE_MAX_S = 900, 2_400
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One pass of the operator, as it tells of it (scale_driver.py). `hold_ms`: the longest step of its event loop, or the
-    longest collection of its interpreter, in processor time. The last four are sums over all passes: events of the cluster by reason, writes of its status, tables
-    whose status was written, and all those writes."""
+    longest collection of its interpreter, in processor time. `holds`: what that was. The last four are sums over all passes:
+    events of the cluster by reason, writes of its status, tables whose status was written, and all those writes."""
 
     seconds: float
     cpu: float
@@ -50,6 +50,7 @@ class Pass:
     first: str
     rss: int
     hold_ms: float
+    holds: str
     events: Mapping[str, int]
     statuses: int
     tables: int
@@ -179,7 +180,7 @@ class Scale:
                 break
         print(
             f"{len(idle)} passes that find nothing to do: the median one {_median(idle)}; the longest step of the "
-            f"operator's loop {max(p.hold_ms for p in idle):.1f} ms; orders {self._nodes.orders.total() - orders}, catalog "
+            f"operator's loop {_longest(idle)}; orders {self._nodes.orders.total() - orders}, catalog "
             f"batches {await self._batches() - batches:.0f}; {await self._masters_now()}",
             flush=True,
         )
@@ -218,7 +219,7 @@ class Scale:
             f"{len(passes)} passes, CPU {sum(p.cpu for p in passes):.1f} s, the largest {max(passes, key=lambda p: p.cpu)}; "
             f"{last.rss / 1e6:.0f} MB\n"
             f"for each replica lost: catalog batches {(await self._batches() - batches) / len(held):.2f}, {each}\n"
-            f"the longest step of the operator's loop {max(p.hold_ms for p in passes):.1f} ms\n"
+            f"the longest step of the operator's loop {_longest(passes)}\n"
             f"the operator tells: events {_since(last.events, before.events)}, {last.statuses - before.statuses} writes of "
             f"the cluster's status, {last.of_tables - before.of_tables} of the statuses of {last.tables} tables; "
             f"{await self._masters_now()}",
@@ -228,6 +229,12 @@ class Scale:
 
 def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {what: count - before.get(what, 0) for what, count in now.items() if count > before.get(what, 0)}
+
+
+def _longest(passes: list[Pass]) -> str:
+    """That of the three passes with the longest ones, and what it did."""
+    found = sorted(passes, key=lambda p: -p.hold_ms)[:3]
+    return "; then ".join(f"{p.hold_ms:.1f} ms: {p.holds}" for p in found)
 
 
 def _median(passes: list[Pass]) -> Pass:

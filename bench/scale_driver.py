@@ -8,7 +8,6 @@ there; what would be written is counted.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from bench.long_steps import Turns
 from bench.processes import resident_bytes
 from stele.driver.policy import Policy
 from stele.model.errors import SteleError
@@ -40,45 +40,6 @@ _CLUSTER: dict[str, Any] = {
         "healing": {"witnessAfter": "10s"},
     },
 }
-
-
-class Holds:
-    """The longest time for which the event loop did not turn, in ms of this process's own time: others share the machine."""
-
-    def __init__(self) -> None:
-        self.longest_ms = 0.0
-        self._task = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while True:
-            before = time.thread_time()
-            await asyncio.sleep(0.001)
-            self.longest_ms = max(self.longest_ms, (time.thread_time() - before) * 1000)
-
-    def take(self) -> float:
-        """The longest since the last call."""
-        found, self.longest_ms = self.longest_ms, 0.0
-        return found
-
-
-class Pauses:
-    """The longest collection of the interpreter, in ms of the process's own time. All threads wait for it, the event loop
-    too."""
-
-    def __init__(self) -> None:
-        self.longest_ms = self._began_s = 0.0
-        gc.callbacks.append(self._told)
-
-    def _told(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._began_s = time.thread_time()  # it ends in the same thread
-        else:
-            self.longest_ms = max(self.longest_ms, (time.thread_time() - self._began_s) * 1000)
-
-    def take(self) -> float:
-        """The longest since the last call."""
-        found, self.longest_ms = self.longest_ms, 0.0
-        return found
 
 
 class Told:
@@ -134,8 +95,7 @@ class Passes:
         self._link.at_work = True
         self._healer = Healer()
         self._told = Told()
-        self._holds = Holds()
-        self._pauses = Pauses()
+        self._turns = Turns()
         self._steps = 0
         self._first = ""
 
@@ -143,20 +103,21 @@ class Passes:
         """One pass. The same calls as in `ClusterTask.run_pass`."""
         began, cpu = time.perf_counter(), time.process_time()
         self._steps, self._first = 0, ""
-        self._holds.take()
-        self._pauses.take()
+        self._turns.take()
         catalog = await self._link.catalog()
         self._told.health(await asyncio.to_thread(tablet_health, observed(catalog)))
         rests = await asyncio.to_thread(self._healer.rests, catalog.view, POLICY, self._link.driver.known)
         problem = await self._healer.run(self._link, None if rests else catalog.view, POLICY, {}, self._round)
         self._told.round(self._healer)
+        hold_ms, holds = self._turns.take()
         return {
             "seconds": time.perf_counter() - began,
             "cpu": time.process_time() - cpu,
             "steps": self._steps,
             "first": problem or self._first,
             "rss": resident_bytes(os.getpid()),
-            "hold_ms": max(self._holds.take(), self._pauses.take()),
+            "hold_ms": hold_ms,
+            "holds": holds,
             "events": self._told.events,
             "statuses": self._told.statuses,
             "tables": sum(count > 0 for count in self._told.of_tables.values()),

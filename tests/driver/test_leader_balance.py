@@ -6,16 +6,17 @@ import itertools
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stele.driver.leader_balance import Group, Move, choose_moves, shares
+from stele.driver.leader_balance import Group, Move, Sites, choose_moves, shares
 
 NODES = "abcdef"
+NOWHERE = Sites()
 SEEDS = int(os.environ.get("STELE_LEADER_SEEDS", "700"))
 """`make sim` has as many as it is asked for."""
 
@@ -34,11 +35,13 @@ def moved(groups: Sequence[Group], moves: Sequence[Move]) -> list[Group]:
     return [replace(g, leader=target.get(g.tablet_id, g.leader)) for g in groups]
 
 
-def until_none(groups: Sequence[Group], most: int) -> tuple[list[Group], Counter[str]]:
+def until_none(
+    groups: Sequence[Group], most: int, sites: Sites = NOWHERE
+) -> tuple[list[Group], Counter[str]]:
     """The groups when nothing moves any more, and how often each group moved."""
     now, counts = list(groups), Counter[str]()
     for _ in range(200):
-        moves = choose_moves(now, most)
+        moves = choose_moves(now, most, sites)
         if not moves:
             return now, counts
         assert len({m.tablet_id for m in moves}) == len(moves) <= most
@@ -55,6 +58,22 @@ def excess(groups: Sequence[Group]) -> int:
     """How many leaders the nodes have above their share plus one."""
     share, load = shares(groups), loads(groups)
     return sum(max(0, load[n] - share[n] - 1) for n in load)
+
+
+def measure(groups: Sequence[Group], sites: Sites) -> tuple[int, ...]:
+    """What moves lower, the first number first."""
+
+    def squares(names: Iterable[object]) -> int:
+        return sum(n * n for n in Counter(names).values())
+
+    leaders = [g.leader for g in groups]
+    return (
+        excess(groups),
+        squares((g.table, g.leader) for g in groups),
+        squares(leaders),
+        squares(map(sites.zone, leaders)),
+        squares(map(sites.machine, leaders)),
+    )
 
 
 def test_all_leaders_of_three_nodes_on_one() -> None:
@@ -78,6 +97,38 @@ def test_each_table_is_spread_although_the_nodes_lead_as_many_in_all() -> None:
     assert set(loads(end).values()) == {3}
     by_table = Counter((g.table, g.leader) for g in end)
     assert set(by_table.values()) == {1}
+
+
+IN_ZONES = Sites({"a": "x", "b": "x", "c": "y", "d": "y"})
+
+
+def test_zones_are_spread_where_nodes_lead_alike() -> None:
+    """14 leaders on 4 nodes: two of them lead 4. They were both in one zone, which so led 8 of 14."""
+    groups = groups_of("aaaabbbbcccddd", places="abcd")
+    assert choose_moves(groups, 8) == ()
+    end, counts = until_none(groups, 8, IN_ZONES)
+    load = loads(end)
+    assert load["a"] + load["b"] == 7 == load["c"] + load["d"] and set(load.values()) == {3, 4}
+    assert counts.total() == 1
+    (move,) = choose_moves(groups, 8, IN_ZONES)
+    assert (move.leads, move.of_zone) == ((4, 3), (8, 6))
+
+
+def test_machines_are_spread_where_nodes_and_zones_lead_alike() -> None:
+    groups = groups_of("aaaabbbbcccddd", places="abcd")
+    machines = Sites({}, {"a": "m1", "b": "m1", "c": "m2", "d": "m2"})
+    end, counts = until_none(groups, 8, machines)
+    load = loads(end)
+    assert load["a"] + load["b"] == 7 and counts.total() == 1
+    zones_first = Sites({"a": "x", "b": "y", "c": "x", "d": "y"}, machines.machines)
+    (move,) = choose_moves(groups, 8, zones_first)
+    assert move.of_machine == (8, 6), "the zones stay at 7 each, or swap"
+
+
+def test_no_node_leads_more_for_the_sake_of_its_zone() -> None:
+    """A zone of three nodes leads three times as much as one of one node."""
+    groups = groups_of("aaabbbcccddd", places="abcd")
+    assert choose_moves(groups, 8, Sites({"a": "x", "b": "x", "c": "x", "d": "y"})) == ()
 
 
 def test_tables_of_one_tablet_are_spread_in_all() -> None:
@@ -148,7 +199,15 @@ def test_moves_end_and_leave_no_node_above_its_share_plus_one(capsys: pytest.Cap
             places = rng.sample(near, min(len(near), rng.choice((1, 2, 3, 3, 3))))
             leader = rng.choice(places) if rng.random() < 0.5 else min(places)
             groups.append(Group(f"{number:02}", table, leader, tuple(sorted(places))))
-        end, counts = until_none(groups, rng.choice((1, 2, 8, 50)))
+        sites = Sites({n: rng.choice("uvw") for n in nodes}, {n: rng.choice("12345") for n in nodes})
+        sites = sites if seed % 2 else NOWHERE
+        end, counts = until_none(groups, rng.choice((1, 2, 8, 50)), sites)
+        if len(groups) <= 12:
+            best = measure(end, sites)
+            for place, group in enumerate(end):
+                for node in group.places:
+                    other = [*end[:place], replace(group, leader=node), *end[place + 1 :]]
+                    assert measure(other, sites) >= best, f"seed {seed}: {group} to {node}"
         assert excess(end) == 0, f"seed {seed}: {loads(end)}, shares {shares(end)}"
         assert shares(end) == shares(groups), f"seed {seed}: shares depend on who leads"
         tablets += len(groups)

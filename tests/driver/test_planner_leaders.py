@@ -224,6 +224,17 @@ def test_a_leader_that_was_moved_by_hand_stays() -> None:
     ], "the two others count for their node"
 
 
+def test_zones_lead_alike_where_nodes_do() -> None:
+    """Two of four nodes lead one more. They were in one zone, which so led 8 of 14."""
+    cluster = Cluster(4, 2, 14, 4)
+    for number, t in enumerate(cluster.tablets.values()):
+        t.leader = node_name((1, 3, 2, 4)[number % 4])
+    (move,) = moves(cluster.view())
+    assert move.reason == "zone z1 leads 8 tablets, zone z0 leads 6"
+    cluster.apply(move)
+    assert moves(cluster.view()) == []
+
+
 def test_masters_are_no_nodes() -> None:
     """The catalog has only one leader, so it does not matter which master that is."""
     cluster = piled(1)

@@ -12,7 +12,11 @@ not on who leads now.
 The measure of an assignment is compared in this order:
 1. how many leaders the nodes have above their shares plus one;
 2. for each table the sum of the squares of its leaders per node;
-3. the sum of the squares of all leaders per node.
+3. the sum of the squares of all leaders per node;
+4. the same per zone, then the same per machine.
+
+The last two decide only between nodes of which one leads one more: nodes go before zones and machines, which may
+have different numbers of nodes.
 
 Invariants: each path lowers the measure, so moves end and none is undone. While a node leads more than one
 above its share, there is a move.
@@ -21,8 +25,8 @@ above its share, there is a move.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 STEP = 2
@@ -46,7 +50,8 @@ class Move:
     """A group gets another leader: `target` in place of `source`.
 
     `leads`: how many groups source and target lead. `of_table`: the same for the groups of this table. `share`: the
-    share of the source. All are counted before the first move of the plan."""
+    share of the source. `of_zone`, `of_machine`: what their zones and machines lead. All are counted before the first
+    move of the plan."""
 
     tablet_id: str
     source: str
@@ -54,26 +59,54 @@ class Move:
     leads: tuple[int, int]
     of_table: tuple[int, int]
     share: int
+    of_zone: tuple[int, int] = (0, 0)
+    of_machine: tuple[int, int] = (0, 0)
 
 
-def choose_moves(groups: Sequence[Group], most: int) -> tuple[Move, ...]:
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """Where nodes are: their zones and machines. A node that is not named has a machine of its own, and no zone."""
+
+    zones: Mapping[str, str] = field(default_factory=dict)
+    machines: Mapping[str, str] = field(default_factory=dict)
+
+    def zone(self, node: str) -> str:
+        """The node's zone."""
+        return self.zones.get(node, "")
+
+    def machine(self, node: str) -> str:
+        """The node's machine."""
+        return self.machines.get(node, node)
+
+
+NOWHERE = Sites()
+"""Each node has a machine of its own, and all are in one zone."""
+
+
+def choose_moves(groups: Sequence[Group], most: int, sites: Sites = NOWHERE) -> tuple[Move, ...]:
     """The moves to begin with, at most this many; empty if the leaders are spread. Each group moves at most
     once."""
     if not groups or most <= 0:
         return ()
     share = shares(groups)
-    spread = _Spread(groups, {g.tablet_id: g.leader for g in groups}, most)
-    leads = Counter(spread.load)
+    spread = _Spread(groups, {g.tablet_id: g.leader for g in groups}, most, sites)
+    leads, by_zone, by_machine = Counter(spread.load), Counter(spread.by_zone), Counter(spread.by_machine)
     of_table = {table: Counter(of) for table, of in spread.of_table.items()}
     while not spread.full and (
-        _lower_excess(spread, share) or _spread_tables(spread, share) or _spread_all(spread, share)
+        _lower_excess(spread, share)
+        or _spread_tables(spread, share)
+        or _spread_all(spread, share)
+        or _spread_sites(spread, share)
     ):
         pass
     found = []
     for group, source in spread.moves():
         target, of = spread.at[group.tablet_id], of_table[group.table]
         pair = (leads[source], leads[target])
-        found.append(Move(group.tablet_id, source, target, pair, (of[source], of[target]), share[source]))
+        zones = by_zone[sites.zone(source)], by_zone[sites.zone(target)]
+        machines = by_machine[sites.machine(source)], by_machine[sites.machine(target)]
+        in_table = of[source], of[target]
+        found.append(Move(group.tablet_id, source, target, pair, in_table, share[source], zones, machines))
     return tuple(found[:most])
 
 
@@ -162,6 +195,21 @@ def _path_in_all(spread: _Spread, share: Counter[str], source: str) -> list[str]
     return path
 
 
+def _spread_sites(spread: _Spread, share: Counter[str]) -> bool:
+    """Move a leader to a node that leads one fewer, in a zone or on a machine that leads fewer by STEP. Counts of nodes
+    and tables stay what they are, but for their order."""
+    room, tables = _room(spread, share), spread.of_table
+    for source in spread.heaviest():
+        for target in spread.beside(source):
+            alike = spread.load[source] == spread.load[target] + 1
+            if not (alike and room(target) and spread.betters_sites(source, target)):
+                continue
+            if spread.edge(source, target, lambda t, a, b: tables[t][a] > tables[t][b]):
+                spread.walk([source, target])
+                return True
+    return False
+
+
 def _below(load: Counter[str], limit: int) -> Callable[[str], bool]:
     return lambda node: load[node] <= limit
 
@@ -179,8 +227,13 @@ class _Spread:
     """An assignment that is being improved. `moved`: the first place of each group that moved, in the order
     of the moves."""
 
-    def __init__(self, groups: Sequence[Group], at: dict[str, str], most: int | None) -> None:
+    def __init__(
+        self, groups: Sequence[Group], at: dict[str, str], most: int | None, sites: Sites = NOWHERE
+    ) -> None:
         self.at = at
+        self._sites = sites
+        self.by_zone: Counter[str] = Counter()
+        self.by_machine: Counter[str] = Counter()
         self.moved: dict[str, str] = {}
         self._most = most
         self._groups = {g.tablet_id: g for g in groups}
@@ -202,6 +255,19 @@ class _Spread:
         """The groups that are led elsewhere now, and where each was led before."""
         return [(self._groups[t], node) for t, node in self.moved.items() if self.at[t] != node]
 
+    def beside(self, node: str) -> list[str]:
+        """The nodes that may get a leader from this one."""
+        return sorted(place for place, tables in self._led.get(node, {}).items() if tables)
+
+    def betters_sites(self, source: str, target: str) -> bool:
+        """Whether a leader less at one node and more at the other spreads zones better; or machines, and zones as well."""
+        sites = self._sites
+        zones = self.by_zone[sites.zone(source)] - self.by_zone[sites.zone(target)]
+        machines = self.by_machine[sites.machine(source)] - self.by_machine[sites.machine(target)]
+        if sites.zone(source) != sites.zone(target) and zones != 1:
+            return zones >= STEP
+        return sites.machine(source) != sites.machine(target) and machines >= STEP
+
     def heaviest(self) -> list[str]:
         """All nodes, those that lead most first."""
         return sorted(self.nodes, key=lambda n: (-self.load[n], n))
@@ -217,7 +283,7 @@ class _Spread:
             further = []
             for node in rim:
                 for place in sorted(self._led.get(node, {})):
-                    if place not in before and self._edge(node, place, may, table):
+                    if place not in before and self.edge(node, place, may, table):
                         before[place] = node
                         further.append(place)
             if found := [n for n in further if ends(n)]:
@@ -237,7 +303,8 @@ class _Spread:
             rim = sorted(further)
         return found
 
-    def _edge(self, node: str, place: str, may: Edge | None, table: str | None) -> bool:
+    def edge(self, node: str, place: str, may: Edge | None, table: str | None = None) -> bool:
+        """Whether a leader may go from the one node to the other."""
         tables = self._led[node].get(place, {})
         if table is not None:
             return table in tables
@@ -258,7 +325,7 @@ class _Spread:
 
     def _move(self, group: Group, target: str) -> None:
         source = self.at[group.tablet_id]
-        self.load[source] -= 1
+        self._count(source, -1)
         self.of_table[group.table][source] -= 1
         for place in group.places:
             if place != source:
@@ -271,9 +338,14 @@ class _Spread:
         self.moved.setdefault(group.tablet_id, source)
 
     def _put(self, group: Group, node: str) -> None:
-        self.load[node] += 1
+        self._count(node, 1)
         self.of_table.setdefault(group.table, Counter())[node] += 1
         led = self._led.setdefault(node, {})
         for place in group.places:
             if place != node:
                 led.setdefault(place, {}).setdefault(group.table, {})[group.tablet_id] = None
+
+    def _count(self, node: str, number: int) -> None:
+        self.load[node] += number
+        self.by_zone[self._sites.zone(node)] += number
+        self.by_machine[self._sites.machine(node)] += number

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stele.driver.leader_balance import Group, Move, choose_moves
+from stele.driver.leader_balance import Group, Move, Sites, choose_moves
 from stele.driver.leader_trials import NO_LEADER_TRIALS, LeaderTrials
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation
@@ -36,8 +36,9 @@ class Groups:
         self._groups: dict[str, Group] = {}
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
-        self._spread: tuple[Group, ...] | None = None
-        """The groups that differed from `_groups` when nothing was left to move; None: something may be."""
+        self._spread: tuple[tuple[Group, ...], Sites] | None = None
+        """The groups that differed from `_groups` when nothing was left to move, and where nodes were; None: something
+        may be."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
         """A tablet was judged again; None: it is gone."""
@@ -65,11 +66,13 @@ class Groups:
             group = _group(s, view.now_us, self._policy, trials) if s is not None else None
             if group is not None and group != self._groups.get(tablet_id):
                 others[tablet_id] = group
-        if self._spread == tuple(others.values()):
+        nodes = [n for n in view.nodes if n.role == "node"]
+        sites = Sites({n.node_id: n.zone for n in nodes}, {n.node_id: n.host for n in nodes})
+        if self._spread == (tuple(others.values()), sites):
             return ()
         groups = {**self._groups, **others}
-        moves = choose_moves([groups[t] for t in sorted(groups)], most)
-        self._spread = None if moves else tuple(others.values())
+        moves = choose_moves([groups[t] for t in sorted(groups)], most, sites)
+        self._spread = None if moves else (tuple(others.values()), sites)
         return moves
 
 

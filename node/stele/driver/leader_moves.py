@@ -82,17 +82,26 @@ def _step(move: Move, view: ClusterView) -> MoveLeader:
     return MoveLeader(
         TabletId(move.tablet_id),
         tablet.config.opid_index if tablet is not None else -1,
-        _reason(move, tablet.table_name if tablet is not None else ""),
+        _reason(move, tablet.table_name if tablet is not None else "", view),
         NodeId(move.target),
         False,
         cause=f"leaders/{move.source[:8]}-{epoch}",
     )
 
 
-def _reason(move: Move, table: str) -> str:
+def _reason(move: Move, table: str, view: ClusterView) -> str:
     source, target = f"node {move.source[:8]}", f"node {move.target[:8]}"
     if move.leads[0] > move.share:
         return f"{source} leads {_tablets(move.leads[0])}, but its share is {move.share}"
+    if move.leads[0] < move.leads[1] + STEP and not _is_of_table(move):
+        nodes = view.node(move.source), view.node(move.target)
+        for count, kind, names in (
+            (move.of_zone, "zone", [n.zone if n is not None else "" for n in nodes]),
+            (move.of_machine, "machine", [n.host if n is not None else "" for n in nodes]),
+        ):
+            if names[0] != names[1] and count[0] >= count[1] + STEP:
+                first, second = (f"{kind} {name or '(none)'}" for name in names)
+                return f"{first} leads {_tablets(count[0])}, {second} leads {count[1]}"
     (leads, of), there = (move.of_table, f" of {table}") if _is_of_table(move) else (move.leads, "")
     return f"{source} leads {_tablets(leads)}{there}, {target} leads {of}"
 
