@@ -170,6 +170,49 @@ def test_a_node_that_the_spec_names_is_replaced_and_retired() -> None:
     assert not {"DrainRefused", "UnknownNode"} & set(reasons(make_plan(world.observe())))
 
 
+def test_the_last_node_of_a_zone_does_not_leave_where_others_could() -> None:
+    """Else tablets would have two replicas in one zone, although the spec asks for three zones."""
+    world = World({"nodes": {"replicas": 5}, "zones": ["z1", "z2", "z3"]})
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    zones = {
+        c["metadata"]["name"]: c["metadata"]["annotations"]["stele.dev/zone"]
+        for c in world.of("PersistentVolumeClaim")
+        if "-node-" in c["metadata"]["name"]
+    }
+    (last,) = [n for n, z in zones.items() if list(zones.values()).count(z) == 1]
+    change(world, replicas=4, retire=[last])
+    plan = world.step()
+    assert reasons(plan)["DrainRefused"] == (
+        f"{last} cannot be drained: zone {zones[last]} would have no node without {last}; name nodes of other zones in "
+        f"nodes.retire, or take {zones[last]} from zones"
+    )
+    assert set(states(world).values()) == {State.READY}
+    world.cluster["spec"]["zones"] = [z for z in ("z1", "z2", "z3") if z != zones[last]]
+    for _ in range(40):
+        world.step()
+    assert states(world)[last] is State.RETIRED
+
+
+def test_the_last_node_of_a_zone_is_replaced_in_its_zone() -> None:
+    """nodes.replicas stay as they were: another one is made there first."""
+    world = World({"nodes": {"replicas": 5}, "zones": ["z1", "z2", "z3"]}, machines=6)
+    world.group("events", partitioning={"hash": [{"columns": ["id"], "buckets": 4}]})
+    world.run()
+    zone = {m.name: m.claim.zone for m in members(world).values() if m.claim is not None}
+    fewest = min(zone.values(), key=list(zone.values()).count)
+    gone = [n for n, z in zone.items() if z == fewest]
+    world.machines.append(Machine("n9", True, fewest))
+    change(world, retire=gone[:1])
+    for _ in range(40):
+        world.step()
+    world.run()
+    now = members(world)
+    assert now[gone[0]].state is State.RETIRED
+    ready = [m for m in now.values() if m.state is State.READY]
+    assert len(ready) == 5 and fewest in {m.claim.zone for m in ready if m.claim is not None}
+
+
 def test_scale_in_by_name_makes_no_other_node() -> None:
     world = made(5)
     change(world, replicas=4, retire=["flights-node-0"])

@@ -13,7 +13,7 @@ parked only while fewer than `budget.maxUnavailable` are away.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from stele.driver.feasible import absence, drain_faults
@@ -84,7 +84,9 @@ def plan_leaving(
     under_way = {m.node_id for m in everyone if leaves(m)}
     fresh = {node_id for node_id in wanted if node_id not in under_way}
     names = {m.node_id: m.name for m in everyone}
-    faults = drain_faults(o.catalog.view, policy, wanted) if fresh and not hold else ()
+    faults: tuple[str, ...] = ()
+    if fresh and not hold:
+        faults = (*drain_faults(o.catalog.view, policy, wanted), *_emptied(spec, everyone, fresh))
     if faults:
         who = some(sorted(names[n] for n in fresh))
         findings.append(
@@ -156,6 +158,24 @@ def _zone(m: Member) -> str:
 
 def _serial(m: Member) -> int:
     return m.claim.serial if m.claim is not None else -1
+
+
+def _emptied(spec: TabletClusterSpec, everyone: Sequence[Member], fresh: Collection[str]) -> tuple[str, ...]:
+    """Why nodes that nodes.retire names must not begin to leave: a zone of the spec would have no node any more, and
+    another zone has several."""
+    left = Counter(_zone(m) for m in staying_nodes(spec, everyone) if not leaves(m))
+    last: dict[str, list[str]] = {}
+    for m in everyone:
+        zone = _zone(m)
+        if m.node_id in fresh and m.name in spec.nodes.retire and zone in spec.zones and not left[zone]:
+            last.setdefault(zone, []).append(m.name)
+    if max(left.values(), default=0) < 2:
+        return ()
+    return tuple(
+        f"zone {zone} would have no node without {some(sorted(names))}; name nodes of other zones in nodes.retire, or "
+        f"take {zone} from zones"
+        for zone, names in sorted(last.items())
+    )
 
 
 def _beginning(retiring: Mapping[str, str], under_way: set[str], names: Mapping[str, str]) -> list[Finding]:
