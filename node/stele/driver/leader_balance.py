@@ -15,8 +15,8 @@ The measure of an assignment is compared in this order:
 3. the sum of the squares of all leaders per node;
 4. the same per zone, then the same per machine.
 
-The last two decide only between nodes of which one leads one more: nodes go before zones and machines, which may
-have different numbers of nodes.
+The last two decide only between nodes of which one leads one more. Nodes go before zones and machines, since
+these may have different numbers of nodes.
 
 Invariants: each path lowers the measure, so moves end and none is undone. While a node leads more than one
 above its share, there is a move.

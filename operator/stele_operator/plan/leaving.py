@@ -161,8 +161,8 @@ def _serial(m: Member) -> int:
 
 
 def _emptied(spec: TabletClusterSpec, everyone: Sequence[Member], fresh: Collection[str]) -> tuple[str, ...]:
-    """Why nodes that nodes.retire names must not begin to leave: a zone of the spec would have no node any more, and
-    another zone has several."""
+    """Why nodes that nodes.retire names must not begin to leave. A zone of the spec would have no node any more, while
+    another one has several."""
     left = Counter(_zone(m) for m in staying_nodes(spec, everyone) if not leaves(m))
     last: dict[str, list[str]] = {}
     for m in everyone:
