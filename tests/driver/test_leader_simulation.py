@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from stele.driver.leader_balance import Group, shares
-from stele.driver.leader_trials import LeaderMemory
+from stele.driver.leader_trials import RESTS_MS, LeaderMemory
 from stele.driver.planner import plan
 from stele.driver.progress import spreads_leaders
 from stele.driver.steps import MoveLeader, Step
@@ -145,11 +145,15 @@ def disturb(cluster: Cluster, driver: Driver, rng: random.Random) -> None:
 
 def settle(cluster: Cluster, driver: Driver, seed: int) -> int:
     """Let the driver work until there has been nothing to do for a while. Returns the passes."""
-    quiet = 0
+    quiet, rested = 0, False
     for number in range(2_000):
         quiet = quiet + 1 if driver.round() else 0
-        if quiet >= 3:
+        rested = rested and quiet > 0
+        if quiet >= 3 and rested:
             return number
+        if quiet >= 3:  # leaders that moved rest for a while
+            driver.now_ms += RESTS_MS
+            quiet, rested = 1, True
         if number == 40:
             for t in cluster.tablets.values():  # replicas that lagged have caught up
                 t.behind = set()
