@@ -99,8 +99,7 @@ def test_off_until_given_up_and_back(bench: Bench, spare: bool) -> None:
         machine = bench.machine_with_both()
         node = bench.member_on(machine, "node")
         # With spare machines the writes would make copies longer than the test waits.
-        stream = None if spare else bench.place.begin("stream")
-        time.sleep(5)
+        stream = None if spare else bench.stream()
         started = time.time()
         bench.power("off", machine)
         bench.until("the node is given up", lambda: bench.members()[node]["state"] == "Draining")
@@ -118,8 +117,6 @@ def test_off_until_given_up_and_back(bench: Bench, spare: bool) -> None:
             )
             assert bench.condition("TabletCluster", "DrainBlocked")["status"] == "False"
         spread_soon(bench)
-        streamed = [last_json(stream.stop(60), "stream")] if stream is not None else []
-        for result in streamed:
-            bench.note(f"          {result['rows']:,} rows, longest wait {result['longest_wait_ms']} ms")
+        streamed = [bench.written(stream)] if stream is not None else []
         bench.sound()
         bench.compare(loaded, *streamed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from examples.demo.__main__ import last_json
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
 from tests.e2e.test_6_volumes import _EMPTY, restart
 from tests.e2e.test_9_leaders import spread_soon
@@ -42,10 +41,9 @@ def test_two_volumes_of_a_table_are_wiped(bench: Bench) -> None:
     bench.until("no majority is lost any more", lambda: not lost())
     # The other tablets have lost one of three; to heal them from two lost nodes at once is a person's word, too.
     bench.patch("TabletCluster", {"healing": {"maxLostNodes": 2}})
-    stream = bench.place.begin("stream")
+    stream = bench.stream()
     bench.until("it was healed", lambda: bench.whole() and {one, other} <= bench.released(), 600)
     spread_soon(bench)
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(loaded, streamed)

@@ -49,8 +49,7 @@ def test_a_roll_and_back_under_writes(bench: Bench) -> None:
 def test_a_bad_image_and_its_correction(bench: Bench) -> None:
     bench.have(fresh=True)
     bench.patch("TabletCluster", {"healing": {"witnessAfter": "10m", "silentAfter": "20m"}})
-    stream = bench.place.begin("stream")
-    time.sleep(5)
+    stream = bench.stream()
     before = uids(bench)
     bench.patch("TabletCluster", {"image": BAD})
     bench.until(
@@ -67,7 +66,6 @@ def test_a_bad_image_and_its_correction(bench: Bench) -> None:
     spread_soon(bench)
     assert {n for n, uid in uids(bench).items() if before[n] != uid} == set(changed)
     assert all(p.spec.containers[0].image != BAD for p in bench.pods())
-    streamed = last_json(stream.stop(60), "stream")
-    bench.note(f"          {streamed['rows']:,} rows written, longest wait {streamed['longest_wait_ms']} ms")
+    streamed = bench.written(stream)
     bench.sound()
     bench.compare(streamed)
