@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
+from stele.driver.turns import Turns
 from stele.driver.view import ClusterView, NodeView
 from stele.driver.wire import freshen
 from stele.model.errors import SteleError
@@ -48,10 +49,11 @@ async def ask(
 ) -> Answers:
     """The reports of these tablets, by the id of the node that is asked."""
     answers = Answers()
-    left = _calls(view, wanted)
+    left, turns = _calls(view, wanted), Turns()
 
     async def work() -> None:
         for node, tablet_ids in left:
+            await turns.mine()
             if node.node_id not in answers.errors:
                 await _ask(pool, node, tablet_ids, answers, timeout_s)
 

@@ -26,6 +26,7 @@ from stele.driver.situation import Situation
 from stele.driver.slots import waits_for_turn
 from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Step, WaitCopy
 from stele.driver.trials import CopyMemory, WitnessRefusals
+from stele.driver.turns import Turns
 from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb
 from stele.driver.witness_starts import WitnessStarts
@@ -263,15 +264,16 @@ class Executor:
     async def _carry_all_out(
         self, orders: Orders, steps: Sequence[Step], view: ClusterView
     ) -> dict[int, Outcome]:
-        """The outcomes of orders, by their place in the steps. Some orders are given at once; a task for each of thousands
-        would hold the event loop."""
+        """The outcomes of orders, by their place in the steps. Some orders are under way at once, and each begins in a turn of
+        its own: tasks for thousands, or some orders in one turn, would hold the event loop."""
         left = ((at, step) for at, step in enumerate(steps) if not isinstance(step, WAITS))
         done: dict[int, Outcome] = {}
+        turns = Turns()
 
         async def work() -> None:
             for at, step in left:
+                await turns.mine()  # also after an order that failed before it was sent
                 done[at] = await self._carry_out(orders, step, view)
-                await asyncio.sleep(0)  # an order may have failed before it was sent
 
         workers = [asyncio.create_task(work()) for _ in range(min(STEPS_AT_ONCE, len(steps)))]
         try:
