@@ -10,11 +10,9 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import FrameType
 
 import pytest
 
-from stele.driver.asking import ask
 from stele.driver.executor import Executor, Report, StaleEpoch
 from stele.driver.leader_trials import BEGINS_MS
 from stele.driver.main import run
@@ -27,7 +25,6 @@ from stele.rpc.identity import Identity
 from tests.driver.model import Cluster
 from tests.driver.model_parts import POLICY, node_name
 from tests.driver.served import START_IN_FORCE, Served, serve
-from tests.operator.test_large import Steps
 
 
 @asynccontextmanager
@@ -460,61 +457,3 @@ async def test_no_more_leaders_move_in_a_minute_than_the_policy_says() -> None:
         for _ in range(5):
             await executor.run_once(few)
         assert cluster.leader_moves.total() == 6
-
-
-class Begun:
-    """How many calls begin in one turn of this thread's event loop, at most; and how many in all."""
-
-    def __init__(self) -> None:
-        self.most = 0
-        self.calls: dict[int, FrameType] = {}
-        self._in_turn = 0
-
-    def __enter__(self) -> Begun:
-        self._before = sys.gettrace()
-        sys.settrace(self._trace)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(self._before)
-
-    def _trace(self, frame: FrameType, event: str, arg: object) -> None:
-        if frame.f_code is asyncio.BaseEventLoop._run_once.__code__:  # type: ignore[attr-defined]
-            self._in_turn = 0
-        elif frame.f_code is ChannelPool.unary.__code__ and id(frame) not in self.calls:
-            self.calls[id(frame)] = frame
-            self._in_turn += 1
-            self.most = max(self.most, self._in_turn)
-
-
-@pytest.mark.parametrize("what", ["orders", "questions"])
-async def test_few_calls_begin_in_one_turn_of_the_loop(what: str) -> None:
-    """Sixteen did: to begin one takes half a ms, in which nothing else in the loop goes on."""
-    cluster = killed(60)
-    async with serve(cluster) as served, driver(served) as executor:
-        await executor.ensure_claim()
-        view = await executor.observe(POLICY)
-        with Begun() as begun:
-            if what == "orders":
-                await executor.run_once(replace(POLICY, max_copies=60), view)
-            else:
-                asked = {n: list(cluster.tablets)[:60] * 4 for n, node in cluster.nodes.items() if node.alive}
-                await ask(executor._pool, view, asked)
-    assert len(begun.calls) > 30 and begun.most <= 2, (len(begun.calls), begun.most)
-
-
-async def test_no_step_of_the_loop_grows_with_the_orders_of_a_pass() -> None:
-    """Of a lost node there are thousands, and a task for each was made at once: the Lease and probes had to wait."""
-
-    async def largest(tablets: int) -> tuple[int, int]:
-        cluster = killed(tablets)
-        async with serve(cluster) as served, driver(served) as executor:
-            await executor.ensure_claim()
-            view = cluster.view()
-            with Steps() as steps:
-                report = await executor.run_once(POLICY, replace(view, claim=executor.claim))
-        return len(report.outcomes), steps.largest
-
-    (few, small), (many, large) = await largest(20), await largest(80)
-    assert many > few + 20
-    assert large < small + (many - few) * 100
