@@ -29,7 +29,7 @@ from stele_operator.movings import Movings
 
 log = structlog.get_logger("stele.operator.heal")
 PASSES_MAX = 8
-"""Most rounds of the driver in one pass of the operator, because pods must not wait for a heal."""
+"""The most rounds of the driver in one pass of the operator, because pods must not wait for a heal."""
 PASS_S = 5.0
 """After this time no further round begins, for the same reason: after the loss of a node a round gives thousands of orders."""
 _PAUSE_S = 0.2

@@ -25,7 +25,7 @@ from stele_operator.plan.budgets import some
 PROGRESS_S = 10.0
 """Shortest time between two progress reports of a heal. `Reporter` counts such events up once a minute."""
 BLOCKED_MAX = 5
-"""Most reasons of waiting tablets that become an event each in one round."""
+"""The most reasons of waiting tablets that become an event each in one round."""
 _WAITS = frozenset(step.__name__ for step in WAITS)
 _REPLICA = re.compile(r"\breplica \d+\b")
 _NUMBERS = re.compile(r"\b\d+ s\b|\b\d+ of \d+ bytes\b")
@@ -88,7 +88,8 @@ class _Heal:
     arrived: dict[str, int] = field(default_factory=dict)
     """Bytes of each tablet's copy."""
     causes: dict[str, None] = field(default_factory=dict)
-    """Names of its causes (`stele.driver.causes`): one, and those of heals that an earlier driver began."""
+    """Names of its causes (`stele.driver.causes`): its own, and those of heals that an earlier driver
+    began."""
 
     @property
     def size(self) -> str:
@@ -241,7 +242,8 @@ def _name(node: str, names: Mapping[str, str]) -> str:
 
 
 def _why(node: str, reason: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Why a tablet waits, with the node that is healed; and what of it does not differ."""
+    """(Why a tablet waits, with the node that is healed; the same without parts that differ from tablet to
+    tablet)."""
     why, name = with_names(reason, names), _name(node, names)
     why = f"{name}: {why}" if node and name not in why else why
     return why, _same(why)

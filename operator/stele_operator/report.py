@@ -26,7 +26,7 @@ _REMEMBERED_MAX = 2_000
 _MESSAGE_MAX = 1_000
 PROGRESS_INTERVAL_S = 10.0
 WRITES_AT_ONCE = 8
-"""Most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
+"""The most concurrent status writes for the TabletGroups of one cluster, of which there may be hundreds."""
 _NUMBERS = re.compile(r"(?<![\w-])\d[\d,]*(?![\w-])")
 _PROGRESS_FIELDS = ("bytesDone", "etaSeconds", "reason")  # a copy's reason tells how much has arrived
 

@@ -58,7 +58,8 @@ class Cursor:
                     self._thread.start()
 
     def move(self, since: int) -> None:
-        """Let go what lies before `since`: a batch up to there is done. What cannot be reached moves with the next batch.
+        """Let go of the history before `since`, because the batch up to there is done. What cannot be reached
+        moves with the next batch.
 
         Raises what `keep` raises.
         """

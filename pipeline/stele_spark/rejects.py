@@ -1,7 +1,7 @@
-"""Refused rows of a job, written aside as Parquet. Used by sink.py, in tasks and in the driver.
+"""Refused rows of a job, in Parquet files of their own. Used by sink.py, in tasks and in the driver.
 
-A task writes its refused rows to a file with a hidden name, which Spark does not read. The commit gives the files of the
-attempts that count their names, and deletes those of the others.
+A task writes its refused rows to a file with a hidden name, which Spark does not read. Some attempts at a
+task do not count. The commit gives the files of those that count visible names, and deletes the other files.
 
 Invariant: a file with a visible name is whole, and belongs to an attempt whose task ended well.
 """
@@ -42,7 +42,8 @@ class Rejects:
         return f"rejects-{self.job[:12]}-"
 
     def publish(self, names: Collection[str]) -> None:
-        """Give these files their names, and delete what other attempts left, also an earlier run of the job.
+        """Give these files visible names. Delete what other attempts left, and what an earlier run of the job
+        left.
 
         Raises:
             SteleError: the folder cannot be changed; a file is not there, because the folder is not the same for all
@@ -57,7 +58,7 @@ class Rejects:
         self.clear()
 
     def clear(self) -> None:
-        """Delete all files of the job that have no names yet."""
+        """Delete all files of the job that have no visible names yet."""
         for name in self.folder.entries(""):
             if name.startswith(_HIDDEN + self._prefix):
                 self.folder.delete(name)

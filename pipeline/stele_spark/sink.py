@@ -2,7 +2,7 @@
 
 The driver checks what it can, makes a job, and commits. Each task is a part of that job. If the job has a name, another run of it
 may deal the rows out to other tasks. So all tasks are at one part, and a key's second row is at another one (turns.py). A
-refused row fails its task, or with the option `rejects` is written aside.
+refused row fails its task, or with the option `rejects` is written to a file of rejects.
 
 Invariant: each row is written once, however often its task runs, and changes nothing that others wrote since.
 """
@@ -104,36 +104,36 @@ class Writer(ds.DataSourceArrowWriter):
         """As `write`, for this job. `named`: other runs of it may have other tasks."""
         part = _task()
         rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())
-        aside = None if rejects is None else rejects.file(part)
+        reject_file = None if rejects is None else rejects.file(part)
         with Client(self._options.masters, timeout_s=_BLOCK_TIMEOUT_S) as client:
             table = client.open_planned(self._plan).asynchronous
-            counts = _Counts(self._op, aside)
+            counts = _Counts(self._op, reject_file)
 
             def writer_of(turn: int) -> BulkWriter:
                 part_of = job.part(turn if named else part)
-                return self._writer(table, part_of if table.takes_jobs else None, aside, counts)
+                return self._writer(table, part_of if table.takes_jobs else None, reject_file, counts)
 
             writes = _Writes(client, writer_of, Turns(table.schema) if named else None)
             try:
                 self._feed(writes, counts, iterator)
                 writes.finish()
-                name = "" if aside is None else aside.close()
+                name = "" if reject_file is None else reject_file.close()
             except BaseException:
                 writes.abandon()
-                if aside is not None:
-                    aside.discard()
+                if reject_file is not None:
+                    reject_file.discard()
                 raise
         told = counts.written(), counts.rows_refused, name, job.id.hex()
         return Written(writes.rows_written, writes.timestamp, *told)
 
     def _writer(
-        self, table: AsyncTable, part: JobPart | None, aside: RejectFile | None, counts: _Counts
+        self, table: AsyncTable, part: JobPart | None, reject_file: RejectFile | None, counts: _Counts
     ) -> BulkWriter:
         return table.arrow_writer(
             self._op,
             buffer_bytes=_BUFFER_BYTES,
             part=part,  # None: before an upgrade is finalized no node knows jobs
-            on_refused=None if aside is None else counts.refuse,
+            on_refused=None if reject_file is None else counts.refuse,
         )
 
     def _feed(self, writes: _Writes, counts: _Counts, iterator: Iterator[pa.RecordBatch]) -> None:
@@ -184,8 +184,8 @@ class Writer(ds.DataSourceArrowWriter):
         rows = {name: sum(m.ops.get(name, 0) for m in written) for name in _OPS}
         by_op = ", ".join(f"{name} {count}" for name, count in rows.items() if count) or "no rows"
         refused = sum(m.refused for m in written)
-        aside = f"; refused {refused}, in {self._rejects.folder.shown}" if self._rejects and refused else ""
-        return f"stele: table {self._options.table}: written {by_op}{aside}"
+        told = f"; refused {refused}, in {self._rejects.folder.shown}" if self._rejects and refused else ""
+        return f"stele: table {self._options.table}: written {by_op}{told}"
 
     def abort(self, messages: list[ds.WriterCommitMessage | None]) -> None:
         """Written rows stay. The files of refused rows go."""
@@ -194,8 +194,8 @@ class Writer(ds.DataSourceArrowWriter):
 
 
 class _Writes:
-    """The writers of one attempt, one after the other. `writer_of(turn)`: makes one for rows that are so manyth of their keys;
-    without `turns`, all rows are taken for the first."""
+    """The writers of one attempt, one after the other. `writer_of(turn)` makes the writer for rows that are
+    the first, second and so on of their keys. Without `turns`, all rows count as the first."""
 
     def __init__(self, client: Client, writer_of: Callable[[int], BulkWriter], turns: Turns | None) -> None:
         self.rows_written = 0
@@ -239,9 +239,9 @@ class _Writes:
 class _Counts:
     """The rows of one attempt by operation, and those that were refused."""
 
-    def __init__(self, op: RowOp | None, aside: RejectFile | None) -> None:
+    def __init__(self, op: RowOp | None, reject_file: RejectFile | None) -> None:
         self._op = op
-        self._aside = aside
+        self._reject_file = reject_file
         self._rows = np.zeros(len(RowOp) + 1, np.int64)
 
     def split(self, batch: pa.RecordBatch, op_column: str) -> tuple[pa.RecordBatch, Ops]:
@@ -257,9 +257,9 @@ class _Counts:
             return rows, ops
         given = names.take(pa.array(bad)).to_pylist()
         errors = [RowError(int(at), Code.INVALID_ARGUMENT, _unknown(op)) for at, op in zip(bad, given)]
-        if self._aside is None:
+        if self._reject_file is None:
             raise Rejected(f"column {op_column}: {errors[0].message}")
-        self._aside.take(rows.take(pa.array(bad)), given, errors)
+        self._reject_file.take(rows.take(pa.array(bad)), given, errors)
         good = np.flatnonzero(ops)
         return rows.take(pa.array(good)), ops[good]
 
@@ -272,24 +272,24 @@ class _Counts:
 
     def refuse(self, rows: pa.RecordBatch, errors: list[RowError]) -> None:
         """Called by the writer, in the client's thread."""
-        assert self._aside is not None
+        assert self._reject_file is not None
         if self._op is None:
             last = rows.num_columns - 1
             ops, rows = np.asarray(rows.column(last)), rows.select(list(range(last)))
         else:
             ops = np.full(rows.num_rows, self._op, np.uint8)
         self._rows -= np.bincount(ops, minlength=len(self._rows))
-        self._aside.take(rows, [RowOp(op).name.lower() for op in ops.tolist()], errors)
+        self._reject_file.take(rows, [RowOp(op).name.lower() for op in ops.tolist()], errors)
 
     @property
     def rows_refused(self) -> int:
-        """The rows that were put aside."""
-        return 0 if self._aside is None else self._aside.rows
+        """How many rows were refused into the file of rejects."""
+        return 0 if self._reject_file is None else self._reject_file.rows
 
     def settle(self) -> None:
-        """Write what was refused so far aside."""
-        if self._aside is not None:
-            self._aside.settle()
+        """Write what was refused so far to the file of rejects."""
+        if self._reject_file is not None:
+            self._reject_file.settle()
 
     def written(self) -> dict[str, int]:
         """Rows written by each operation that wrote any. Call when all are answered."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stele.client import AsyncScanner, Client, Table
 
 _READ_AT_MOST = 4
-"""So many times the limit is read of a slice, then it is made shorter."""
+"""If a slice has more than this many times the limit, it is made shorter."""
 _GROW = 4
 
 Times = npt.NDArray[np.uint64]

@@ -151,16 +151,16 @@ def test_a_disk_without_inodes_is_nearly_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", f"size={DISK_MIB}m,nr_inodes=400"):
         log = Log.open(tmp_path / "disk" / "wal", LogOptions(prepare=False), NodeId(new_id()), run_all)
         ballast = [tmp_path / "disk" / str(number) for number in range(300)]
-        said = [(log.low_space, log.no_space)]
+        said = [(log.low_space, log.shared.no_space)]
         for some in ballast[:200], ballast[200:]:
             for one in some:
                 one.touch()
             log.refresh_space()
-            said.append((log.low_space, log.no_space))
+            said.append((log.low_space, log.shared.no_space))
         for one in ballast:
             one.unlink()
         log.refresh_space()
-        assert [*said, (log.low_space, log.no_space)] == [
+        assert [*said, (log.low_space, log.shared.no_space)] == [
             (False, False),
             (True, False),
             (True, True),
@@ -174,7 +174,7 @@ def test_a_disk_that_does_not_count_inodes_is_not_full_for_that(tmp_path: Path) 
     with small_disk(tmp_path / "disk", f"size={DISK_MIB}m,nr_inodes=0"):
         assert (os.statvfs(tmp_path / "disk").f_files, os.statvfs(tmp_path / "disk").f_favail) == (0, 0)
         log = Log.open(tmp_path / "disk" / "wal", LogOptions(prepare=False), NodeId(new_id()), run_all)
-        assert not log.low_space and not log.no_space
+        assert not log.low_space and not log.shared.no_space
         log.close()
 
 

@@ -19,7 +19,7 @@ from stele.model.schema import Schema
 NEW_YORK = pa.timestamp("us", "America/New_York")
 
 
-class _Misfits(Exception):
+class _Unfit(Exception):
     """Why values do not fit, by row."""
 
     def __init__(self, by_row: dict[int, str]) -> None:
@@ -30,11 +30,11 @@ class _Misfits(Exception):
 def _fitted(array: pa.Array, type_: str) -> list[Any]:
     schema = Schema.make([("k", "int64"), ("c", type_, True)], ["k"])
     rows = pa.record_batch([pa.array(range(len(array)), pa.int64()), array], names=["k", "c"])
-    batch, ids, misfits = fit(rows, "t", schema, RowOp.UPSERT)
+    batch, ids, outdated = fit(rows, "t", schema, RowOp.UPSERT)
     assert ids == (0, 1)
-    if misfits:
-        assert list(misfits) == [1] and all(batch.column(1)[row].as_py() is None for row in misfits[1])
-        raise _Misfits(misfits[1])
+    if outdated:
+        assert list(outdated) == [1] and all(batch.column(1)[row].as_py() is None for row in outdated[1])
+        raise _Unfit(outdated[1])
     found: list[Any] = batch.column(1).to_pylist()
     return found
 
@@ -71,7 +71,7 @@ def _fitted(array: pa.Array, type_: str) -> list[Any]:
     ],
 )
 def test_a_value_that_a_cast_would_change_is_refused(array: pa.Array, type_: str, why: str) -> None:
-    with pytest.raises(_Misfits) as caught:
+    with pytest.raises(_Unfit) as caught:
         _fitted(array, type_)
     ((row, text),) = caught.value.by_row.items()
     assert re.match(rf"column c: .*{why}", text), text

@@ -74,7 +74,7 @@ def test_the_most_advanced_survivor_is_taken_and_it_is_told_what_may_be_lost() -
     assert [m.lost for m in found.voters] == [True, True, True, False, False]
     assert found.term == 6 and found.incarnation == 0
     assert "its node is silent for 60 s" in found.voters[0].state
-    assert "writes after 2026-09-21 14:13:17 UTC, the newest write of replica 5" in found.may_lose
+    assert "had acknowledged, after 2026-09-21 14:13:17 UTC, the newest write of replica 5" in found.may_lose
     assert "n1 at 2026-09-21 14:12:20 UTC" in found.may_lose
 
 

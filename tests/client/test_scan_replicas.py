@@ -221,7 +221,7 @@ async def test_a_scan_waits_for_a_place_where_too_many_run(tmp_path: Path) -> No
         (place,) = table.locations.tablets
         assert await table.scan().count() == 1
         address = place.target().flight_address
-        connection = client._flight.get(address)
+        connection = client._flight.connections.get(address)
         until = 0.0
         full, follower = Retryable("full", code=Code.THROTTLED), NotLeader("not the leader")
 
@@ -241,7 +241,7 @@ async def test_a_scan_waits_for_a_place_where_too_many_run(tmp_path: Path) -> No
         else:
             raise AssertionError("it was given up")
         assert time.monotonic() > until and leader.scans - before <= 15 * timeout_s
-        assert client._flight.get(address) is connection
+        assert client._flight.connections.get(address) is connection
         assert place.target().flight_address == address  # writers ask it as before
 
 

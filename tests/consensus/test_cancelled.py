@@ -110,7 +110,7 @@ async def test_a_copy_session_whose_caller_went_away_leaves_nothing(
             await node.sessions.end(got.session_id)
     for _ in range(3):  # whatever is under way in threads
         await node.in_thread(time.sleep, 0.05)
-    await wait_until(lambda: not node.log.states[leader.superblock.key].anchors)
+    await wait_until(lambda: not node.log.shared.states[leader.superblock.key].anchors)
     await wait_until(lambda: not list((node.directory / "copies").glob("*")))
     await wait_until(lambda: not len(node.sessions))
 

@@ -113,8 +113,8 @@ async def test_a_source_that_gives_no_session_is_given_up(
 
 def anchors(group: Group, node: TestNode) -> dict[str, int]:
     """What holds the log of the group's replica at `node` for copies: the entries from there on."""
-    (key,) = [key for key in node.log.states if key.tablet_id == group.tablet_id]
-    held = node.log.states[key].anchors.items()
+    (key,) = [key for key in node.log.shared.states if key.tablet_id == group.tablet_id]
+    held = node.log.shared.states[key].anchors.items()
     return {name: anchor.index for name, anchor in held if name.startswith("copy-")}
 
 

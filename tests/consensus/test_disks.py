@@ -36,8 +36,8 @@ async def test_a_group_whose_disks_are_all_nearly_full_elects_and_is_read(group_
     await group.write(rows([1]))
     term = (await group.leader()).term
     for node in nodes:
-        node.log.files = ScarceFiles()
-        node.log.options = replace(node.log.options, low_space_bytes=1 << 30)
+        node.log.shared.files = ScarceFiles()
+        node.log.shared.options = replace(node.log.shared.options, low_space_bytes=1 << 30)
         node.log.refresh_space()
         node.low = node.log.low_space
         assert node.low

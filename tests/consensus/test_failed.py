@@ -205,17 +205,17 @@ async def test_a_failed_replica_lets_go_of_a_log_that_a_majority_holds_without_i
         node = group.node_of(victim)
         victim.fail("damaged by a test")
     held = node.log.stream(victim.superblock.key)
-    first = node.log.states[held.key].extents[0].sequence
+    first = node.log.shared.states[held.key].extents[0].sequence
     other = await Group([node]).create()
     await write_much(other)
     await node.log_space.collect()
     assert (
-        first in node.log.segments and held.last_opid.index > 0
+        first in node.log.shared.segments and held.last_opid.index > 0
     )  # it may be one of those who made the majority
     await group.write(rows([100]))
     await wait_until(lambda: victim.committed_elsewhere > held.last_opid.index)
     await node.log_space.collect()
-    assert first not in node.log.segments
+    assert first not in node.log.shared.segments
     fresh = await node.restart()
     group.nodes[group.nodes.index(node)] = fresh
     again = group.replica(victim.replica_id)
@@ -229,10 +229,10 @@ async def test_a_failed_replica_that_nobody_stands_in_for_keeps_its_log(group_of
     await group.write(rows(range(10)))
     replica = await group.leader()
     replica.fail("a disk had no space for a moment")
-    first = nodes[0].log.states[replica.superblock.key].extents[0].sequence
+    first = nodes[0].log.shared.states[replica.superblock.key].extents[0].sequence
     await write_much(other)
     await nodes[0].log_space.collect()
-    assert first in nodes[0].log.segments
+    assert first in nodes[0].log.shared.segments
     group.nodes = [await nodes[0].restart()]
     again = await group.leader()
     await wait_until(lambda: len(table(again)) == 10)  # it leads before it has applied its log again

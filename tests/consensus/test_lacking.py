@@ -65,7 +65,7 @@ class LackingNode(TestNode):
         scans = getattr(work, "__name__", "") == "_scan"
         if scans:
             # Its log makes a segment meanwhile, and gives descriptors back as it does.
-            await wait_until(lambda: self.log.wanted_sequence() is None)
+            await wait_until(lambda: self.log.shared.wanted_sequence() is None)
         if scans and self.before:
             self._descriptors.take()
         found = await super().in_thread(work, *args)

@@ -65,14 +65,14 @@ async def test_a_leader_that_finds_no_descriptor_for_its_log_reads_it_again(grou
     """It waited for ever for what it had asked its log for, and its peer got nothing more."""
     group, nodes = await group_of()
     for node in nodes:
-        node.log.cache = EntryCache(0)  # what is read from the log is read from its files
-        node.log.files = LackingFiles()
+        node.log.shared.cache = EntryCache(0)  # what is read from the log is read from its files
+        node.log.shared.files = LackingFiles()
     lagging, others = await one_lags(group)
     for replica in others:
-        group.node_of(replica).log.files.refusals = 2
+        group.node_of(replica).log.shared.files.refusals = 2
     nodes[0].network.cut.clear()
     await group.caught_up(lagging)
-    assert min(group.node_of(r).log.files.refusals for r in others) == 0
+    assert min(group.node_of(r).log.shared.files.refusals for r in others) == 0
     assert all(r.running for r in others), [r.error for r in others]
 
 

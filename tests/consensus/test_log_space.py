@@ -45,7 +45,7 @@ async def busy(node: TestNode, other: Group) -> int:
     most = 0
     for number in range(ROUNDS):
         # Else the last segment is overrun, and the whole of it is held.
-        await wait_until(lambda: node.log.wanted_sequence() is None)
+        await wait_until(lambda: node.log.shared.wanted_sequence() is None)
         await other.write(rows([number], "x" * ROUND_BYTES))
         await maintain(node)
         most = max(most, node.log.bytes_on_disk)
@@ -102,12 +102,12 @@ async def test_a_tail_that_the_disk_changed_is_told_once_and_healed(group_of: Ma
     group, _ = await group_of(3)
     await group.write(rows(range(10)))
     for held in group.nodes:
-        held.log.cache = EntryCache(0)
+        held.log.shared.cache = EntryCache(0)
     node, leader = await without_majority(group)
     await wait_until(lambda: leader.role is not Role.LEADER)
-    run = node.log.states[leader.superblock.key].extents
+    run = node.log.shared.states[leader.superblock.key].extents
     place = run[run.find(leader.storage.stream.last_opid.index)]
-    with node.log.segments[place.sequence].path.open("r+b") as file:
+    with node.log.shared.segments[place.sequence].path.open("r+b") as file:
         file.seek(place.offset + GROUP_HEADER_BYTES)  # the last entry may be a ceiling, of a few bytes
         file.write(b"rot")
     with capture_logs() as told:
@@ -159,9 +159,12 @@ async def test_a_log_most_of_which_has_to_stay_is_not_written_round_and_round(
         (await group.leader()).fail("a disk had no space for a moment")
     node_log = nodes[0].log
     before = node_log.stats.bytes_written
-    for kept in (1 << 60, node_log.options.low_space_bytes):  # where the disk has no space, it is tried again
+    for kept in (
+        1 << 60,
+        node_log.shared.options.low_space_bytes,
+    ):  # where the disk has no space, it is tried again
         assert node_log.stats.bytes_written - before < ROUND_BYTES
-        node_log.options = replace(node_log.options, low_space_bytes=kept)
+        node_log.shared.options = replace(node_log.shared.options, low_space_bytes=kept)
         node_log.refresh_space()
         await nodes[0].log_space.collect()
     for _ in range(10):
@@ -179,8 +182,8 @@ async def test_more_than_is_written_again_stays_where_it_is(
     await group.write(rows([1], "x" * 200_000))
     replica = await group.leader()
     replica.fail("a disk had no space for a moment")
-    first = nodes[0].log.states[replica.superblock.key].extents[0].sequence
+    first = nodes[0].log.shared.states[replica.superblock.key].extents[0].sequence
     with capture_logs() as told:
         await busy(nodes[0], other)
-    assert first in nodes[0].log.segments
+    assert first in nodes[0].log.shared.segments
     assert len([line for line in told if line["event"] == "log not written again"]) == 1

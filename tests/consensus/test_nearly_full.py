@@ -52,8 +52,8 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
     monkeypatch.setattr(cluster, "LOG_OPTIONS", NEEDED)
     group, nodes = await group_of()
     for node in nodes:
-        node.log.files = LittleLeft()
-        node.log.pool._files = node.log.files
+        node.log.shared.files = LittleLeft()
+        node.log.shared.pool._files = node.log.shared.files
     await group.write(rows([1]))
     await group.caught_up(nodes[2].replicas.get(group.tablet_id))
     await nodes[2].stop()
@@ -62,7 +62,7 @@ async def test_writes_go_on_without_a_replica_and_it_is_copied_when_it_comes(
         for node in nodes[:2]:
             await maintain(node)
     for node in nodes[:2]:  # what follows is the copy's: these find no more reason to give anything up
-        node.log.files = node.log.pool._files = OsFiles()
+        node.log.shared.files = node.log.shared.pool._files = OsFiles()
         await maintain(node)
     back = nodes[2] = await nodes[2].restart()
     leader = await group.leader()

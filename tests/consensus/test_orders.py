@@ -167,12 +167,12 @@ async def test_a_start_ends_the_burial_that_a_crash_broke_off(tmp_path: Path) ->
         assert [p.name for p in replica.directory.iterdir()] == [SUPERBLOCK]
         stream = node.log.stream(replica.superblock.key)
         assert stream.tombstoned and stream.hard_state.term > 0
-        first = min(node.log.segments)
+        first = min(node.log.shared.segments)
         await alive.fill_segments()
         await alive.replica(1).storage.flush()
         assert not node.log.pins()
         await node.in_thread(node.log.collect)
-        assert first not in node.log.segments
+        assert first not in node.log.shared.segments
         again = await node.restart()
         assert again.log.stream(replica.superblock.key).tombstoned
         await again.stop()
@@ -235,7 +235,7 @@ async def test_an_order_to_delete_that_was_cut_short_is_carried_out_when_it_is_g
         assert not (replica.directory / "store").exists()
         assert node.replicas.by_key(key) is None
         assert (key in node.replicas.tombstones) == (target is DataState.TOMBSTONED)
-        assert key not in node.log.states or node.log.stream(key).tombstoned
+        assert key not in node.log.shared.states or node.log.stream(key).tombstoned
         again = await node.restart()
         assert (key in again.replicas.tombstones) == (target is DataState.TOMBSTONED)
         await again.stop()
@@ -267,7 +267,7 @@ async def test_a_removal_that_a_crash_cut_short_is_ended_by_the_next_start(tmp_p
         node.fails = "remove_tree"
         with pytest.raises(OSError, match="No space"):
             await node.manager.delete(group.tablet_id, 2, DataState.DELETED, 1 << 40, "a test")
-        assert key not in node.log.states
+        assert key not in node.log.shared.states
         again = await node.restart()
         assert not again.replicas.keys() and not again.replicas.tombstones
         assert not list((again.directory / "tablets").iterdir())

@@ -180,7 +180,7 @@ async def test_the_cores_time_goes_on_where_it_stopped(alone: Alone) -> None:
 
 async def test_a_log_without_space_stalls_though_it_moves_for_others(alone: Alone) -> None:
     """It takes the votes of other replicas, and no entry of this one."""
-    alone.log.no_space = True
+    alone.log.shared.no_space = True
     other = alone.log.create_stream(key(2), OPID_NONE, ALONE)
     await alone.write(1)
     for term in range(1, 20):

@@ -105,7 +105,7 @@ async def test_the_log_of_a_group_at_rest_is_let_go_once_it_is_flushed(
     group, _, leader = await at_rest(group_of)
     node = group.node_of(leader)
     monkeypatch.setattr(storage, "LOG_KEPT_MS", 1_000)
-    states = node.log.states[leader.superblock.key]
+    states = node.log.shared.states[leader.superblock.key]
     now = leader.host.now_ms()
     leader.storage.anchor_log(now)
     kept_from = states.anchors["peers"].index

@@ -102,5 +102,5 @@ async def test_fewer_masters_wait_until_so_many_are_heard(tmp_path: Path) -> Non
     async with world(tmp_path) as w:
         await ready(w)  # the masters of this world send each other no heartbeats
         error = await refused(w.leader.SetMasterCount(asked(1), None))
-        assert error.code is Code.NOT_READY and "present ones are heard" in str(error)
+        assert error.code is Code.NOT_READY and "masters are heard" in str(error)
         assert w.catalog.cluster.masters == 3

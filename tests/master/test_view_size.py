@@ -175,7 +175,7 @@ async def test_a_table_that_no_view_would_have_room_for_is_refused_until_others_
         first = create_request("first", buckets=fitting, table_id="d" * 32)
         await w.leader.CreateTable(first, None)
         error = await refused(w.leader.CreateTable(create_request("second", buckets=fitting), None))
-        assert error.code is Code.TOO_LARGE and "more than masters and drivers can hold" in str(error)
+        assert error.code is Code.TOO_LARGE and "but masters and drivers hold at most" in str(error)
         await w.leader.CreateTable(first, None)  # done already
         await w.leader.CreateTable(create_request("small", buckets=2), None)
         await w.leader.DeleteTable(pb.DeleteTableRequest(name="first"), None)

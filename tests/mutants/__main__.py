@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from tests.mutants.faults import Fault, misfits, read_faults, share
+from tests.mutants.faults import Fault, outdated, read_faults, share
 from tests.mutants.plant import Tree, Verdict
 
 LIMIT_S = 120.0
@@ -111,7 +111,7 @@ def main(only: frozenset[int], part: tuple[int, int], jobs: int, listing: bool) 
     faults = read_faults()
     if unknown := only - {fault.number for fault in faults}:
         raise click.BadParameter(f"no fault {min(unknown)}: the list has 1 to {len(faults)}")
-    wrong = misfits(faults)
+    wrong = outdated(faults)
     chosen = [f for f in share(faults, *part) if not only or f.number in only]
     if listing:
         for fault in chosen:

@@ -56,7 +56,7 @@ def read_faults(lists: Path = LISTS) -> list[Fault]:
     return found
 
 
-def misfits(faults: list[Fault], root: Path = ROOT) -> list[str]:
+def outdated(faults: list[Fault], root: Path = ROOT) -> list[str]:
     """What is wrong with the list: old lines that do not stand exactly once, changes of nothing or to what is
     no program, tests that are not there."""
     told = []

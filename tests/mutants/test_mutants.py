@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tests.mutants import faults, plant
 from tests.mutants.__main__ import main, row, run
-from tests.mutants.faults import Fault, misfits, read_faults, share
+from tests.mutants.faults import Fault, outdated, read_faults, share
 from tests.mutants.plant import Tree
 
 PER_RUN = 12
@@ -21,7 +21,7 @@ DAY_S = 86_400
 
 
 def test_every_old_line_stands_once_and_every_test_is_there() -> None:
-    assert misfits(read_faults()) == []
+    assert outdated(read_faults()) == []
 
 
 def test_a_share_is_planted_and_none_survives() -> None:
@@ -88,9 +88,9 @@ def test_what_does_not_fit_the_code_is_told(small: Path) -> None:
         replace(FAULT, tests=("tests/test_made.py::test_two",)),
     ]
     (small / "node/two.py").write_text("ONE = 1\n")
-    (told,) = misfits([replace(FAULT, file="node/two.py", new="ONE = (")], small)
+    (told,) = outdated([replace(FAULT, file="node/two.py", new="ONE = (")], small)
     assert "is no Python once planted: '(' was never closed" in told
-    told = misfits(wrong, small)
+    told = outdated(wrong, small)
     assert [line.split(": ", 2)[-1][:15] for line in told] == [
         "stands 2 times ",
         "stands 0 times ",
@@ -110,7 +110,7 @@ def test_the_command_says_what_it_was_not_able_to_do(small: Path, monkeypatch: p
     for module in (faults, plant):
         monkeypatch.setattr(module, "ROOT", small)
     monkeypatch.setattr("tests.mutants.__main__.read_faults", lambda: read_faults(lists))
-    monkeypatch.setattr("tests.mutants.__main__.misfits", lambda listed: misfits(listed, small))
+    monkeypatch.setattr("tests.mutants.__main__.outdated", lambda listed: outdated(listed, small))
 
     monkeypatch.setattr("tests.mutants.__main__.Tree", lambda directory: Tree(directory, small))
 

@@ -43,7 +43,7 @@ from stele.raft.events import (
     Received,
     Start,
 )
-from stele.raft.invariants import check, check_step, facts
+from stele.raft.invariants import check, check_step, step_marks
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records, persist_calls
 from tests.raft.memory_log import MemoryLog
@@ -141,9 +141,9 @@ class Group:
         core = member.core
         if core is None:
             raise ScenarioError(f"n{number} is down")
-        before = facts(core)
+        before = step_marks(core)
         effects = core.step(event)
-        check_step(before, facts(core))
+        check_step(before, step_marks(core))
         check(core)
         for effect in effects:
             self._do(member, effect)

@@ -29,7 +29,7 @@ from stele.raft.events import (
     RequestRead,
 )
 from stele.raft.invariants import check
-from stele.raft.membership import PeerFacts, unsafe
+from stele.raft.membership import KnownPeer, unsafe
 from stele.raft.messages import UpdateResponse
 from tests.raft.test_core import accept, configuration, entries, initial, lead, leader_in_step, settle
 
@@ -208,41 +208,41 @@ def test_nobody_is_promoted_before_the_leader_has_committed_in_its_term() -> Non
     assert core.pending_change_index == 2
 
 
-FACTS = {n: PeerFacts(9, True, False, True) for n in range(1, 8)}
+KNOWN = {n: KnownPeer(9, True, False, True) for n in range(1, 8)}
 """All hold the log up to 9, and its rows, and can be reached."""
 
 FIVE = configuration(5).peers
 CASES = [
-    # before; what is added, or changed in place; who is otherwise than FACTS; why it is refused
+    # before; what is added, or changed in place; who is otherwise than KNOWN; why it is refused
     ("a witness", FIVE[:3], peer(4, WITNESS, start=6), {}, ""),
-    ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(4, True, False, True)}, "holds the log only up to 4"),
-    ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, False, False, True)}, ""),
-    ("one that answers and needs a copy", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(0, True, False, True, stuck=True)}, ""),
-    ("one that answers and has FAILED", FIVE, peer(6, WITNESS, start=6), {3: PeerFacts(4, True, True, True)}, ""),
-    ("a start that may be undone", FIVE[:3], peer(4, WITNESS, start=10), {n: PeerFacts(12, True, False, True) for n in (1, 2, 3)},
+    ("a live voter lacks its start", FIVE[:3], peer(4, WITNESS, start=6), {3: KnownPeer(4, True, False, True)}, "holds the log only up to 4"),
+    ("so does one that is down", FIVE, peer(6, WITNESS, start=6), {3: KnownPeer(4, False, False, True)}, ""),
+    ("one that answers and needs a copy", FIVE, peer(6, WITNESS, start=6), {3: KnownPeer(0, True, False, True, stuck=True)}, ""),
+    ("one that answers and has FAILED", FIVE, peer(6, WITNESS, start=6), {3: KnownPeer(4, True, True, True)}, ""),
+    ("a start that may be undone", FIVE[:3], peer(4, WITNESS, start=10), {n: KnownPeer(12, True, False, True) for n in (1, 2, 3)},
      "not a committed entry"),
     # 6 and 7 have no rows, 4 and 5 not those that they may vote for: a majority of 7
     ("witnesses and voters that lack", (*FIVE, peer(6, WITNESS, start=8)), peer(7, WITNESS, start=8),
-     {n: PeerFacts(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
+     {n: KnownPeer(4, False, False, True) for n in (4, 5)}, "2 witnesses and 2 voters that lack"),
     ("a learner with rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {}, ""),
-    ("a learner without rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: PeerFacts(9, True, False, False)}, "holds no rows yet"),
-    ("a learner that is silent", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: PeerFacts(9, False, False, True)}, "does not answer"),
-    ("a silent learner beside one voter", (peer(1), peer(4, LEARNER)), peer(4), {4: PeerFacts(9, False, False, True)}, "does not answer"),
+    ("a learner without rows", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: KnownPeer(9, True, False, False)}, "holds no rows yet"),
+    ("a learner that is silent", (*FIVE[:3], peer(4, LEARNER)), peer(4), {4: KnownPeer(9, False, False, True)}, "does not answer"),
+    ("a silent learner beside one voter", (peer(1), peer(4, LEARNER)), peer(4), {4: KnownPeer(9, False, False, True)}, "does not answer"),
     ("a voter that nobody has heard", FIVE[:3], peer(4), {}, "does not answer"),
     ("one beside a single voter", FIVE[:1], peer(4), {}, "does not answer"),
     ("a witness beside a single voter", FIVE[:1], peer(4, WITNESS, start=6), {}, "does not answer"),
-    ("the added one is no majority", FIVE[:3], peer(4, WITNESS, start=6), {3: PeerFacts(9, False, False, True)}, "2 of the 4 voters"),
+    ("the added one is no majority", FIVE[:3], peer(4, WITNESS, start=6), {3: KnownPeer(9, False, False, True)}, "2 of the 4 voters"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("before", "changed", "facts", "why"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+    ("before", "changed", "seen", "why"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_a_change_is_refused_that_could_cost_majority_or_rows(
-    before: tuple[Peer, ...], changed: Peer, facts: dict[int, PeerFacts], why: str
+    before: tuple[Peer, ...], changed: Peer, seen: dict[int, KnownPeer], why: str
 ) -> None:
     after = (*(p for p in before if p.replica_id != changed.replica_id), changed)
-    refusal = unsafe(Configuration(3, before), after, FACTS | facts, 9, lambda i: 1)
+    refusal = unsafe(Configuration(3, before), after, KNOWN | seen, 9, lambda i: 1)
     assert (refusal is not None and why in refusal.message) if why else refusal is None
 
 

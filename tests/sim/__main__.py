@@ -1,5 +1,5 @@
 """`python -m tests.sim --seeds N [--start S] [--jobs J]`: run many seeds of simulated nodes; print failures, then how often
-each kind of trouble was met.
+each kind of fault was met.
 
 `--seed N` runs one and prints its whole story; with `--shrink` the story of the smallest world that fails alike.
 `--planted` plants each known fault and prints after how many seeds it is found. `--coverage` runs the seeds under a tracer

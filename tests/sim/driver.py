@@ -112,7 +112,7 @@ class Driver:
         the change is committed."""
         if leader.replica is None or leader.core is None:
             return
-        self._world.trouble.changing(leader, self._world.nodes[peer.replica_id])
+        self._world.faults.changing(leader, self._world.nodes[peer.replica_id])
         what = f"{change_type.name} {peer.replica_id}"
         self._ask(leader, leader.replica.members.change_config(change_type, peer, cas), what, ended)
 

@@ -74,7 +74,7 @@ def converged(world: World, acknowledged: int) -> bool:
     for peer in leader.config.peers:
         node = world.nodes[peer.replica_id]
         core = node.core
-        if node.failed or world.trouble.lost_for_good(node):
+        if node.failed or world.faults.lost_for_good(node):
             continue
         if core is None or core.term != leader.term or core.leader != leader.self_replica:
             return False
@@ -89,7 +89,7 @@ def hopeless(world: World) -> bool:
     """Whether too many voters of the configuration in force are FAILED, need a copy, or stay dead or deaf."""
     nodes = _current(world)
     lost = [
-        node for node in nodes if node.failed or world.trouble.lost_for_good(node) or lacks_log(world, node)
+        node for node in nodes if node.failed or world.faults.lost_for_good(node) or lacks_log(world, node)
     ]
     return not have_majority(world, lost)
 

@@ -42,7 +42,7 @@ class LogThread:
         mark = (at >> 40, at & ((1 << 40) - 1))
         if mark != self.marks[1]:
             self.marks = [self.marks[1], mark]
-        if self._log.append_queue.writer is Writer.THREAD and not self._due:
+        if self._log.shared.append_queue.writer is Writer.THREAD and not self._due:
             self._due = True
             self._world.at(self._takes(), self._turn)
 

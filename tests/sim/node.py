@@ -287,7 +287,7 @@ class SimNode:
 
     def _voted(self, voted_for: ReplicaId) -> None:
         if voted_for != self.replica_id:
-            self.world.trouble.voted(self)
+            self.world.faults.voted(self)
 
     def _check_log(self) -> None:
         """Check a start: the log holds what it reported durable, with what was under way, or it reports
@@ -337,7 +337,7 @@ class SimNode:
     def _end(self) -> None:
         assert self.loop is not None
         self.loop.close()
-        if self.log is not None and self.log.states[self.superblock.key].abandoned:
+        if self.log is not None and self.log.shared.states[self.superblock.key].abandoned:
             self.let_go = True
         self.loop = self.log = self.replica = self._quiet = self.space = self.thread = None
         self.life += 1

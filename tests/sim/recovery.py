@@ -52,7 +52,7 @@ class Recovery:
     def _lose(self) -> None:
         world, config = self._world, self._world.history.config
         voters = [world.nodes[peer.replica_id] for peer in config.voters]
-        if len(voters) < 3 or not world.trouble.strikes("a majority is lost"):
+        if len(voters) < 3 or not world.faults.strikes("a majority is lost"):
             return
         self._rng.shuffle(voters)
         self._lost = voters[: config.majority]
@@ -91,7 +91,7 @@ class Recovery:
         self._tombstones_from = world.now + self._rng.uniform(1_500.0, 5_000.0)
         if self._rng.random() < 0.6:  # the others do not hear of it at once, and may go on for a while
             until = world.now + self._rng.uniform(500.0, 4_000.0)
-            world.trouble.cut_off([survivor.replica_id], until, both=True)
+            world.faults.cut_off([survivor.replica_id], until, both=True)
         self._later(1.0, 500.0, survivor.boot)
         for node in self._lost:
             self._later(1.0, 3_000.0, self._returns, node)

@@ -1,4 +1,4 @@
-"""The store and the log of one simulated node, as the node's upkeep and its copies use them.
+"""The store and the log of one simulated node, as the node's maintenance and its copies use them.
 
 Invariant: a checkpoint is what the store holds on disk; rows only in memory are in no copy.
 """
@@ -126,7 +126,7 @@ class Rows:
         shutil.rmtree(target, ignore_errors=True)  # left by a copy that was cut off
         checkpoint.fill(target)
         took = world.rng.uniform(1.0, 300.0)
-        world.trouble.copying(node, took)
+        world.faults.copying(node, took)
         world.at(world.now + took, self._installed, checkpoint.opid, node.life, again)
 
     def _installed(self, opid: OpId, life: int, again: Callable[[], None]) -> None:

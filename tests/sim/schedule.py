@@ -1,7 +1,7 @@
-"""Schedules what happens in a world, and how often: clients, upkeep, changes, faults.
+"""Schedules what happens in a world, and how often: clients, maintenance, changes, faults.
 
 Each kind draws its moments from its own random source. So a world without one kind keeps the others.
-Invariant: once healing begins, faults and changes stop; clients, upkeep and repair continue.
+Invariant: once healing begins, faults and changes stop; clients, maintenance and repair continue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Schedule:
     def begin(self) -> None:
         """Schedule everything that the plan has."""
         world, plan = self._world, self._world.plan
-        trouble, driver, clients = world.trouble, world.driver, world.clients
+        faults, driver, clients = world.faults, world.driver, world.clients
         for name, per_s, act in (
             ("write", plan.writes_per_s, self._write),
             ("read", plan.reads_per_s, self._read),
@@ -49,30 +49,30 @@ class Schedule:
         ):
             self._often(name, per_s, act)
         for name, per_s, act in (
-            ("partition", plan.partitions_per_s, trouble.partition),
-            ("crash", plan.crashes_per_s, trouble.crash),
-            ("rush", plan.rushes_per_s, trouble.rush),
-            ("alarm", plan.alarms_per_s, trouble.alarm),
-            ("stall", plan.stalls_per_s, trouble.stall),
-            ("slow disk", plan.slow_disks_per_s, trouble.slow_disk),
-            ("wrong clock", plan.unfit_per_s, trouble.unfit),
-            ("disk error", plan.disk_errors_per_s, trouble.disk_error),
-            ("full disk", plan.full_disks_per_s, trouble.full_disk),
-            ("power cut", plan.cuts_per_s, trouble.cut_power),
-            ("rot", plan.rots_per_s, trouble.rot),
-            ("clock step", 2.0 if plan.clock_off_ms else 0.0, trouble.step_clock),
-            ("crash at rest", plan.rest_crashes_per_s, trouble.crash_at_rest),
+            ("partition", plan.partitions_per_s, faults.partition),
+            ("crash", plan.crashes_per_s, faults.crash),
+            ("rush", plan.rushes_per_s, faults.rush),
+            ("alarm", plan.alarms_per_s, faults.alarm),
+            ("stall", plan.stalls_per_s, faults.stall),
+            ("slow disk", plan.slow_disks_per_s, faults.slow_disk),
+            ("wrong clock", plan.unfit_per_s, faults.unfit),
+            ("disk error", plan.disk_errors_per_s, faults.disk_error),
+            ("full disk", plan.full_disks_per_s, faults.full_disk),
+            ("power cut", plan.cuts_per_s, faults.cut_power),
+            ("rot", plan.rots_per_s, faults.rot),
+            ("clock step", 2.0 if plan.clock_off_ms else 0.0, faults.step_clock),
+            ("crash at rest", plan.rest_crashes_per_s, faults.crash_at_rest),
         ):
             self._often(name, per_s, self._if_it_strikes(name, act))
         if plan.rest_after_ms is not None:
             self._often("look at rests", 10.0, lambda: check_rests(world))
         if plan.failures:
             first = random.Random(f"failures/{plan.seed}").uniform(500.0, plan.fault_ms)
-            world.at(first, trouble.fail_one)
+            world.at(first, faults.fail_one)
 
     def _if_it_strikes(self, name: str, act: Callable[[], None]) -> Callable[[], None]:
         def happen() -> None:
-            if self._world.trouble.strikes(name):
+            if self._world.faults.strikes(name):
                 act()
 
         return happen

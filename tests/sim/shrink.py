@@ -81,7 +81,7 @@ class _Shrinker:
         except SimulationFailure as exc:
             return exc
         finally:
-            self.strikes = world.trouble.strikes_total
+            self.strikes = world.faults.strikes_total
         return None
 
     @property

@@ -20,7 +20,7 @@ from stele.model.errors import ensure
 from stele.raft import RaftCore
 from stele.raft import effects as fx
 from stele.raft.events import Event
-from stele.raft.invariants import Facts, check, check_change_step, check_role_step, check_step, facts
+from stele.raft.invariants import StepMarks, check, check_change_step, check_role_step, check_step, step_marks
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
@@ -49,7 +49,7 @@ def watching(world: World) -> Iterator[None]:
             node = running_node()
             if node is None:
                 return step_many(core, events)
-            before = facts(core)
+            before = step_marks(core)
             effects = step_many(core, events)
             node.world.judge(_stepped, node, core, before, effects)
             return effects
@@ -90,7 +90,7 @@ def watching(world: World) -> Iterator[None]:
         yield
 
 
-def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effect]) -> None:
+def _stepped(node: SimNode, core: RaftCore, before: StepMarks, effects: list[fx.Effect]) -> None:
     world = node.world
     for effect in effects:
         match effect:
@@ -130,7 +130,7 @@ def _stepped(node: SimNode, core: RaftCore, before: Facts, effects: list[fx.Effe
         if isinstance(effect, fx.RoleChanged):
             check_role_step(role, effect.role)
             role = effect.role
-    after = facts(core)
+    after = step_marks(core)
     check_step(before, after)
     if world.strict:
         check_change_step(before, after)
@@ -143,4 +143,4 @@ def _role_changed(node: SimNode, core: RaftCore, effect: fx.RoleChanged) -> None
     world.trace("{} is {} of term {}: {}", node.replica_id, effect.role.value, effect.term, effect.cause)
     if effect.role is fx.Role.LEADER:
         node.history.elected(core, effect.term)
-        world.trouble.elected(node)
+        world.faults.elected(node)

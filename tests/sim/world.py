@@ -29,13 +29,13 @@ from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.content import CONTENTS
 from tests.sim.driver import Driver, sim_peer
+from tests.sim.faults import Faults
 from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
 from tests.sim.node import Said, SimNode
 from tests.sim.plan import Plan, draw_plan
 from tests.sim.recovery import Recovery
 from tests.sim.schedule import Schedule
-from tests.sim.trouble import Trouble
 from tests.sim.watch import watching
 
 _HEAL_MS_MAX = 30_000
@@ -73,9 +73,9 @@ class Outcome:
 class World:
     """One run. It remembers the newest `story_lines` of what happened; None: all. Without `strict`,
     a promise that no disk holds, or a change that comes too early, is no failure by itself: its consequences are. `spared`: numbers
-    of strikes of trouble that do not happen.
+    of strikes of faults that do not happen.
 
-    `met`: how often each kind of trouble was met.
+    `met`: how often each kind of fault was met.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class World:
         self.clients = Clients(self)
         self.driver = Driver(self)
         self.healer = Healer(self, self.driver)
-        self.trouble = Trouble(self)
+        self.faults = Faults(self)
         self.recovery = Recovery(self)
         self.nodes: dict[int, SimNode] = {}
         self.healing = False
@@ -156,7 +156,7 @@ class World:
         """Which leader the masters name to a replica that starts."""
         if node.life == 1:
             return self._hint
-        return self.trouble.hint(node)
+        return self.faults.hint(node)
 
     def disk_faults_end(self, node: SimNode) -> None:
         """A process ended, so its disk's next process begins without the fault that ended it."""
@@ -185,7 +185,7 @@ class World:
         self, sender: ReplicaId, to: ReplicaId, message: Said, quiet: bool, incarnation: int
     ) -> None:
         node = self.nodes.get(to)
-        if node is not None and node.up and self.trouble.lets_through(sender, to, message):
+        if node is not None and node.up and self.faults.lets_through(sender, to, message):
             node.deliver(sender, message, quiet, incarnation)
 
     # The run
@@ -274,7 +274,7 @@ class World:
     def _heal(self) -> None:
         self.trace("all heals")
         self.healing = True
-        self.trouble.end()
+        self.faults.end()
         self.recovery.ends()
         for node in self.all_nodes():
             node.stalled_until = min(node.stalled_until, self.now)

@@ -98,7 +98,7 @@ async def test_a_write_of_a_later_program_ends_the_node(
 
 async def test_a_failed_log_ends_the_node(cluster: LocalCluster) -> None:
     node = cluster.running["node-0"]
-    node.log.fail(OSError("the disk is gone"))
+    node.log.shared.fail(OSError("the disk is gone"))
     await wait_until(node.failed.done)
     assert "disk is gone" in node.health.ready()
     assert exit_code(node.failed.result()) == EXIT_DISK
@@ -113,7 +113,7 @@ async def test_a_failed_log_ends_the_node_though_its_disk_does_not_say_how_full_
     try:
         with pytest.raises(OSError):
             await node.monitor.measure()
-        node.log.fail(OSError("the disk is gone"))
+        node.log.shared.fail(OSError("the disk is gone"))
         await wait_until(node.failed.done)
     finally:
         away.rename(directory)
@@ -137,7 +137,7 @@ async def test_replicas_that_a_failed_log_stopped_are_not_told_as_failed(
             return request(self, tablets, *more)
 
         monkeypatch.setattr(HeartbeatSource, "request", noted)
-        node.log.fail(OSError("the disk is gone"))
+        node.log.shared.fail(OSError("the disk is gone"))
         await fill(client, 20)
         await wait_until(lambda: any(r.state is ReplicaState.FAILED for r in node.replicas))
         beats = len(told)
@@ -156,15 +156,15 @@ async def test_a_log_whose_disk_hangs_ends_the_node(cluster: LocalCluster) -> No
         await asyncio.sleep(4.0)
         assert not node.failed.done(), "a log at rest does not hang"
         await wait_until(lambda: node.log.under_way is None)
-        with node.log.lock:  # as if a sync of the thread's never returned
-            node.log.append_queue.pass_writer(Writer.NOBODY, Writer.THREAD)
+        with node.log.shared.lock:  # as if a sync of the thread's never returned
+            node.log.shared.append_queue.pass_writer(Writer.NOBODY, Writer.THREAD)
         await wait_until(node.failed.done)
         assert "hangs" in str(node.failed.result())
         assert exit_code(node.failed.result()) == EXIT_TRY_AGAIN
         with (
-            node.log.lock
+            node.log.shared.lock
         ):  # it goes on, with what was queued meanwhile: who waits for that would hold up the end
-            node.log.append_queue.wake.notify()
+            node.log.shared.append_queue.wake.notify()
     await cluster.stop("node-0")
 
 

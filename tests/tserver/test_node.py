@@ -46,10 +46,10 @@ async def test_a_node_that_refuses_writes_for_want_of_space_says_so_to_the_maste
 ) -> None:
     """What is low is said by who refuses: its own mark, on its own disk."""
     node = cluster.running["node-1"]
-    options = node.log.options
+    options = node.log.shared.options
     async with cluster.client() as client:
         for low in (True, False):
-            node.log.options = replace(options, low_space_bytes=1 << 60) if low else options
+            node.log.shared.options = replace(options, low_space_bytes=1 << 60) if low else options
             wanted = [node.node_id] if low else []
             async with asyncio.timeout(WAIT_S):
                 while True:

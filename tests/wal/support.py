@@ -96,7 +96,7 @@ def entries(*opids: tuple[int, int]) -> tuple[Entry, ...]:
 def stream_of(log: Log, name: StreamKey | None = None) -> StreamLog:
     """The stream, made if it is not there."""
     name = name or key()
-    if name in log.states:
+    if name in log.shared.states:
         return log.stream(name)
     return log.create_stream(name, OPID_NONE, CONFIG)
 

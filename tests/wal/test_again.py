@@ -46,7 +46,7 @@ def pinned(files: SimFiles) -> Log:
     fill(log, 60, stream=2)
     log.stream(key(2)).set_flushed(60)
     log.collect()
-    assert len(log.segments) > 3
+    assert len(log.shared.segments) > 3
     return log
 
 
@@ -67,7 +67,7 @@ def test_what_holds_the_log_moves_to_its_end(cache: int) -> None:
     log.turn()
     assert done and loaded(stream) == before and not log.pins()
     assert log.collect().segments > 2
-    assert len(log.segments) == 1
+    assert len(log.shared.segments) == 1
     for seed in range(10):
         again = open_still(files.copy().crash(random.Random(seed)))
         assert not again.recovery.failed and not again.recovery.damages
@@ -110,7 +110,7 @@ def test_segments_in_between_that_stay_say_nothing_of_it() -> None:
     assert stream.write_again(MAX)
     log.turn()
     assert log.collect().segments
-    assert len(log.segments) > 3
+    assert len(log.shared.segments) > 3
     for closed in (False, True):
         if closed:
             log.close()
@@ -146,12 +146,12 @@ def test_nothing_is_written_where_nothing_is_to_be_or_it_is_too_large(
     with pytest.raises(Rejected) as refused:
         stream.write_again(500)
     assert refused.value.code is Code.TOO_LARGE
-    log.no_space = True
+    log.shared.no_space = True
     with pytest.raises(Retryable) as full:
         stream.write_again(MAX)
     assert full.value.code is Code.DISK_FULL
-    log.no_space = False
-    assert not log.append_queue.items
+    log.shared.no_space = False
+    assert not log.shared.append_queue.items
     reads: list[int] = []
     read = StreamLog.read_entries
     with monkeypatch.context() as patched:
@@ -204,11 +204,11 @@ def test_what_is_not_in_memory_is_not_looked_for_there_index_by_index() -> None:
     stream.append_entries(tuple(entry(1, index) for index in range(1, 5_001)))
     log.turn()
     stream.append_entries(entries((1, 5_001)))
-    state = log.states[key()]
+    state = log.shared.states[key()]
     state.cache = cache = Looked(state.cache)
     assert len(cache) == 1 and stream.write_again(MAX)
     log.turn()
-    assert not cache and len(log.states[key()].extents) == 1
+    assert not cache and len(log.shared.states[key()].extents) == 1
     state.raise_start(2_000)
     stream.pop_entries(4_000)
     assert [e.index for e in stream.read_entries(2_001, MAX)] == list(range(2_001, 4_000))
@@ -236,7 +236,7 @@ def test_entries_that_a_new_leader_replaces_while_they_are_read_are_not_brought_
     files = Interrupted()
     log = open_still(files, replace(SMALL, cache_bytes_max=0))
     fill(log, 40)
-    assert len(log.segments) > 3
+    assert len(log.shared.segments) > 3
     stream = log.stream(key())
 
     def replaced() -> None:
@@ -261,7 +261,7 @@ def test_what_is_not_needed_any_more_once_it_was_read_is_not_written(what: str) 
     log.turn()
     files.meanwhile(1, lambda: stream.set_flushed(2) if what == "flushed" else log.tombstone(key()))
     assert stream.write_again(MAX) == 0 and not files.at
-    assert len(log.append_queue.items) == (what == "removed")
+    assert len(log.shared.append_queue.items) == (what == "removed")
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["in memory", "on the disk alone"])

@@ -233,7 +233,7 @@ class _Node:
 
     async def has_room(self) -> None:
         """Wait until the next segment is made: without one it is the thread that writes past the end of this one."""
-        while self.log.wanted_sequence() is not None:
+        while self.log.shared.wanted_sequence() is not None:
             await asyncio.sleep(0.001)
 
     def append(self, payload: bytes) -> asyncio.Future[None]:
@@ -287,7 +287,7 @@ def test_close_with_a_sync_under_way(tmp_path: Path, how: str) -> None:
     async def main() -> None:
         await node.append(b"first")
         waiting = node.append(b"second"), node.append(b"third")
-        while node.log.append_queue.writer is not Writer.KERNEL and not waiting[0].done():
+        while node.log.shared.append_queue.writer is not Writer.KERNEL and not waiting[0].done():
             await asyncio.sleep(0)
         if how == "in a thread":
             await loop.run_in_executor(None, node.log.close)
@@ -298,7 +298,7 @@ def test_close_with_a_sync_under_way(tmp_path: Path, how: str) -> None:
 
     loop.run_until_complete(main())
     if how == "after the loop":
-        node.log.dispatch = lambda callbacks: None
+        node.log.shared.dispatch = lambda callbacks: None
         loop.close()
         node.log.close()
     else:

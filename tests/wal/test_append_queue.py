@@ -42,7 +42,7 @@ def thread_writes_for(pause_s: float, log: Log, side: LoopSide, append: Appends)
     """The second entry is the thread's to write, and the loop's the third, which comes that much later."""
     append()
     side.loop.run()
-    assert log.append_queue.writer is Writer.THREAD
+    assert log.shared.append_queue.writer is Writer.THREAD
     log.turn()
     assert append.done == [1, 2]
     side.now += pause_s
@@ -87,13 +87,13 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
     side.sync.refuses = True
     append()
     side.loop.run()
-    assert log.append_queue.writer is Writer.THREAD and append.done == []
+    assert log.shared.append_queue.writer is Writer.THREAD and append.done == []
     append()
     log.turn()
     assert append.done == [1, 2] and log.failed is None
     append()
     side.loop.run()
-    assert log.append_queue.writer is Writer.THREAD  # it was not tried again
+    assert log.shared.append_queue.writer is Writer.THREAD  # it was not tried again
     log.turn()
     log.close()
     assert len(loaded(open_still(files.crash(random.Random(1))).stream(key())).entries) == 3
@@ -102,10 +102,10 @@ def test_a_sync_that_cannot_be_begun_is_done_by_the_thread() -> None:
 def test_the_writer_changes_only_as_the_table_says() -> None:
     _, log, _ = still()
     with pytest.raises(InvariantViolation):
-        log.append_queue.pass_writer(Writer.LOOP, Writer.NOBODY)
+        log.shared.append_queue.pass_writer(Writer.LOOP, Writer.NOBODY)
     with pytest.raises(InvariantViolation):
-        log.append_queue.pass_writer(Writer.NOBODY, Writer.KERNEL)
-    assert log.append_queue.writer is Writer.NOBODY
+        log.shared.append_queue.pass_writer(Writer.NOBODY, Writer.KERNEL)
+    assert log.shared.append_queue.writer is Writer.NOBODY
 
 
 # --- the end
@@ -130,12 +130,12 @@ def test_the_thread_takes_a_sync_under_way_when_the_log_closes() -> None:
     log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
     stream_of(log)
     settle(log)
-    until(lambda: log.append_queue.writer is Writer.NOBODY)
+    until(lambda: log.shared.append_queue.writer is Writer.NOBODY)
     side = LoopSide(log)
     append = Appends(log)
     append()
     side.loop.turn()
-    assert log.append_queue.writer is Writer.KERNEL
+    assert log.shared.append_queue.writer is Writer.KERNEL
     append()
     log.close()
     assert append.done == [1, 2] and side.sync.closed
@@ -147,7 +147,7 @@ def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> Non
     log = Log.open(DIRECTORY, ROOMY, NODE, run_all, files=files)
     stream_of(log)
     settle(log)
-    until(lambda: log.append_queue.writer is Writer.NOBODY)
+    until(lambda: log.shared.append_queue.writer is Writer.NOBODY)
     side = LoopSide(log)
     append = Appends(log)
     closing = threading.Thread(target=log.close)
@@ -157,9 +157,9 @@ def test_a_log_that_closes_while_the_loop_writes_needs_the_loop_no_more() -> Non
     def slow(buffers: Sequence[bytes], offset: int) -> None:
         file.write = write  # type: ignore[method-assign]
         closing.start()
-        until(lambda: log.append_queue.closing)
+        until(lambda: log.shared.append_queue.closing)
         time.sleep(0.05)  # the log's thread looks, and must wait
-        assert log.append_queue.writer is Writer.LOOP
+        assert log.shared.append_queue.writer is Writer.LOOP
         write(buffers, offset)
 
     append()
@@ -218,7 +218,7 @@ class _WithThread:
         stream_of(self.log)
         self.side = LoopSide(self.log)
         self.side.settle()
-        until(lambda: self.log.append_queue.writer is Writer.NOBODY)
+        until(lambda: self.log.shared.append_queue.writer is Writer.NOBODY)
         self.append = Appends(self.log)
 
     def _dispatch(self, callbacks: list[Callable[[], None]]) -> None:
@@ -235,11 +235,11 @@ class _WithThread:
 def test_a_burst_goes_from_the_loop_to_the_thread_and_back() -> None:
     w = _WithThread()
     for round_ in range(20):
-        until(lambda: w.log.append_queue.writer is Writer.NOBODY)
+        until(lambda: w.log.shared.append_queue.writer is Writer.NOBODY)
         before = w.log.stats.loop_batches
         w.append()
         w.side.loop.turn()
-        assert w.log.append_queue.writer is Writer.KERNEL
+        assert w.log.shared.append_queue.writer is Writer.KERNEL
         w.append(LARGE)
         w.side.end()
         w.until_done(w.append())
@@ -264,14 +264,14 @@ def test_a_busy_thread_gives_small_batches_back_to_the_loop() -> None:
     w.append(LARGE)
     active.file.write = slow  # type: ignore[method-assign]
     w.side.loop.turn()
-    until(lambda: not w.log.append_queue.items)  # the thread has it
+    until(lambda: not w.log.shared.append_queue.items)  # the thread has it
     w.append()  # waits behind it
     gate.set()
     active.file.write = write  # type: ignore[method-assign]
-    until(lambda: w.log.append_queue.writer is Writer.NOBODY)
-    assert len(w.log.append_queue.items) == 1 and w.append.done == []
+    until(lambda: w.log.shared.append_queue.writer is Writer.NOBODY)
+    assert len(w.log.shared.append_queue.items) == 1 and w.append.done == []
     w.side.loop.turn()  # first the thread's callbacks, then the small batch
-    assert w.append.done == [1] and w.log.append_queue.writer is Writer.KERNEL
+    assert w.append.done == [1] and w.log.shared.append_queue.writer is Writer.KERNEL
     w.side.end()
     assert w.append.done == [1, 2]
     w.log.close()
@@ -280,7 +280,7 @@ def test_a_busy_thread_gives_small_batches_back_to_the_loop() -> None:
 def test_a_closed_loop_leaves_everything_to_the_thread() -> None:
     w = _WithThread()
     w.side.loop.closed = True
-    w.log.dispatch = run_all
+    w.log.shared.dispatch = run_all
     other = threading.Thread(target=lambda: [w.append(LARGE), w.append()])
     other.start()
     other.join()

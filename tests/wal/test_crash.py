@@ -64,7 +64,7 @@ class _Run:
         # A log without an event loop, or one whose small batches are written by it: crashes fall between its steps.
         self.side = LoopSide(log) if self.rng.random() < 0.6 else None
         self._tell(log)
-        shown = {k: loaded(log.stream(k)) for k in log.states}
+        shown = {k: loaded(log.stream(k)) for k in log.shared.states}
         for k in range(len(self.twins) - 1, self.acknowledged - 1, -1):
             twin = self.twins[k]
             if twin.streams.keys() == shown.keys() and all(

@@ -47,9 +47,9 @@ def _look(files: SimFiles, size: int = 600) -> tuple[str, int]:
         return "refused", 0
     if log.recovery.failed:
         return "failed", 0
-    if not log.states:
+    if not log.shared.states:
         return "ok", 0
-    state = loaded(log.stream(next(iter(log.states))))
+    state = loaded(log.stream(next(iter(log.shared.states))))
     assert list(state.entries) == [_entry(i, size) for i in range(1, len(state.entries) + 1)]
     if len(state.entries) == _ENTRIES and state.hard_state.term == 3:
         return "ok", _ENTRIES
@@ -104,7 +104,7 @@ def test_cut_at_every_length() -> None:
     """A log that overran a short file, so that any length may be what a crash left: a prefix, or a refusal."""
     files = SimFiles()
     log = open_still(files, _OPTIONS)
-    log.pool.fresh = _no_space  # type: ignore[method-assign]
+    log.shared.pool.fresh = _no_space  # type: ignore[method-assign]
     stream = stream_of(log)
     log.turn()
     for index in range(1, _ENTRIES + 1):

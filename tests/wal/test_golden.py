@@ -59,7 +59,7 @@ def write(directory: Path, compression: str | None) -> None:
 def check(log: Log) -> None:
     assert not log.recovery.failed
     assert log.recovery.warnings == ()
-    assert set(log.states) == {key(1), key(2, 7), key(3)}
+    assert set(log.shared.states) == {key(1), key(2, 7), key(3)}
     one = loaded(log.stream(key(1)))
     assert (one.hard_state.term, one.hard_state.voted_for) == (5, 2)
     assert one.entries == (

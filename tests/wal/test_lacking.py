@@ -93,7 +93,7 @@ def open_in(directory: Path, files: Files) -> Log:
 
 def forgotten(log: Log) -> set[str]:
     """Files in the log's directory that nobody in the log knows: only a restart would remove them."""
-    known = {s.path for s in log.segments.values()} | {*log.pool._waiting}
+    known = {s.path for s in log.shared.segments.values()} | {*log.shared.pool._waiting}
     return {p.name for p in {*log.directory.iterdir()} - known if p.suffix == ".wal"}
 
 
@@ -121,17 +121,19 @@ def test_a_collection_that_is_refused_something_forgets_no_segment(
     log = open_in(tmp_path / "wal", files)
     fill(log, 120)
     all_flushed(log)
-    assert len(log.segments) > SMALL.pool_segments_max + 6
+    assert len(log.shared.segments) > SMALL.pool_segments_max + 6
     files.refuse(operation, before=before)
     with contextlib.suppress(OSError):  # the metadata's
         log.collect()
     files.grant()
     assert not forgotten(log)
-    closed = {s.path: s.length for s in log.segments.values() if s.sequence != log.active_sequence}
-    assert log.bytes_on_disk == log.active_length + sum(closed.values())
+    closed = {
+        s.path: s.length for s in log.shared.segments.values() if s.sequence != log.shared.active_sequence
+    }
+    assert log.bytes_on_disk == log.shared.active_length + sum(closed.values())
     assert all(path.stat().st_size >= length for path, length in closed.items())
     log.collect()
-    assert sorted(log.segments) == [log.active_sequence]
+    assert sorted(log.shared.segments) == [log.shared.active_sequence]
     assert not forgotten(log)
     fill(log, 60)
     comes_back_whole(log, files)
@@ -154,23 +156,23 @@ def test_a_segment_that_is_not_made_ready_leaves_no_file_behind(
     if kind == "recycled":
         all_flushed(log)
         log.collect()
-        while len(log.pool._waiting) == SMALL.pool_segments_max:
+        while len(log.shared.pool._waiting) == SMALL.pool_segments_max:
             fill(log, 1)  # the names of those that are left are on the disk
-    spare = len(log.pool._waiting)
+    spare = len(log.shared.pool._waiting)
     assert spare == (3 if kind == "recycled" else 0)
-    sequence = log.wanted_sequence()
+    sequence = log.shared.wanted_sequence()
     assert sequence is not None
     for tries in (1, 2, 3):
         files.refuse(operation)
         with pytest.raises(OSError, match="Too many open files"):
-            log.pool.make(sequence)
+            log.shared.pool.make(sequence)
         assert not forgotten(log)
         if operation in ("write", "full_sync"):  # what the disk did not take is not used again
-            assert len(log.pool._waiting) == max(0, spare - tries)
+            assert len(log.shared.pool._waiting) == max(0, spare - tries)
         elif operation in ("rename", "sync_directory"):
-            assert len(log.pool._waiting) == max(1, spare)
+            assert len(log.shared.pool._waiting) == max(1, spare)
         else:
-            assert len(log.pool._waiting) == spare
+            assert len(log.shared.pool._waiting) == spare
     fill(log, 60)
     assert log.stats.overruns == 0 and not forgotten(log)
     comes_back_whole(log, files)
@@ -195,15 +197,15 @@ def test_a_file_that_was_a_segment_for_a_moment_is_not_written_under_that_name(s
         log = open_still(files)
         fill(log, 30)
         last = log.stream(key()).last_opid
-        sequence = log.wanted_sequence()
+        sequence = log.shared.wanted_sequence()
         assert sequence is not None
         files.lacks = True
         with pytest.raises(OSError, match="Too many open files"):
-            log.pool.make(sequence)
+            log.shared.pool.make(sequence)
         files.lacks = False
         files.fail_after = steps
         with contextlib.suppress(PowerOff):
-            log.pool.make(sequence)
+            log.shared.pool.make(sequence)
         again = open_still(files.crash(random.Random(seed)))
         assert not again.recovery.damages and not again.recovery.failed
         assert again.stream(key()).last_opid == last
@@ -215,16 +217,16 @@ def test_a_file_that_was_kept_and_is_gone_holds_nothing_up(tmp_path: Path) -> No
     fill(log, 120)
     all_flushed(log)
     log.collect()
-    assert len(log.pool._waiting) > 1
-    for path in log.pool._waiting:
+    assert len(log.shared.pool._waiting) > 1
+    for path in log.shared.pool._waiting:
         path.unlink()
     fill(log, 120)
-    assert not log.pool._waiting and not forgotten(log)
-    oldest = log.segments[min(log.segments)]
+    assert not log.shared.pool._waiting and not forgotten(log)
+    oldest = log.shared.segments[min(log.shared.segments)]
     oldest.path.unlink()
     all_flushed(log)
     log.collect()
-    assert sorted(log.segments) == [log.active_sequence]
+    assert sorted(log.shared.segments) == [log.shared.active_sequence]
     log.close()
 
 
@@ -236,12 +238,12 @@ def test_segments_that_are_set_aside_are_not_forgotten_either(tmp_path: Path, be
     fill(log, 60, stream=2)
     fill(log, 30)
     log.close()
-    with log.segments[sorted(log.segments)[1]].path.open("r+b") as lost:
+    with log.shared.segments[sorted(log.shared.segments)[1]].path.open("r+b") as lost:
         lost.seek(8000)
         lost.write(b"\xff" * 8)
     log = open_in(tmp_path / "wal", files)
     assert log.recovery.failed.keys() == {key(2)}
-    there = set(log.segments) - {log.active_sequence}
+    there = set(log.shared.segments) - {log.shared.active_sequence}
 
     def aside() -> set[int]:
         found = (sequence_of(path.name, "damaged") for path in log.directory.iterdir())
@@ -254,7 +256,7 @@ def test_segments_that_are_set_aside_are_not_forgotten_either(tmp_path: Path, be
         log.collect()
     assert files.grant()
     log.collect()
-    assert sorted(log.segments) == [log.active_sequence] and aside() == there
+    assert sorted(log.shared.segments) == [log.shared.active_sequence] and aside() == there
     log.tombstone(key(2))
     log.turn()
     files.refuse("unlink", before=before)

@@ -40,7 +40,7 @@ from tests.wal.support import (
 
 
 def _until_idle(log: Log) -> None:
-    until(lambda: log.append_queue.writer is Writer.NOBODY)
+    until(lambda: log.shared.append_queue.writer is Writer.NOBODY)
 
 
 # --- group commit
@@ -141,7 +141,7 @@ def test_low_space_is_told_where_inodes_run_out_before_bytes() -> None:
     ):
         files.free_inodes = inodes
         log.refresh_space()
-        assert (log.low_space, log.no_space, log.free_files) == (low, none, inodes)
+        assert (log.low_space, log.shared.no_space, log.free_files) == (low, none, inodes)
         if not none:
             stream.append_entries((entry(1, index),))
     with pytest.raises(Retryable, match="DISK_FULL"):
@@ -160,7 +160,7 @@ def test_a_segment_that_cannot_be_prepared_is_no_failure() -> None:
     assert log.stats.overruns > 0
     files.free = 1 << 30
     fill(log, 40)
-    assert len(log.segments) > 1
+    assert len(log.shared.segments) > 1
     log.close()
     assert len(loaded(open_still(files).stream(key())).entries) == 45
 
@@ -218,8 +218,8 @@ def test_a_stream_that_never_held_anything_may_be_made_again() -> None:
     log = open_still(files.crash(random.Random(1)))
     log.create_stream(key(), OpId(3, 20), CONFIG).append_entries(entries((4, 21)))
     log.close()
-    assert log.files is not files
-    state = loaded(open_still(log.files).stream(key()))  # type: ignore[arg-type]
+    assert log.shared.files is not files
+    state = loaded(open_still(log.shared.files).stream(key()))  # type: ignore[arg-type]
     assert (state.start, state.entries) == (OpId(3, 20), entries((4, 21)))
 
 
@@ -295,7 +295,7 @@ def test_entries_are_read_from_disk_when_the_cache_has_dropped_them(compression:
     log = open_still(SimFiles(), replace(SMALL, cache_bytes_max=0, compression=compression))
     fill(log, 30)
     stream = log.stream(key())
-    assert not log.states[key()].cache
+    assert not log.shared.states[key()].cache
     assert [e.index for e in stream.read_entries(5, 3000)] == [5, 6, 7]
     assert [e.index for e in stream.read_entries(30, 1)] == [30]
     assert stream.read_entries(31, 1) == []
@@ -306,8 +306,8 @@ def test_damage_that_comes_while_the_log_runs_is_never_served() -> None:
     files = SimFiles()
     log = open_still(files, replace(SMALL, cache_bytes_max=0))
     fill(log, 5)
-    run = log.states[key()].extents[2]
-    files.content(log.segments[run.sequence].path)[run.offset + 200] ^= 1
+    run = log.shared.states[key()].extents[2]
+    files.content(log.shared.segments[run.sequence].path)[run.offset + 200] ^= 1
     stream = log.stream(key())
     assert stream.read_entries(1, 1)[0].index == 1
     with pytest.raises(Corrupt):
@@ -383,9 +383,9 @@ def test_newest_entries_kept_in_memory_take_no_more_than_they_may() -> None:
             log.turn()
         gc.collect()
         before, _ = tracemalloc.get_traced_memory()
-        state = log.states[key()]
+        state = log.shared.states[key()]
         state.cache.clear()
-        log.cache._fifo.clear()
+        log.shared.cache._fifo.clear()
         taken = before - tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

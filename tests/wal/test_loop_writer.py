@@ -41,17 +41,17 @@ def test_a_small_batch_is_written_at_the_end_of_the_turn_and_told_after_its_sync
     append = Appends(log)
     append()
     append()
-    assert log.append_queue.writer is Writer.NOBODY and not side.sync.begun
+    assert log.shared.append_queue.writer is Writer.NOBODY and not side.sync.begun
     writes, syncs = len(files.write_calls), files.syncs
     side.loop.turn()
     assert len(files.write_calls) == writes + 1
-    assert log.append_queue.writer is Writer.KERNEL
+    assert log.shared.append_queue.writer is Writer.KERNEL
     assert files.syncs == syncs and append.done == []
     side.sync.tell()  # in vain
-    assert log.append_queue.writer is Writer.KERNEL and append.done == []
+    assert log.shared.append_queue.writer is Writer.KERNEL and append.done == []
     side.end()
     assert append.done == [1, 2]
-    assert log.append_queue.writer is Writer.NOBODY
+    assert log.shared.append_queue.writer is Writer.NOBODY
     assert files.syncs == syncs + 1
     assert len(files.write_calls) == writes + 2  # and the marker
     assert log.synced_place > 0 and log.stats.loop_batches == 1
@@ -110,13 +110,13 @@ def test_what_is_not_small_and_plain_goes_to_the_thread(why: str) -> None:
             append(b"x" * 24)
     else:
         append()
-        log.append_queue.for_thread = True
+        log.shared.append_queue.for_thread = True
     side.loop.run()
-    assert log.append_queue.writer is Writer.THREAD
+    assert log.shared.append_queue.writer is Writer.THREAD
     assert side.sync.begun == 0
     log.turn()
     assert append.done == list(range(1, len(append.done) + 1))
-    assert log.append_queue.writer is Writer.NOBODY and not log.append_queue.for_thread
+    assert log.shared.append_queue.writer is Writer.NOBODY and not log.shared.append_queue.for_thread
 
 
 def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part() -> None:
@@ -125,13 +125,13 @@ def test_a_batch_by_the_loop_never_closes_a_segment_nor_leaves_its_prepared_part
     for _ in range(200):
         append(b"x" * 300)
         side.loop.turn()
-        if log.append_queue.writer is Writer.THREAD:
+        if log.shared.append_queue.writer is Writer.THREAD:
             log.turn()
         side.run()
         active = log._appender.active  # type: ignore[union-attr]
         assert active.room >= 0
     assert append.done == list(range(1, 201))
-    assert len(log.segments) > 3 and log.stats.overruns == 0
+    assert len(log.shared.segments) > 3 and log.stats.overruns == 0
     assert log.stats.loop_batches > 150
     log.close()
     assert len(loaded(open_still(files).stream(key())).entries) == 200
@@ -144,7 +144,7 @@ def test_other_sync_modes_need_no_background_sync(mode: SyncMode) -> None:
     append = Appends(log)
     append()
     side.loop.run()
-    assert log.append_queue.writer is Writer.THREAD
+    assert log.shared.append_queue.writer is Writer.THREAD
     log.turn()
     assert append.done == [1]
 
@@ -196,7 +196,7 @@ def test_a_failure_in_the_loop_ends_the_thread() -> None:
     settle(log)
     side = LoopSide(log)
     append = Appends(log)
-    until(lambda: log.append_queue.writer is Writer.NOBODY)
+    until(lambda: log.shared.append_queue.writer is Writer.NOBODY)
     append()
     side.loop.turn()
     files.sync_error = True

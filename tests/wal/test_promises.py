@@ -81,7 +81,7 @@ def test_a_forced_promotion_is_one_after_a_start() -> None:
     stream_of(log).append_promote(3, ReplicaId(1))
     log.close()
     again = open_still(files.copy())
-    assert again.states[key()].hard == HardState(3, ReplicaId(1), True)
+    assert again.shared.states[key()].hard == HardState(3, ReplicaId(1), True)
 
 
 def test_a_tombstone_keeps_its_vote_and_its_last_entry() -> None:
@@ -96,7 +96,7 @@ def test_a_tombstone_keeps_its_vote_and_its_last_entry() -> None:
     log.close()
     for _ in range(2):
         log = open_still(files := files.copy())
-        state = log.states[key()]
+        state = log.shared.states[key()]
         assert (state.tombstoned, state.last, state.hard) == (True, OpId(3, 2), HardState(3, ReplicaId(2)))
         log.close()
 
@@ -152,7 +152,7 @@ def test_a_segment_that_the_metadata_names_and_that_is_gone_is_damage() -> None:
     log = open_still(files)
     assert [d for d in log.recovery.damages if f"segment {lost} is missing" in d]
     assert key() in log.recovery.failed
-    assert max(log.segments) > lost
+    assert max(log.shared.segments) > lost
 
 
 def test_a_segment_under_the_name_of_another_is_damage() -> None:

@@ -76,7 +76,7 @@ def write(batches: int, *, markers: bool = True) -> _Written:
 def reopen(files: SimFiles) -> tuple[Log, list[int]]:
     log = open_still(files)
     found: list[Entry] = []
-    if not log.recovery.failed and key() in log.states:
+    if not log.recovery.failed and key() in log.shared.states:
         found = list(loaded(log.stream(key())).entries)
     for e in found:
         assert e == entry(1, e.index, bytes([e.index]) * 100)

@@ -113,14 +113,17 @@ def test_a_segment_that_somebody_read_goes_later_and_nothing_is_missing() -> Non
     files = SimFiles()
     log = open_still(files)
     fill(log, 60)
-    oldest = min(log.segments)
-    read = log.pin_segment(oldest)
+    oldest = min(log.shared.segments)
+    read = log.shared.pin_segment(oldest)
     log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
     log.collect()
-    assert sorted(log.segments) == [oldest, log.active_sequence] and log.active_sequence > oldest + 2
-    log.unpin_segment(read)
+    assert (
+        sorted(log.shared.segments) == [oldest, log.shared.active_sequence]
+        and log.shared.active_sequence > oldest + 2
+    )
+    log.shared.unpin_segment(read)
     log.collect()
-    assert sorted(log.segments) == [log.active_sequence]
+    assert sorted(log.shared.segments) == [log.shared.active_sequence]
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
     assert again.stream(key()).last_opid == log.stream(key()).last_opid
@@ -130,7 +133,7 @@ def test_a_segment_that_somebody_links_elsewhere_is_not_written_again(tmp_path: 
     """A copy of the log made by links: what is collected here must not change there."""
     log = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
     fill(log, 60)
-    closed = [s.path for s in log.segments.values() if s.sequence < log.active_sequence]
+    closed = [s.path for s in log.shared.segments.values() if s.sequence < log.shared.active_sequence]
     kept = {tmp_path / path.name: path.read_bytes() for path in closed}
     for path in closed:
         os.link(path, tmp_path / path.name)
@@ -145,11 +148,11 @@ def test_a_segment_that_somebody_took_away_is_gone(tmp_path: Path) -> None:
     """It was needed by nobody. Known for ever, its bytes would be counted, and each collection fail again."""
     log = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
     fill(log, 60)
-    oldest = log.segments[min(log.segments)]
+    oldest = log.shared.segments[min(log.shared.segments)]
     oldest.path.unlink()
     log.stream(key()).set_flushed(log.stream(key()).last_opid.index)
     log.collect()
-    assert sorted(log.segments) == [log.active_sequence]
+    assert sorted(log.shared.segments) == [log.shared.active_sequence]
     log.close()
     again = Log.open(tmp_path / "wal", SMALL, NODE, run_all, threads=False)
     assert not again.recovery.failed and not again.recovery.damages
@@ -166,14 +169,16 @@ def test_what_is_held_is_the_sum_of_the_segments_from_there_on() -> None:
         log.stream(key(number)).anchor("peer", 5 * number)
 
     def held(number: int, index: int) -> int:
-        runs = log.states[key(number)].extents
+        runs = log.shared.states[key(number)].extents
         at = runs.find(index)
         assert at is not None
-        return sum(s.length for s in log.segments.values() if s.sequence >= runs[at].sequence)
+        return sum(s.length for s in log.shared.segments.values() if s.sequence >= runs[at].sequence)
 
     want = {key(n): held(n, 9 * n + 1) for n in range(1, 6)}
-    assert {p.key: p.bytes for p in log.pins()} == {k: b + log.active_length for k, b in want.items() if b}
-    bound = log.options.anchor_bytes_max - log.active_length
+    assert {p.key: p.bytes for p in log.pins()} == {
+        k: b + log.shared.active_length for k, b in want.items() if b
+    }
+    bound = log.shared.options.anchor_bytes_max - log.shared.active_length
     past = {key(n) for n in range(1, 6) if held(n, 5 * n) > bound}
     assert past and {name for name, _, _ in log.collect().dropped} == past
 
@@ -227,7 +232,7 @@ def kept_for_peers() -> tuple[SimFiles, Log, StreamLog]:
 
 def test_what_is_kept_for_peers_goes_where_the_disk_lacks_space_the_oldest_first() -> None:
     files, log, stream = kept_for_peers()
-    segments = len(log.segments)
+    segments = len(log.shared.segments)
     wanted = NEEDED.low_space_bytes + NEEDED.segment_bytes
     files.free = wanted - 2 * NEEDED.segment_bytes
     got = log.collect()
@@ -283,7 +288,7 @@ def test_segments_that_wait_to_be_used_again_are_no_reason_for_a_full_disk() -> 
 def test_what_waits_to_be_used_again_is_a_small_part_of_the_volume(sixteenths: int, kept: int) -> None:
     """On a volume of 1 GiB merges had no room beside it."""
     files, log, stream = kept_for_peers()
-    log.pool.empty()
+    log.shared.pool.empty()
     files.total = sixteenths * 16 * NEEDED.segment_bytes
     stream.release("peers")
     assert log.collect().segments > 0
@@ -342,13 +347,13 @@ def test_hard_state_outlives_its_segments() -> None:
 def test_the_keeper_never_prepares_over_the_segment_in_use(tmp_path: Path) -> None:
     """It did: between the taking of a prepared segment and its opening the same sequence was wanted again."""
     log = open_still(SimFiles())
-    wanted = log.wanted_sequence()
+    wanted = log.shared.wanted_sequence()
     assert wanted is not None
-    log.offer_next(log.pool.make(wanted))
-    assert log.wanted_sequence() is None
-    ready = log.take_next(wanted - 1)
+    log.shared.offer_next(log.shared.pool.make(wanted))
+    assert log.shared.wanted_sequence() is None
+    ready = log.shared.take_next(wanted - 1)
     assert ready is not None
-    assert log.wanted_sequence() == wanted + 1
+    assert log.shared.wanted_sequence() == wanted + 1
 
 
 def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() -> None:
@@ -357,14 +362,14 @@ def test_a_segment_closed_in_this_batch_is_not_collected_before_it_is_indexed() 
     stream = stream_of(log)
     log.turn()
     seen: list[int] = []
-    opened = log.segment_opened
+    opened = log.shared.segment_opened
 
     def look(*args: object) -> None:
-        run = log.states[key()].extents
+        run = log.shared.states[key()].extents
         seen.append(run.last)
         opened(*args)  # type: ignore[arg-type]
 
-    log.segment_opened = look  # type: ignore[method-assign]
+    log.shared.segment_opened = look  # type: ignore[method-assign]
     for index in range(1, 21):
         stream.append_entries((entry(1, index, b"x" * 1000),))
     log.turn()
@@ -406,4 +411,4 @@ def test_a_log_that_is_closed_within_a_collection_keeps_what_the_collection_wrot
     assert not collecting.is_alive() and not closing.is_alive()
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
-    assert min(again.segments) >= log.first_sequence > 1
+    assert min(again.shared.segments) >= log.shared.first_sequence > 1

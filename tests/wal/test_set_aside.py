@@ -22,8 +22,8 @@ def _damaged(files: SimFiles) -> Log:
     fill(log, 60, stream=2)
     fill(log, 30)
     log.close()
-    lost = sorted(log.segments)[1]
-    files.content(log.segments[lost].path)[8000] ^= 1
+    lost = sorted(log.shared.segments)[1]
+    files.content(log.shared.segments[lost].path)[8000] ^= 1
     log = open_still(files)
     assert log.recovery.failed.keys() == {key(2)}
     return log
@@ -35,14 +35,14 @@ def _write_on(log: Log) -> None:
         fill(log, 30)
         stream.set_flushed(stream.last_opid.index)
         log.collect()
-    assert len(log.segments) <= 3
+    assert len(log.shared.segments) <= 3
 
 
 def test_a_damaged_stream_does_not_stop_collection() -> None:
     """It held every later segment too, though nothing of it stands there, until the disk was full."""
     files = SimFiles()
     log = _damaged(files)
-    there = set(log.segments) - {log.active_sequence}
+    there = set(log.shared.segments) - {log.shared.active_sequence}
     _write_on(log)
     assert _set_aside(files) == there
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_a_damaged_stream_does_not_stop_collection() -> None:
 def test_a_crash_between_metadata_and_files_sets_them_aside_at_the_next_start() -> None:
     files = SimFiles()
     log = _damaged(files)
-    there = set(log.segments) - {log.active_sequence}
+    there = set(log.shared.segments) - {log.shared.active_sequence}
     before = files.copy()
     _write_on(log)
     before.set_content(log.directory / "metadata", bytes(files.content(log.directory / "metadata")))
@@ -85,14 +85,14 @@ def test_a_segment_without_a_header_is_collected_like_any() -> None:
     fill(log, 60, stream=2)
     fill(log, 30, stream=3)
     log.close()
-    first = log.states[key(3)].extents[0].sequence
-    files.content(log.segments[first - 1].path)[20] ^= 1
+    first = log.shared.states[key(3)].extents[0].sequence
+    files.content(log.shared.segments[first - 1].path)[20] ^= 1
     log = open_still(files)
     assert log.recovery.failed.keys() == {key(2)}
     log.tombstone(key(2))
     log.turn()
     log.collect()
-    assert min(log.segments) == first
+    assert min(log.shared.segments) == first
     again = open_still(files.crash(random.Random(1)))
     assert not again.recovery.damages and not again.recovery.failed
 
@@ -102,12 +102,12 @@ def test_restarts_beside_a_damaged_stream_leave_no_segments_behind() -> None:
     files = SimFiles()
     log = _damaged(files)
     for _ in range(5):
-        sequence = log.wanted_sequence()
+        sequence = log.shared.wanted_sequence()
         assert sequence is not None
-        log.offer_next(log.pool.make(sequence))  # as the keeper does
+        log.shared.offer_next(log.shared.pool.make(sequence))  # as the keeper does
         files = files.crash(random.Random(1))
         log = open_still(files)
         assert log.recovery.failed.keys() == {key(2)}
-    unknown = [p.name for p in files.paths() if sequence_of(p.name) not in {None, *log.segments}]
+    unknown = [p.name for p in files.paths() if sequence_of(p.name) not in {None, *log.shared.segments}]
     assert not unknown
     assert len([p for p in files.paths() if p.name.startswith("prepared-")]) <= 1

@@ -65,7 +65,7 @@ def _served(log: Log, twins: dict[StreamKey, TwinStream], where: str) -> int:
     """How many streams are served; each of them whole and right. One that is not known any more is FAILED by its owner."""
     served = 0
     for name, twin in twins.items():
-        if name in log.recovery.failed or name not in log.states:
+        if name in log.recovery.failed or name not in log.shared.states:
             continue
         assert twin.agrees(loaded(log.stream(name))), (where, name)
         served += 1
@@ -165,7 +165,7 @@ def test_the_first_groups_of_the_last_segment_unreadable_fail_their_streams() ->
     files = SimFiles()
     log = open_still(files, OPTIONS)
     stream = stream_of(log)
-    while log.active_sequence < 3:
+    while log.shared.active_sequence < 3:
         stream.append_entries((entry(1, stream.last_opid.index + 1, b"x" * 900),))
         log.turn()
     spoiled, path = files.copy(), max(_segments(files))
@@ -177,7 +177,7 @@ def test_the_first_groups_of_the_last_segment_unreadable_fail_their_streams() ->
 def test_a_segment_that_was_only_prepared_may_have_a_bad_sector() -> None:
     w = write(3)
     log = open_still(w.files)
-    log.pool.make(log.active_sequence + 1).file.close()
+    log.shared.pool.make(log.shared.active_sequence + 1).file.close()
     path = max(_segments(w.files))
     w.files.spoil(path, HEADER_BYTES // SECTOR)
     found, read = reopen(w.files)

@@ -85,7 +85,7 @@ def test_the_loop_and_the_thread_write_the_same(turns: list[list[Op]]) -> None:
     files, log, side = still()
 
     def by_loop() -> None:
-        while log.append_queue.items or side.sync.under_way:
+        while log.shared.append_queue.items or side.sync.under_way:
             side.run()
             log.turn()  # what is not small is the thread's
 

@@ -145,14 +145,14 @@ class Folder:
             self.write(name, data)  # in one request: an object appears whole
             return
         above, _, last = name.rpartition("/")
-        aside = f"{above}/.{last}.{new_id()[:8]}".lstrip("/")
-        sink = self.new_file(aside)
+        temporary = f"{above}/.{last}.{new_id()[:8]}".lstrip("/")
+        sink = self.new_file(temporary)
         try:
             with self.errors(name):
                 sink.write(data)
             sink.complete()
             with self.errors(name):
-                self.fs.move(self.path(aside), self.path(name))
+                self.fs.move(self.path(temporary), self.path(name))
         except BaseException:
             sink.discard()
             raise

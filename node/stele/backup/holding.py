@@ -37,9 +37,10 @@ async def release(tables: Iterable[AsyncTable], name: str) -> None:
 
 
 class HistoryHeld:
-    """While it is open: history of `tables` from `snapshot` on. `name`: of the hold.
+    """Keeps the history of `tables` from `snapshot` on while it is open. `name`: of the hold.
 
-    `chain`: a hold of the backup before, from its snapshot on; "": none. Where it is there, it is renewed for `chain_s` seconds.
+    `chain`: a hold of the backup before, from its snapshot on; "": none. If it exists, it is renewed for
+    `chain_s` seconds.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What an incremental backup builds on, and the hold that lets the next one follow.
 
-Invariants: a base is complete, and has the same tables of the same cluster. The hold of a chain moves on only once a backup is
-complete that no longer needs what it lets go.
+Invariants: a base is complete, and has the same tables of the same cluster. The hold of a chain moves on only
+after a newer backup is complete, which no longer needs the older history.
 """
 
 from __future__ import annotations

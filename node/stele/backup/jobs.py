@@ -45,10 +45,10 @@ def of_tablet(scan: ScanPlan, tablet_id: str) -> ScanPlan:
 
 @dataclass(frozen=True, slots=True)
 class WriteTablet:
-    """Write the rows of a tablet to files, behind those that are recorded. Gives all files of the tablet.
+    """Write the rows of a tablet to files, after the files that are recorded. Gives all files of the tablet.
 
-    `plan`: of the backup, with this tablet alone. `scan`: likewise. `base`: the snapshot of the base; None for a full backup.
-    `file_bytes`: a file ends once it has so many."""
+    `plan` and `scan`: those of the backup, for this tablet alone. `base`: the snapshot of the base; None for
+    a full backup. `file_bytes`: a file ends once it has so many."""
 
     folder: Folder
     plan: Manifest

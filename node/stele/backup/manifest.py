@@ -30,7 +30,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _U64_MAX = (1 << 64) - 1
 _COUNT_MAX = (1 << 63) - 1
 FILE_BYTES_MAX = 1 << 31
-"""A restore reads a file whole. No file of this program comes near."""
+"""The most bytes of a file, since a restore reads a file whole. No file that this program writes comes
+near."""
 
 
 @dataclass(frozen=True, slots=True)

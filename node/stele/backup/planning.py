@@ -27,7 +27,8 @@ _VIEW_TIMEOUT_S = 10.0
 
 
 async def rows_expected(client: AsyncClient, opened: Mapping[str, AsyncTable]) -> dict[str, int]:
-    """About how many rows these tables have, by id, as their leaders say. Without those of which not all leaders answer."""
+    """About how many rows these tables have, by id, as their leaders say. A table is left out if not all of
+    its leaders answer."""
     found: dict[str, int] = {}
     with suppress(SteleError):  # it is only for a display
         health = examine(await cluster_view(client.masters, timeout_s=_VIEW_TIMEOUT_S))

@@ -25,7 +25,8 @@ FILE_BYTES = 64 << 20
 whole file."""
 _READ_ROWS = 32_768
 _SAMPLE_ROWS, _DISTINCT_MAX = 8_192, 0.75
-"""A column gets a dictionary if at most this share of so many rows are different values."""
+"""A column gets a dictionary if, in a sample of this many rows, at most this share of its values are
+different."""
 
 
 def file_columns(schema: Schema, *, whole: bool) -> pa.Schema:
@@ -77,7 +78,7 @@ class ParquetRows:
         return self._writer
 
     def abandon(self) -> None:
-        """Release the writer, also one that has failed. Its sink must drop what it still writes."""
+        """Release the writer, even if it has failed. It may still write to its sink, which must drop that."""
         self._waiting.clear()
         if self._writer is None:
             return

@@ -217,7 +217,7 @@ async def _compare(
 
 
 def _unheard(_: int, __: Did) -> None:
-    """The rows were told of when the files were read."""
+    """Ignore these rows: they were reported when the files were read."""
 
 
 def _columns(table: TableEntry, live: AsyncTable) -> str:

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     help="Only what changed since the newest complete backup of the same tables.",
 )
 @click.option(
-    "--full-if-needed", is_flag=True, help="With --incremental: make a full backup if that cannot be."
+    "--full-if-needed",
+    is_flag=True,
+    help="With --incremental: make a full backup where no incremental one is possible.",
 )
 @click.option(
     "--hold-for",
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     "--key",
     default="",
     metavar="TEXT",
-    help="Make this backup once: run again with the same key, it is found, or continued.",
+    help="Make this backup once: a later run with the same key finds or continues it.",
 )
 @click.option(
     "--keep-full",
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
     "--keep-days",
     type=click.FloatRange(0, 36_500, min_open=True),
     default=None,
-    help="Then prune: keep those of the last days.",
+    help="Then prune: keep backups that are at most this many days old.",
 )
 @masters_option
 @timeout_option
@@ -259,7 +261,7 @@ def list_all(folder: str, as_json: bool) -> None:
     "--keep-days",
     type=click.FloatRange(0, 36_500, min_open=True),
     default=None,
-    help="Keep those of the last so many days. What any of these options keeps, stays.",
+    help="Keep backups that are at most this many days old. A backup stays if any of these options keeps it.",
 )
 @click.option(
     "--keep-full",
@@ -281,8 +283,9 @@ def prune(
 ) -> None:
     """Remove old backups for good. FOLDER is a path, or a URI such as s3://bucket/backups.
 
-    The newest complete backup always stays, and so does each that an incremental one builds on which stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a
-    person to look at.
+    The newest complete backup always stays. So does each backup that an incremental one builds on, while that
+    one stays. An unfinished one goes once a complete one is newer. Damaged ones stay, for a person to look
+    at.
 
     \b
     Examples:

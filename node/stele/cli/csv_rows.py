@@ -361,8 +361,8 @@ def _read(text: pa.Array, arrow: pa.DataType) -> pa.Array:
 def _moment(text: bytes, arrow: pa.DataType) -> pa.Array | None:
     """The date or time that a signed number means, in days or microseconds since 1970.
 
-    `table scan` writes dates outside the years 1 to 9999 so. An unsigned number is more likely a date without
-    hyphens.
+    `table scan` writes dates outside the years 1 to 9999 in this form. An unsigned number is more likely a
+    date without hyphens.
     """
     if not pa.types.is_temporal(arrow) or not _NUMBER.match(text):
         return None

@@ -101,7 +101,8 @@ def hold(
 ) -> None:
     """Keep a table's replaced and deleted rows readable from a time on, until the hold expires.
 
-    Run again with the same --since, it lasts longer. Old rows use disk meanwhile: `stele table holds` shows how much.
+    To make it last longer, run this again with the same --since. Old rows use disk meanwhile: `stele table
+    holds` shows how much.
 
     \b
     Examples:

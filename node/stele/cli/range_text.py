@@ -61,7 +61,7 @@ def parse_partition(option: str, texts: Sequence[str]) -> tuple[tuple[str, ...],
             raise click.UsageError(f"{option} {text}: expected COLUMN,...:RANGE, where RANGE is {EXPECTED}")
         if columns and tuple(names.split(",")) != columns:
             raise click.UsageError(
-                f"{option} {text}: the others have columns {','.join(columns)}; a table has one list of them"
+                f"{option} {text}: the other ranges have columns {','.join(columns)}; all ranges of a table have the same"
             )
         columns = tuple(names.split(","))
         ranges.append(rest)

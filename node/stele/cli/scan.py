@@ -31,7 +31,10 @@ _TABLE_ROWS_MAX = 1_000
 @click.argument("name")
 @click.option("--columns", default="", metavar="NAME,...", help="Only these columns.")
 @click.option(
-    "--where", default="", metavar="CONDITION", help="Only rows for which this is true; once, join with AND."
+    "--where",
+    default="",
+    metavar="CONDITION",
+    help="Only rows for which this is true. Give it once; join conditions with AND.",
 )
 @click.option("--limit", type=click.IntRange(0), default=None, help="At most this many rows.")
 @click.option("--ordered", is_flag=True, help="In key order.")

@@ -378,7 +378,7 @@ def _hash(entry: Entry, known: Known) -> HashPartition | None:
 
 
 def _range(entry: Entry, known: Known) -> RangePartition | None:
-    """The range partition. With faults it has no splits, and only the columns that are known; None if none is."""
+    """The range partition, as far as its columns are known; None if none is. With faults it has no splits."""
     before = entry.document.faults
     given = entry.mapping(("columns", "splitAt", "ranges"), required=("columns",))
     names = _names(given["columns"].entries("column names"), known) if "columns" in given else []

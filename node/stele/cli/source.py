@@ -116,7 +116,8 @@ def opened(paths: Sequence[str], form: str, *, again: bool) -> Iterator[list[Inp
 
 
 def _begins_as_gzip(file: BinaryIO) -> bool:
-    """Whether it is gzip. Takes nothing of it. What cannot be looked at without taking is not."""
+    """Whether a stream begins as gzip does. It takes no bytes; where they cannot be seen without that, the
+    answer is no."""
     return isinstance(file, io.BufferedReader) and file.peek(2).startswith(_GZIP)
 
 

@@ -31,7 +31,7 @@ POLL_S = 1.0
 STILL_S = 30.0
 """After this long without progress, a waiting command says what may be missing."""
 REASONS_MAX = 3
-"""Most reasons that a waiting command shows."""
+"""The most reasons that a waiting command shows."""
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 

@@ -143,7 +143,7 @@ async def _ask(
     if answer.unreached:
         raise Retryable(
             f"the ranges of table {locations.info.name} are dropped, but {', '.join(answer.unreached[:3])} did not "
-            "answer: a program that reaches these nodes may still write to them, until the masters hear them again",
+            "answer: until the masters hear these nodes again, a program that reaches them may still write to the ranges",
             code=Code.UNKNOWN_OUTCOME,
         )
     return answer

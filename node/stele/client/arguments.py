@@ -70,7 +70,8 @@ def seconds(given: Any, what: str, *, zero: bool = False) -> float:
 
 
 def history_ms(given: Any, *, none: bool = False) -> int:
-    """A table's history retention in ms, from seconds; 0: the default. With `none`, None is the default, else 0 is."""
+    """A table's history retention in ms, from seconds; 0: the default. With `none`, None stands for the
+    default; otherwise 0 does."""
     if none and given is None:
         return 0
     expected = f"a number of seconds, 60 to ten years, or {'None' if none else '0'} for the default"

@@ -34,7 +34,8 @@ class Scanner:
 
     @property
     def snapshot(self) -> int:
-        """The hybrid time at which it reads; of changes: the time up to which. For the next call of `changes`, as `after`.
+        """The hybrid time at which it reads; for changes, the time up to which. Give it to the next call of
+        `changes` as `after`.
 
         Example:
             >>> table.scan(snapshot=table.scan().snapshot).count()

@@ -162,9 +162,9 @@ class WritePlan:
     info: TableInfo
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
-    """The copy of the cluster that it is in; None: not known."""
+    """The copy of the cluster that the table is in; None: not known."""
     cluster_version: int = FIRST_CLUSTER_VERSION
-    """The finalized one."""
+    """The finalized cluster version, as the masters told it."""
 
 
 def table_info_from_pb(pb: master_pb2.TableInfoPB) -> TableInfo:

@@ -5,7 +5,8 @@ under way, further keys wait and leave with the next one. So requests have many 
 its tablets in one frame. A request that is full leaves at once.
 
 Invariants: each key's future ends exactly once. A request leaves after all its keys were asked for, so a row is as new
-as its caller's call. A slow tablet delays the others only for GATE_S, and once; and no key for longer than its caller waits.
+as its caller's call. A slow tablet delays the others once, for GATE_S at most. It delays no key for longer
+than its caller waits.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from stele.model.schema import Schema
 from stele.rpc.proto import tserver_pb2
 
 KEYS_MAX, VALUES_MAX = 256, 16_384
-"""Most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
+"""The most keys of one request, and most keys times columns. A node reads them in one thread, and takes four times as many."""
 _SLACK = 0.1
-"""A key is not asked for again for so small a part of the time that its caller waits."""
+"""A key is not asked for again once so small a part of its caller's time is left."""
 GATE_S = 0.05
 """How long one tablet's request may delay the requests to other tablets, once."""
 WINDOW_KEYS = 4_096

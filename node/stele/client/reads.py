@@ -135,7 +135,7 @@ class TableReads:
         await prepare(self._streams.pool, plan)
 
     async def split(self, plan: ScanPlan, part_bytes: int) -> list[ScanPlan]:
-        """A plan in parts of about `part_bytes` of files, for readers beside each other. Together they give its rows.
+        """A plan in parts of about `part_bytes` of files, for parallel readers. Together they give its rows.
 
         Each part is a range of keys of one tablet. A limit holds for each part."""
         self._streams.ensure_open()

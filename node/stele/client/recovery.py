@@ -238,8 +238,8 @@ def _may_lose(
             heard.append(f"{voter.node} {'at' if node.ever_heard else 'before'} {at}")
     when = f"; last heard: {', '.join(heard)}" if heard else ""
     return (
-        f"writes after {newest}, the newest write of replica {best.replica_id}, if only the lost voters had "
-        f"acknowledged them{when}"
+        f"writes that only the lost voters had acknowledged, after {newest}, the newest write of replica "
+        f"{best.replica_id}{when}"
     )
 
 

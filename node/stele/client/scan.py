@@ -68,7 +68,8 @@ class AsyncScanner:
 
     @property
     def snapshot(self) -> int:
-        """The hybrid time at which it reads; of changes: the time up to which. For the next call of `changes`, as `after`."""
+        """The hybrid time at which it reads; for changes, the time up to which. Give it to the next call of
+        `changes` as `after`."""
         return self.plan.snapshot
 
     async def __aiter__(self) -> AsyncGenerator[dict[str, Any], None]:

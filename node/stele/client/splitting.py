@@ -1,4 +1,4 @@
-"""Cuts a scan into parts of about the same bytes, for readers beside each other. Used by table.py.
+"""Cuts a scan into parts of about the same bytes, for parallel readers. Used by table.py.
 
 Invariant: a row of the scan is in exactly one part. A tablet of which no replica says where to cut it is one part.
 """

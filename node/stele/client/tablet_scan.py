@@ -37,7 +37,8 @@ _BUSY_TIMES = 10
 """A node without a place for another scan is healthy, so a scan keeps asking for this many times the
 timeout."""
 _WAIT_MS, _PREPARED_WAIT_MS = 5_000, 1_000
-"""How long a replica may wait until it can serve the snapshot. Others may serve a prepared one earlier."""
+"""How long a replica may wait until it can serve the snapshot. The wait for a prepared one is shorter, since
+another replica may serve it earlier."""
 _DEFINITE = frozenset(
     (
         Code.INVALID_ARGUMENT,
@@ -61,14 +62,14 @@ class _OtherHistory(Rejected):
     """The tablet was recovered since the scan gave its first rows, so no replica can go on with them."""
 
 
-class FlightPool(FlightConnections):
+class FlightPool:
     """A client's Flight connections, and the threads that read its scans.
 
     Scans read by batches have threads of their own, because they wait for their reader. `zone`: where the reader is;
     "": not said."""
 
     def __init__(self, zone: str = "") -> None:
-        super().__init__()
+        self.connections = FlightConnections()
         self.zone = zone
         self._threads = ThreadPoolExecutor(PARALLEL_TABLETS * 2, "stele-scan")
 
@@ -84,20 +85,22 @@ class FlightPool(FlightConnections):
         try:
             reading = begin(threads or self._threads, read, scan)
         except (Rejected, RuntimeError):  # the threads were told to end
-            if self.closed:
+            if self.connections.closed:
                 raise Closed() from None
             raise
         try:
             return await reading
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self.closed and (task is None or not task.cancelling()):  # nobody cancelled this task
+            if self.connections.closed and (
+                task is None or not task.cancelling()
+            ):  # nobody cancelled this task
                 raise Closed() from None
             raise
 
     def close(self) -> None:
         """Close all connections for good. Readers in progress fail."""
-        super().close()
+        self.connections.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -121,7 +124,7 @@ class ScanPlan:
     snapshot: int
     tablets: tuple[TabletPlace, ...]
     fork_id: str | None = None
-    """The copy of the cluster that it is in; None: not known."""
+    """The copy of the cluster that the tablet is in; None: not known."""
     prepared: dict[str, Prepared] = field(default_factory=dict)
 
     @property
@@ -307,7 +310,7 @@ class TabletScan:
         else:
             self._tablet.ask_next(asked)
         if code not in _WELL:
-            self._pool.drop(asked.flight_address)
+            self._pool.connections.drop(asked.flight_address)
 
     def _given_up(self, last: SteleError, said: Mapping[str, str], patience: _Patience) -> SteleError:
         """An error with what each replica said: the last one asked may be down while another explains the
@@ -347,7 +350,9 @@ class TabletScan:
             wait_ms=_WAIT_MS if prepared is None else _PREPARED_WAIT_MS,
             prepared=0 if prepared is None else prepared.index,
         )
-        self._stream = FlightStream(self._pool, replica.flight_address, ticket.encode(), self._stop)
+        self._stream = FlightStream(
+            self._pool.connections, replica.flight_address, ticket.encode(), self._stop
+        )
         try:
             yield from self._stream
         finally:

@@ -1,4 +1,4 @@
-"""Groups rows that wait for a block by which of them may share one. Used by batcher.py.
+"""Groups the rows that wait for a block: those of one group may share one. Used by batcher.py.
 
 Invariant: of two rows given in different turns of the event loop, the later one never comes into an earlier
 group.

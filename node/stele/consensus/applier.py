@@ -15,13 +15,12 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
+from stele.consensus.ports import InThread
 from stele.model.entry import Entry
 from stele.model.errors import InvariantViolation, SteleError, ensure
 from stele.tablet.machine import Lookup, Outcome, StateMachine
 
-InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 _READ_BYTES = 4 << 20
 
 

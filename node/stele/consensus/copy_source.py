@@ -243,7 +243,11 @@ class CopySessions:
         try:
             async with self._looking:  # one at a time: it may take minutes, and takes a thread
                 await self._host.in_thread(machine.verify, going_on)
-            log.warning("damaged at a copy's receiver, not here", tablet=replica.tablet_id, damage=damage)
+            log.warning(
+                "a copy's receiver reported damage, but the files here are whole",
+                tablet=replica.tablet_id,
+                damage=damage,
+            )
         except Corrupt as exc:
             replica.fail(f"copy: {exc}")
         except SteleError as exc:

@@ -28,8 +28,9 @@ from stele.consensus.bootstrap import STORE, open_machine, sums_of
 from stele.consensus.copy_bounds import refuse_beyond, refuse_offer
 from stele.consensus.copy_order import CopyHome, CopyOrder, CopyProgress
 from stele.consensus.copy_source import SessionInfo
-from stele.consensus.fetch import SILENT_MAX_S, CopySource, Fetcher, InThread, RateLimit, session_lost
+from stele.consensus.fetch import SILENT_MAX_S, CopySource, Fetcher, RateLimit, session_lost
 from stele.consensus.files import make_directory, remove_tree, sync_directory
+from stele.consensus.ports import InThread
 from stele.consensus.shielded import until_done, until_finished
 from stele.consensus.superblock import DataState, Superblock, write_superblock
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError, let_go

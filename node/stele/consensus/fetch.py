@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import google_crc32c
 
 from stele.consensus.copy_source import CopyFile, SessionInfo
 from stele.consensus.files import sync_directory
+from stele.consensus.ports import InThread
 from stele.consensus.shielded import together, until_done, until_finished
 from stele.model.errors import Code, Retryable, SteleError
 from stele.model.ids import OpId, ReplicaId, TabletId
 from stele.tablet.checksums import RangeSums, SumsInside
 from stele.tablet.files import sum_at, translate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 CHUNK_BYTES = 32 << 20
@@ -44,7 +48,11 @@ _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 
 
-class CopyFrames(Iterable[tuple[int, Any, int]], Protocol):
+Piece: TypeAlias = "bytes | pa.Buffer"
+"""What a frame holds: bytes of a file, which are not copied on their way to the disk."""
+
+
+class CopyFrames(Iterable[tuple[int, Piece, int]], Protocol):
     """(offset, bytes, CRC-32C of them) in order, as they arrive.
 
     Iterated once, in one thread; raises SteleError.
@@ -74,9 +82,6 @@ class CopySource(Protocol):
 
         `damage`: what is wrong with its files, "" for nothing. The source then checks its own.
         """
-
-
-InThread = Callable[..., Awaitable[Any]]
 
 
 class RateLimit:
@@ -361,7 +366,7 @@ class Fetcher:
                     self._settle(chunk)
                 self._loop.call_soon_threadsafe(self._moved, len(data))
 
-    def _frames(self, session_id: str, name: str, begin: int, end: int) -> Generator[Any, None, None]:
+    def _frames(self, session_id: str, name: str, begin: int, end: int) -> Generator[Piece, None, None]:
         """The bytes of a file from `begin` to `end` as they arrive; each frame is compared with its checksum.
 
         Blocks.

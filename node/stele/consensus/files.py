@@ -66,12 +66,12 @@ def remove_if_empty(path: Path) -> None:
 
 def write_record(path: Path, magic: bytes, version: int, body: bytes) -> None:
     """Replace `path` by a checksummed record: written aside, synced, renamed, directory synced."""
-    aside = path.with_name(path.name + ".new")
-    with aside.open("wb") as f:
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as f:
         f.write(frame_record(magic, version, body))
         f.flush()
         os.fsync(f.fileno())
-    os.replace(aside, path)
+    os.replace(temporary, path)
     sync_directory(path.parent)
 
 

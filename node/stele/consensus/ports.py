@@ -7,9 +7,9 @@ Invariant: all is called on the node's event loop, and does not block it unless 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from stele.consensus.superblock import Superblock
 from stele.model.config import Configuration
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from stele.consensus.read_round import ReadRound
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class InThread(Protocol):
+    """Runs blocking work in a thread. If a caller is cancelled before a thread was free, its work is
+    withdrawn."""
+
+    def __call__(self, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class Host(Protocol):
     def fail(self, error: Exception) -> None:
         """End the node because of what a replica found, and leave all files as they are."""
 
-    async def in_thread(self, work: Callable[..., T], *args: Any) -> T:
+    async def in_thread(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Run blocking work in a thread of the node's pool."""
 
 

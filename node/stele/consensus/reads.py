@@ -132,7 +132,7 @@ class Reads:
         return snapshot
 
     async def prepare(self, snapshot: int, within_ms: int = 0) -> int:
-        """The log index up to which everything at or below `snapshot` is, whoever leads now or later.
+        """The log index that covers everything at or below `snapshot`, whoever leads now or later.
 
         Any replica of this incarnation of the tablet may serve the snapshot once it has applied that index. Raises
         what `snapshot_ready` raises; README.md has the argument.

@@ -150,7 +150,7 @@ class Writes:
             )
 
     def let_time_pass(self) -> None:
-        """As leader, append a ceiling once that lets the machine forget all its clients.
+        """As leader, append one ceiling that is late enough for the machine to forget all its clients.
 
         Replicas forget clients only by the timestamps of entries. Without this, a tablet without writes would
         remember its clients for ever.

@@ -20,12 +20,13 @@ from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.rpc.proto.consensus_pb2_grpc import ConsensusServiceStub
 
 CALLS_AT_ONCE, TABLETS_AT_ONCE = 16, 12
-"""Most calls at once, and most tablets in one. It takes some 3 ms to read the answers to all of them."""
+"""The most calls at once, and most tablets in one. It takes some 3 ms to read the answers to all of them."""
 _ASK_TIMEOUT_S = 1.0
 
 
 class Answers:
-    """What nodes told. `reports`: by node. `errors`: of nodes that did not answer; they are not asked again."""
+    """The answers of nodes. `reports`: by node. `errors`: of nodes that did not answer; they are not asked
+    again."""
 
     def __init__(self) -> None:
         self.reports: dict[str, list[common_pb2.ReplicaStatusPB]] = {}

@@ -24,9 +24,8 @@ from stele.driver.view import (
 
 
 class Beginning:
-    """Begins what one plan begins. What it plans counts against room and copies of the tablets that come later.
-
-    `reserved`: who has a node away by the change budget. Then only heals begin."""
+    """Begins the replacements of one plan. Each leaves less room and fewer copies for the tablets that come
+    later. `reserved`: who holds the change budget and has a node away, in words. Then only heals begin."""
 
     def __init__(
         self,

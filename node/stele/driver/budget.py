@@ -1,8 +1,9 @@
 """The change budget as drivers see it: who holds it, and what may not begin beside that. Used by planner and by masters
 that drive; pure.
 
-The operator decides who holds the budget, and writes it to the catalog before it acts. Nodes whose pods are made again
-stand only there: for the masters they are in service. Heals, drains and parked nodes show in the states of nodes as well.
+The operator decides who holds the budget, and writes it to the catalog before it acts. Only this entry shows
+nodes whose pods are made again: to the masters they are in service. Heals, drains and parked nodes show in
+the states of nodes as well.
 
 Invariant: heals never wait for the budget.
 """
@@ -38,7 +39,7 @@ def _counts(node: NodeView, named: Mapping[str, int]) -> bool:
 
 
 def _is_back(away: Away, node: NodeView, policy: Policy) -> bool:
-    """Whether another process of the node is heard than the one that was to go."""
+    """Whether the node is heard as a newer process than the one that was to go."""
     return node.incarnation > away.incarnation and not _is_silent(node, policy)
 
 
@@ -50,7 +51,8 @@ def _is_silent(node: NodeView, policy: Policy) -> bool:
 def taken_over(
     view: ClusterView, policy: Policy, waiting: Collection[str], names: Mapping[str, str]
 ) -> tuple[tuple[Holder, ...], tuple[str, ...]]:
-    """Who holds the budget, and who waits, while another drives than whoever wrote it down. `names`: of nodes, by id.
+    """Who holds the budget, and who waits, while the driver that wrote it down is away. `names`: of nodes, by
+    id.
 
     A holder stays while nodes that it has taken away are silent. Otherwise its own driver did not come to take them away,
     or they are back: it waits for that driver.

@@ -17,8 +17,8 @@ from stele.model.ids import NodeId
 class Copying:
     """The decisions of one pass. Each answer is a reason in words for a step; "" means no.
 
-    A tablet with `trials` of its own is looked at in each plan. What else its situation does not hold is noted in
-    `load.asked`."""
+    A tablet with `trials` of its own is looked at in each plan. A question that its situation alone does not
+    answer is noted in `load.asked`."""
 
     def __init__(self, view: ClusterView, policy: Policy, trials: Trials, load: Load) -> None:
         self._view = view

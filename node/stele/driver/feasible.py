@@ -18,7 +18,7 @@ from stele.model.config import Peer
 from stele.model.ids import CATALOG_TABLET_ID, ReplicaId
 
 NAMED_MAX = 3
-"""Most tablets that a sentence names."""
+"""The most tablets that a sentence names."""
 
 
 @dataclass(slots=True)

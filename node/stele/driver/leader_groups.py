@@ -22,7 +22,7 @@ from stele.model.config import MemberType
 HEARD_MS = 3_000
 """A node whose last heartbeat is older than this gets no leaders. Nodes send one each second."""
 _LATER_US = 1 << 62
-"""A time after all at which a leader is kept."""
+"""Later than any time until which a leader is kept."""
 
 
 class Groups:

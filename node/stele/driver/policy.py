@@ -49,7 +49,7 @@ class Policy:
     balance_leaders: bool = True
     """Whether leaders are spread over the nodes while nothing heals."""
     leader_moves_at_once: int = 8
-    """Most leaders that one plan moves to spread them. The writes of a tablet wait while its leader moves."""
+    """The most leaders that one plan moves to spread them. The writes of a tablet wait while its leader moves."""
     leader_moves_per_minute: int = 480
     retire: bool = True
     """Whether nodes in `lost` become DRAINING, and DRAINING nodes that nothing names become RETIRED."""
@@ -65,7 +65,7 @@ class Policy:
 _DEAD_AFTER_MIN_MS = 3_000
 """Three heartbeats."""
 HOLDERS_MAX, AWAY_MAX = 16, 256
-"""Most holders of the budget that the catalog names, and most nodes that they have away."""
+"""The most holders of the budget that the catalog names, and most nodes that they have away."""
 TIME_MAX_MS = 100 * 365 * 86_400_000
 """The longest time in a policy: a hundred years."""
 

@@ -67,7 +67,7 @@ def leader_report(tablet: TabletView) -> ReplicaView | None:
 def in_doubt(tablet: TabletView) -> frozenset[int]:
     """Members that the leader reports as FAILED, but that may be healthy now.
 
-    Their restarted nodes have not reported them yet, or they report that they have not heard a leader yet. So
+    Either their restarted node has not reported them yet, or they report that they know no leader yet. So
     the leader's report may be outdated. Demoted members do not count; they are given up already.
     """
     leader = leader_report(tablet)

@@ -39,7 +39,7 @@ class ClusterVersions:
 
     @property
     def possible(self) -> int:
-        """The newest that all members read."""
+        """The newest version that all members read."""
         return min((m.reads for m in self.members), default=self.finalized)
 
     @property

@@ -1,7 +1,7 @@
 """Asks where the logs of new witnesses may begin, for all that a pass begins at once. Used by executor and orders.
 
 A log may begin after the newest entry that every live voter with the rows knows to be committed. Asking for one tablet after
-another took most calls of a heal. Invariant: a tablet of which one of these voters did not tell gets no start.
+another took most calls of a heal. Invariant: a tablet gets no start if one of these voters did not answer.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _check_room(
     always passes."""
     row_bytes = sum(len(o.value) + len(o.key) for o in batch)
     if _length(changed) > _length(table):
-        what = f"alter table {table.name!r}: its new definition would make views larger"
+        what = f"alter table {table.name!r} to this definition"
         check_view_bytes(lead, all_view_bytes(lead.catalog, changed), what)
     if row_bytes > lead.options.create_bytes_max or not lead.has_room(batch, _QUARTERS):
         raise Rejected(
@@ -184,7 +184,8 @@ def _length(table: TableRecord) -> int:
 
 
 def leader_to_alter(lead: Leadership, row: TabletRecord) -> Report | None:
-    """The report of a tablet's leader that lacks its table's newest schema; None if it has it, or none is known.
+    """The report of a tablet's leader that lacks its table's newest schema. None if the leader has it, or is
+    not known.
 
     While no change is under way, only a survivor of a lost majority may lack it: it may have been away meanwhile.
     """
@@ -225,13 +226,13 @@ def _follows(lead: Leadership, row: TabletRecord, version: int) -> bool:
 
 
 class Alterations:
-    """The tables that are being altered, as one leadership follows them. Holds nothing that catalog and reports do
-    not give again."""
+    """The tables that are being altered, as one leadership follows them. It holds only what can be rebuilt
+    from catalog and reports."""
 
     def __init__(self, lead: Leadership) -> None:
         self._lead = lead
         self._left: dict[tuple[str, int], dict[TabletId, None]] = {}
-        """Tablets that have not followed yet, by table and version."""
+        """Tablets that have not taken the change yet, by table and version."""
 
     async def look(self) -> None:
         """Remove the tablets that have followed. A table whose tablets all have is RUNNING again."""

@@ -39,10 +39,10 @@ from stele.rpc.proto import common_pb2
 log = structlog.get_logger("stele.master")
 
 TABLETS_AT_ONCE = 64
-"""Most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
+"""The most tablets that one turn of the event loop examines (some 4 ms) and one batch changes."""
 ROUND_SWEEPS = 64
-"""In so many sweeps each tablet is looked at without a cause; a small cluster has them all in each. Each look takes
-some 0.1 ms, and ten thousand of them in every sweep would take all the time of a master."""
+"""Each tablet is looked at without a cause once in this many sweeps; in a small cluster, in every sweep. Each
+look takes some 0.1 ms, and ten thousand of them in every sweep would take all the time of a master."""
 REPLACED_QUARTERS = 3
 """Quarters of the catalog that replacement tablets may fill. While nodes do not answer, tablets are replaced
 again and again.

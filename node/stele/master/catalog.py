@@ -209,10 +209,10 @@ class Catalog:
 
     @property
     def withdrawn_digest(self) -> int:
-        """Names the `withdrawn` tables; 0 if there are none. Nodes give it back.
+        """A digest that names the `withdrawn` tables; 0 if there are none. Nodes send it back.
 
-        Each drop gives one that was never told before. So a node that gives it back knows of this drop, and does not
-        mean an earlier one of the same table.
+        Each drop makes a new digest. So a node that sends it back knows of this drop, not only of an earlier
+        one of the same table.
         """
         if self._withdrawn_digest is None:
             self._withdrawn_digest = _digest_of(self.withdrawn)

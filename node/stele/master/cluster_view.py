@@ -47,7 +47,7 @@ from stele.rpc.proto import common_pb2, master_pb2
 
 CATALOG_NAME = "(catalog)"
 VIEW_BYTES_MAX = 24 << 20
-"""Most bytes of a view for tables, counted by `view_bytes`: some 14,000 tablets of three replicas.
+"""The most bytes of a view for tables, counted by `view_bytes`: some 14,000 tablets of three replicas.
 
 Views are told in pages, so no message bounds them. Masters and drivers hold them in memory, and a new driver reads all.
 Measured with 10,000 tablets: docs/performance.md.
@@ -119,7 +119,7 @@ class Scene:
 
 
 def cluster_view(scene: Scene, cluster_id: str) -> master_pb2.GetClusterViewResponse:
-    """The whole state of the cluster, built in one step: what pages put together amount to (view_changes.py).
+    """The whole state of the cluster, built in one step. It equals all pages put together (view_changes.py).
 
     Raises:
         Rejected: TOO_LARGE, it does not fit into a message.
@@ -214,12 +214,12 @@ def view_bytes(table: TableRecord, tablets: int) -> int:
 
 
 def all_view_bytes(catalog: Catalog, changed: TableRecord | None = None) -> int:
-    """The most bytes that all healthy tables take in a view. `changed`: as one of them is about to be."""
+    """The most bytes that all healthy tables take in a view. `changed`: a table as it is about to be."""
     return sum(view_bytes(table, tablets) for table, tablets in _counted(catalog, changed))
 
 
 def wanted_replicas(catalog: Catalog, changed: TableRecord | None = None) -> int:
-    """The replicas that all tables want, placed or not. `changed`: as one of them is about to be."""
+    """The replicas that all tables want, placed or not. `changed`: a table as it is about to be."""
     return sum(table.replication_factor * tablets for table, tablets in _counted(catalog, changed))
 
 

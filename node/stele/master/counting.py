@@ -92,7 +92,7 @@ def _check_shrink(lead: Leadership, count: int) -> None:
     ]
     if len(live) < count:
         raise Retryable(
-            f"{count} masters: only {len(live)} of the {len(peers)} present ones are heard; bring the others "
+            f"{count} masters: only {len(live)} of the present {len(peers)} masters are heard; bring the others "
             f"back first",
             code=Code.NOT_READY,
         )

@@ -29,7 +29,8 @@ from stele.rpc.proto import master_pb2
 
 CLAIM_LOCK = "driver claim"
 UNFORMED_LOCK = "nodes that never started"
-"""Held while they are counted and one is added, so that a burst keeps to the bound."""
+"""The name of a lock. It is held while such nodes are counted and one is added, so that a burst keeps to the
+bound."""
 
 
 async def claim_driver(lead: Leadership, request: master_pb2.ClaimDriverRequest) -> ClaimRecord:

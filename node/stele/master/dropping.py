@@ -36,9 +36,9 @@ WAIT_MS_MAX = 2_000
 """Shorter than a caller's timeout of one attempt."""
 _ASK_S = 0.02
 DELETED_AT_ONCE = 8
-"""Most tables that one sweep deletes, a batch each."""
+"""The most tables that one sweep deletes, a batch each."""
 WRITTEN_AT_ONCE = 64
-"""Most rows in one batch of times."""
+"""The most rows in one batch of times."""
 _AT_ONCE = 64
 """Tablets that one turn of the event loop examines."""
 

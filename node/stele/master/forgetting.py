@@ -34,7 +34,7 @@ from stele.model.kvop import KeyOperation
 log = structlog.get_logger("stele.master")
 
 DROPPED_AT_ONCE = 64
-"""Most tablets in one step and one batch."""
+"""The most tablets in one step and one batch."""
 LOOKED_AT_ONCE = 1_024
 
 

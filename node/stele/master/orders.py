@@ -36,7 +36,7 @@ log = structlog.get_logger("stele.master")
 
 ORDERS_AT_ONCE = 32
 ORDERS_PER_NODE = 4
-"""Most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take
+"""The most calls at once to one node. Fewer than the total, so that a node that does not answer cannot take
 all of them."""
 ORDER_TIMEOUT_S = 10.0
 WHICHEVER_REPLICA = 0

@@ -7,9 +7,9 @@ on both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from stele.master.records import encode, key_of, stored
+from stele.master.records import Row, encode, key_of, stored
 from stele.model.config import Configuration
 from stele.model.kvop import KeyOp, KeyOperation
 from stele.tablet.keyspace import KeySpace
@@ -63,26 +63,26 @@ class CatalogLog(Protocol):
         """Call `listener()` at each change of role, term or leader, and once now."""
 
 
-def put(record: Any) -> KeyOperation:
+def put(record: Row) -> KeyOperation:
     """Write a record's row, whether it exists or not."""
     return KeyOperation(KeyOp.REPLACE, key_of(record), encode(record))
 
 
-def insert(record: Any) -> KeyOperation:
+def insert(record: Row) -> KeyOperation:
     """Write a record's row; the batch fails with ALREADY_PRESENT if there is one."""
     return KeyOperation(KeyOp.INSERT, key_of(record), encode(record))
 
 
-def swap(old: Any, new: Any) -> KeyOperation:
+def swap(old: Row, new: Row) -> KeyOperation:
     """Replace the row by `new` if it still holds `old`; else the batch fails with CAS_FAILED."""
     return KeyOperation(KeyOp.CAS, key_of(new), encode(new), expected=stored(old))
 
 
-def unchanged(record: Any) -> KeyOperation:
+def unchanged(record: Row) -> KeyOperation:
     """The batch fails with CAS_FAILED unless the row still holds this."""
     return KeyOperation(KeyOp.CHECK, key_of(record), expected=stored(record))
 
 
-def drop(record: Any) -> KeyOperation:
+def drop(record: Row) -> KeyOperation:
     """Delete the row if it still holds this; else the batch fails with CAS_FAILED."""
     return KeyOperation(KeyOp.DELETE, key_of(record), expected=stored(record))

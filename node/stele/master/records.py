@@ -370,7 +370,7 @@ _FIELDS: dict[type, tuple[tuple[str, Callable[[Any], Any]], ...]] = {
 """Decoders from JSON, by the name of the field."""
 
 
-def key_of(record: Any) -> bytes:
+def key_of(record: Row) -> bytes:
     """The key of a record's row."""
     match record:
         case ClusterRecord():
@@ -393,7 +393,7 @@ def key_of(record: Any) -> bytes:
             raise TypeError(f"{type(record).__name__} is not a catalog record")
 
 
-def encode(record: Any) -> bytes:
+def encode(record: Row) -> bytes:
     """The bytes of a record's row. Values from a later program come last."""
     values = [_plain(getattr(record, name)) for name, _ in _FIELDS[type(record)]]
     values += record.surplus
@@ -402,7 +402,7 @@ def encode(record: Any) -> bytes:
     )
 
 
-def _version_of(record: Any) -> int:
+def _version_of(record: Row) -> int:
     return max(VERSION, record.cluster_version) if isinstance(record, ClusterRecord) else VERSION
 
 
@@ -411,7 +411,7 @@ def _plain(value: Any) -> Any:
     return convert(value) if convert is not None else value
 
 
-def stored(record: Any) -> bytes:
+def stored(record: Row) -> bytes:
     """The bytes of a record's row as they are in the key space."""
     return record.stored if record.stored is not None else encode(record)
 

@@ -140,7 +140,7 @@ class MasterService(MasterServiceServicer):
         return answer
 
     def _scene(self) -> Scene | None:
-        """None while this master has no catalog."""
+        """The sources of an answer; None while this master has no catalog."""
         try:
             return self._master.scene()
         except SteleError:

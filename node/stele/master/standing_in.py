@@ -38,7 +38,7 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.master")
 
 _LOOK_S = 5.0
-"""Between two looks at a cluster that needs nothing, and at a policy that forbids to drive."""
+"""The pause between two looks at a cluster that needs nothing, or at a policy that forbids driving."""
 _PAUSE_S = 0.5
 _POLICY_LOCK = "driver policy"
 
@@ -67,7 +67,7 @@ async def keep_budget(
     lead: Leadership, holding: Sequence[Holder], waiting: Sequence[str], may: Callable[[], bool]
 ) -> None:
     """Write down who holds the budget and who waits, where that changed. Nothing without a policy in the catalog.
-    `may`: asked once nobody else can write it; false if a driver is back, which says so itself."""
+    `may` is called under the lock. It returns false if a driver is back, which then writes this itself."""
     async with lead.locks.hold(tables=(_POLICY_LOCK,)):
         present = lead.catalog.policy
         if present is not None and may():
@@ -101,7 +101,7 @@ class StandIn:
         self._told = ""
 
     def _begin(self) -> None:
-        """Know nothing of the cluster. With 10,000 tablets a view and its judgements take 50 MB, so they are not kept
+        """Forget the cluster. With 10,000 tablets a view and its judgements take 50 MB, so they are not kept
         while another drives."""
         self._keeper = ViewKeeper()
         self._executor = Executor(self._pool, (), holder=self._holder, keeper=self._keeper)
@@ -150,7 +150,8 @@ class StandIn:
             self._begin()
 
     async def _keep_budget(self, view: ClusterView, policy: Policy) -> None:
-        """What its driver wrote down stays true while that one is away, and the next one finds it so."""
+        """Keep the budget's holders in the catalog up to date while their driver is away. The next driver
+        finds them there."""
         if not view.settled:
             return
         names: dict[str, str] = {n.node_id: n.name for n in self._lead.catalog.nodes.values() if n.name}

@@ -44,7 +44,7 @@ DELETE_WAIT_MS_MAX = 2_000
 """Shorter than a caller's timeout of one attempt."""
 _ANSWERS_S = 0.005
 DEFAULT_BYTES_MAX = 4_096
-"""Most bytes of a default's JSON. Each row without the column stores the default, so a small write could
+"""The most bytes of a default's JSON. Each row without the column stores the default, so a small write could
 become large."""
 
 
@@ -263,13 +263,13 @@ def check_view_bytes(lead: Leadership, total: int, what: str) -> None:
     """
     if total > VIEW_BYTES_MAX:
         raise Rejected(
-            f"{what}, more than masters and drivers can hold ({total >> 10} KiB, at most {VIEW_BYTES_MAX >> 10}); use fewer "
-            "partitions or replicas, or delete tables",
+            f"{what}: the view of the cluster would have {total >> 10} KiB, but masters and drivers hold at most "
+            f"{VIEW_BYTES_MAX >> 10} KiB; use fewer partitions or replicas, or delete tables",
             code=Code.TOO_LARGE,
         )
     if total > ONE_MESSAGE_BYTES_MAX:
-        size = f"{total >> 10} KiB, of which the release before reads {ONE_MESSAGE_BYTES_MAX >> 10}"
-        require_version(lead, 2, f"{what} ({size})")
+        size = f"{total >> 10} KiB, and the release before reads {ONE_MESSAGE_BYTES_MAX >> 10} KiB"
+        require_version(lead, 2, f"{what} (the view of the cluster would have {size})")
 
 
 def check_catalog(lead: Leadership, table: TableRecord, batch: Sequence[KeyOperation], what: str) -> None:

@@ -24,7 +24,7 @@ from stele.rpc.proto import master_pb2
 log = structlog.get_logger("stele.master")
 
 NAMED_MAX = 5
-"""Most members that a refusal names."""
+"""The most members that a refusal names."""
 CLUSTER_LOCK = "cluster"
 """Held by whoever changes the cluster's row."""
 

@@ -92,8 +92,8 @@ def _taken(name: str, columns: Sequence[Column]) -> list[str]:
 
 
 def _written_fault(column: Column) -> str:
-    """Why rows would get another default than the text of the default says. Empty if they get that one, or if
-    `Schema` will refuse the text anyway."""
+    """Why a row would get another default than the text says. Empty if it would not, or if `Schema` refuses
+    the text anyway."""
     try:
         column.default_scalar()
     except Rejected:

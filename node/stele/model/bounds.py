@@ -29,8 +29,8 @@ EPOCH_MAX = 1 << 62
 INCARNATION_JUMP_MAX = 1 << 32
 """How often a node may start between two messages from it. At one start a second it takes 136 years."""
 HEARD_ADDRESS_MS = 30_000
-"""How long a node is dialled at the address that a start unknown to the masters gave. They hear of a start
-within a heartbeat."""
+"""How long a node is dialled at an address that comes from a start which the masters do not know yet. They
+hear of each start within a heartbeat."""
 INCARNATION_MAX = 1 << 62
 """The highest incarnation of a node or a tablet. Each start adds one; for recoveries see stele.model.incarnation."""
 INCARNATION_AHEAD_MAX_MS = 86_400_000
@@ -51,7 +51,7 @@ WANTED_FOR_MAX_MS = 366 * 86_400_000
 KEEP_DROPPED_MAX_MS = 366 * 86_400_000
 """How long a dropped table may be kept at most: a year. It uses disk and is healed all the time."""
 KEEP_DROPPED_MIN_MS = 1_000
-"""How long a dropped table is kept at least. Who wants it gone at once deletes it."""
+"""How long a dropped table is kept at least. To remove a table at once, delete it."""
 DROPPED_TABLES_MAX = 1_000
 """The most dropped tables that a cluster keeps. Each node keeps their ids, and gets the list when it changes."""
 KEEP_LEADER_MAX_MS = 7 * 86_400_000
@@ -93,14 +93,15 @@ COLUMN_NAME_CHARS_MAX = 128
 HISTORY_DEFAULT_MS = 15 * 60_000
 """How long old versions of rows are kept for snapshots, unless a table says otherwise."""
 HISTORY_MIN_MS, HISTORY_MAX_MS = 60_000, 3_650 * 86_400_000
-"""A scan reads at one snapshot; with less than a minute it would often outlast it."""
+"""The shortest and the longest history. A scan reads at one snapshot. With less than a minute of history, the
+snapshot would often expire before the scan ends."""
 HOLDER_CHARS_MAX = 512
 """The name of whoever holds the driver claim."""
 TEXT_CHARS_MAX = 4_096
-"""Reasons and error messages for people. Whoever sends one of ours cuts it to this (`cut`)."""
+"""Reasons and error messages for people. Our programs cut theirs to this before they send them (`cut`)."""
 DEFAULT_BYTES_MAX = 4_096
-"""JSON of a column's default. Each row that lacks the column takes this memory, although the write does not
-have it."""
+"""The most bytes of a column's default, as JSON. Each row that lacks the column takes this memory, although
+its write did not bring it."""
 KEY_BYTES_MAX = 8_192
 """An encoded key or a part of one: the most that `stele.model.keys` makes."""
 

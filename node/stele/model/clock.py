@@ -46,13 +46,14 @@ def utc(wall_us: int) -> str:
 
 
 def future_snapshot(snapshot: int, wall_us: int, clock_of: str) -> str:
-    """Why a snapshot cannot be read: it lies after `wall_us`, what the clock of `clock_of` says. With what to do."""
+    """The message about a snapshot that lies after `wall_us`, the time on the clock of `clock_of`. It says
+    what to do."""
     ahead = ahead_of("the snapshot", snapshot, wall_us, clock_of)
     return f"{ahead}; give an earlier time, or no snapshot to read the present"
 
 
 def ahead_of(what: str, time: int, wall_us: int, clock_of: str) -> str:
-    """That a hybrid time lies after `wall_us`, what the clock of `clock_of` says."""
+    """The message that a hybrid time lies after `wall_us`, the time on the clock of `clock_of`."""
     ahead_us = physical_us(time) - wall_us
     by = f"{ahead_us / 1e6:.1f} s " if ahead_us < _SHOWN_AHEAD_US else ""
     return f"{what} {utc(physical_us(time))} lies {by}in the future: {clock_of} says {utc(wall_us)}"

@@ -31,7 +31,7 @@ _F1, _F2 = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
 _U1, _U2, _U3, _U4 = np.uint64(_P1), np.uint64(_P2), np.uint64(_P3), np.uint64(_P4)
 _M1, _M2 = np.uint64(_F1), np.uint64(_F2)
 _29, _33, _35 = np.uint64(29), np.uint64(33), np.uint64(35)
-"""As numpy scalars: making one takes as long as using it on some dozens of rows."""
+"""Made once: making a numpy scalar takes as long as hashing some dozens of rows with it."""
 
 _SHORT_BYTES = 128
 """Values up to this long are hashed together, padded to the longest of them."""

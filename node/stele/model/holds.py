@@ -26,7 +26,8 @@ HOLDS_MAX = 16
 """The most holds of one tablet. It is a rule of applying, so it never changes."""
 NAME_CHARS_MAX = 64
 EXPIRES_MIN_MS, EXPIRES_MAX_MS = 1_000, 366 * 86_400_000
-"""A hold is renewed long before it ends. One that nobody renews ends within a year."""
+"""The shortest and the longest life of a hold. Its holder renews it long before it ends; without that it ends
+within a year."""
 BYTES_MIN, BYTES_MAX = 1 << 20, 1 << 60
 BYTES_DEFAULT = 4 << 30
 """How many bytes of old versions a hold may keep in each replica of a tablet, unless it says otherwise."""
@@ -82,8 +83,8 @@ class Hold:
 
 @record
 class HoldOrder:
-    """What is asked for. `since`: of TAKE, 0 for the entry's own time; of RENEW, 0 for no change; of BREAK, that of the hold
-    that was judged. `expires_ms` counts from the entry's time."""
+    """An order about a hold. `since`: for TAKE, 0 means the entry's own time. For RENEW, 0 means no change.
+    For BREAK, it is the time of the hold that was judged. `expires_ms` counts from the entry's time."""
 
     action: Action
     name: str = ""
@@ -169,14 +170,15 @@ class Held:
         return next((hold for hold in self.holds if hold.name == name), None)
 
     def at(self, time: int) -> Held:
-        """Those that an entry of this hybrid time leaves."""
+        """The holds that are left after an entry with this hybrid time. Expired ones end."""
         us = physical_us(time)
         if all(us <= hold.expires_us for hold in self.holds):
             return self
         return Held(tuple(hold for hold in self.holds if us <= hold.expires_us))
 
     def after(self, order: HoldOrder, time: int) -> Held:
-        """Those that there are once this order is carried out by an entry of this hybrid time, which `at` has seen.
+        """The holds after an entry with this hybrid time has carried out the order. Call `at` with the time
+        first.
 
         Raises:
             Rejected: CURSOR_LOST: a hold to renew is gone or broken. TOO_LARGE: there are too many. Nothing was changed.

@@ -49,7 +49,7 @@ def is_id(text: str) -> bool:
 
 
 def start_digest(start: int) -> int:
-    """What a node tells everybody of the secret random name of its present start; never 0."""
+    """A digest of a start's secret random name. The node tells it to everybody; never 0."""
     digest = hashlib.blake2b(start.to_bytes(8, "little"), digest_size=8, person=b"stele start").digest()
     return int.from_bytes(digest, "little") or 1
 

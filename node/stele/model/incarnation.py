@@ -13,8 +13,8 @@ from __future__ import annotations
 import secrets
 
 MARK_BITS = 40
-"""With so many, two recoveries that do not know of each other have the same mark once in 10^12 times. The
-whole number stays below 2^53, up to where JSON readers hold whole numbers, for 8,192 recoveries."""
+"""With this many bits, two independent recoveries have the same mark once in 10^12 times. For 8,192
+recoveries the incarnation stays below 2^53, up to where JSON readers hold whole numbers."""
 RECOVERIES_AHEAD_MAX = 64
 """How many recoveries an incarnation may be ahead of the replica that hears of it. An administrator asks for
 each of them."""
@@ -35,7 +35,7 @@ def raised(incarnation: int, mark: int | None = None) -> int:
 
 
 def is_given_up(told: int, known: int) -> bool:
-    """Whether `told` is another history than `known`, and of no more recoveries."""
+    """Whether `told` is another history than `known`, with as many recoveries or fewer."""
     return told != known and recoveries(told) <= recoveries(known)
 
 

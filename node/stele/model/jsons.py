@@ -1,8 +1,8 @@
 """Parses JSON from others: files, rows, tickets, defaults. Opens nothing.
 
 Python's parser raises RecursionError for deep nesting and turns large numbers into infinities; callers expect
-neither. A value that it just takes could not be written again from a deeper stack. Invariant: parsed numbers
-are finite, values are at most DEPTH_MAX deep, and every other fault is a ValueError.
+neither. A value that it can just parse could not be written again from a deeper stack. Invariant: parsed
+numbers are finite, values are at most DEPTH_MAX deep, and every other fault is a ValueError.
 """
 
 from __future__ import annotations

@@ -168,9 +168,8 @@ def _rendered(value: bytes, column: Column, last: bool) -> bytes:
 
 
 def _after(key: bytes, variable: bool) -> bytes | None:
-    """The lowest bytes above `key`, and above all keys that begin with it unless keys are `variable`, of any length.
-
-    None: there are none."""
+    """The lowest bytes above `key`. Unless keys vary in length (`variable`), they are also above all keys
+    that begin with it. None: there are no such bytes."""
     if variable:
         return key + b"\x00"
     stem = key.rstrip(b"\xff")
@@ -201,7 +200,7 @@ def _is_empty(lower: bytes | None, upper: bytes | None) -> bool:
 
 
 def _hulls(values: Values, column: Column, most: int) -> list[Span]:
-    """At most `most` spans that hold all the values: each of neighbours in the list."""
+    """At most `most` spans that cover all the values. Each covers neighbours in the list."""
     each = -(-len(values.encoded) // most)
     starts = range(0, len(values.encoded), each)
     parts = [values.encoded[start : start + each] for start in starts]
@@ -209,7 +208,7 @@ def _hulls(values: Values, column: Column, most: int) -> list[Span]:
 
 
 def _placed(prefix: bytes, span: Span, column: Column, last: bool) -> tuple[bytes, bytes | None]:
-    """The keys that begin with `prefix` and have a value of the span next."""
+    """The keys that begin with `prefix`, followed by a value of the span."""
     lower = b"" if span.lower is None else _rendered(span.lower, column, last)
     if span.upper is None:
         return prefix + lower, _after(prefix, False)

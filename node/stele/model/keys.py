@@ -389,7 +389,8 @@ def words(keys: pa.BinaryArray, least: int = 0) -> tuple[list[U64], npt.NDArray[
 
 
 WORDS_MAX = 16
-"""A matrix of words costs its longest key in every row, so longer keys than this are handled otherwise."""
+"""The longest key that is put into a matrix of words. In a matrix, every row takes as much memory as the
+longest key."""
 
 
 def sort_order(keys: pa.BinaryArray, tie: npt.NDArray[Any] | None = None) -> npt.NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Keeps pandas out of processes that never use it. Servers call it first; the client never does.
 
 If pandas is installed, pyarrow imports it with the first Python sequence: 50 MB in every node. pyarrow checks
-only once. So a stand-in that is too old for pyarrow at that moment decides for the life of the process.
+only once. So if it finds a stand-in that is too old for it, it does without pandas for the life of the
+process.
 
 Invariant: `import pandas` works afterwards as before. Only pyarrow's own conversions to and from pandas do
 not.

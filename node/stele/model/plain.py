@@ -39,8 +39,8 @@ class PlainRows:
         self._values_of = itemgetter(*schema.by_name)
 
     def values(self, rows: _Rows) -> tuple[list[Values], dict[int, Values]] | None:
-        """The rows' values, row by row in column order, and by column id. None if a row may not be encoded
-        here."""
+        """The rows' values in two forms: row by row in column order, and by column id. None if some row may
+        not be encoded here."""
         if set(map(type, rows)) != _DICT or set(map(len, rows)) != self._width:
             return None
         try:
@@ -72,7 +72,8 @@ def plain_rows(schema: Schema) -> PlainRows | None:
 
 
 def checks_of(schema: Schema) -> list[Callable[[Sequence[Any]], bool]] | None:
-    """For each column: whether some values of it may be encoded here. None if a column never may."""
+    """For each column, a function that says whether given values of it may be encoded here. None if the
+    values of some column never may."""
     fits = [_FITS.get(column.type) for column in schema.columns]
     return None if None in fits else [each for each in fits if each is not None]
 

@@ -128,7 +128,7 @@ class ScanSpec:
         taken = [field.name for field in CHANGE_FIELDS if field.name in arrow.names]
         if taken:
             raise Rejected(
-                f"changes: a column {taken[0]} of the table has the name of a column that changes add; leave it out"
+                f"changes: the table's column {taken[0]} has the name of a column that changes add; leave it out"
             )
         keys = {column.name for column in schema.key_columns}
         fields = [field if field.name in keys else field.with_nullable(True) for field in arrow]

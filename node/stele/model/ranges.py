@@ -112,8 +112,8 @@ _TRUTH = {"true": True, "false": False}
 
 
 def value_of_text(given: Any, column_type: str) -> Any:
-    """A bound that is given as text: a number or a truth value for columns that have such values. Dates, decimals and others
-    stay text, and what is no text stays what it is."""
+    """A bound that is given as text: a number or a truth value for columns that have such values. Dates,
+    decimals and others stay text. A bound that is not text is returned unchanged."""
     if not isinstance(given, str):
         return given
     if column_type == "bool":

@@ -43,7 +43,8 @@ class ChangeDefault:
 
 @dataclass(frozen=True, slots=True)
 class SetHistory:
-    """Keep old versions of rows for another time, in ms; 0: the default. Versions that are gone do not come back."""
+    """Change how long old versions of rows are kept, in ms; 0: the default. Versions that are gone do not
+    come back."""
 
     history_ms: int
 

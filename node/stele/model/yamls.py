@@ -82,7 +82,7 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """The value of a node. What a tag such as !!int cannot be made of is a fault of the text."""
+        """The value of a node. A value that does not fit its tag, such as !!int, is a fault of the text."""
         try:
             return super().construct_object(node, deep)
         except (LookupError, AttributeError, TypeError, OverflowError) as exc:

@@ -18,7 +18,7 @@ from stele.raft.cause import cause_of
 from stele.raft.effects import ChangeRefused, ConfigChanged, Role
 from stele.raft.events import ChangeType, ProposeChange
 from stele.raft.handover import Handover
-from stele.raft.membership import PeerFacts, Refusal, changed_peers, unsafe
+from stele.raft.membership import KnownPeer, Refusal, changed_peers, unsafe
 from stele.raft.peers import Peers
 from stele.raft.pending import PendingChange
 from stele.raft.progress import Progress
@@ -111,24 +111,24 @@ class Changes:
 
     def _unsafe(self, peers: tuple[Peer, ...]) -> Refusal | None:
         state = self.state
-        return unsafe(state.config, peers, self._facts(), state.commit_index, state.log.term_at)
+        return unsafe(state.config, peers, self._known_peers(), state.commit_index, state.log.term_at)
 
-    def _facts(self) -> dict[int, PeerFacts]:
+    def _known_peers(self) -> dict[int, KnownPeer]:
         state = self.state
         since = state.now_ms - state.options.election_max_ms
-        facts: dict[int, PeerFacts] = {
+        seen: dict[int, KnownPeer] = {
             # Assumes that a majority can be reached: a leader whose own sync stalls steps down.
-            state.self_replica: PeerFacts(state.log.durable_index, True, False, state.has_data)
+            state.self_replica: KnownPeer(state.log.durable_index, True, False, state.has_data)
         }
         for progress in self._peers.progress.values():
-            facts[progress.replica_id] = PeerFacts(
+            seen[progress.replica_id] = KnownPeer(
                 progress.match,
                 progress.reachable(since),
                 progress.failed,
                 progress.has_data,
                 progress.stuck(since),
             )
-        return facts
+        return seen
 
     # Promotions
 

@@ -184,7 +184,8 @@ class RaftCore:
         """(term, commit index) of a leader. A read that came before this may be answered at that index once `confirmed_by` says
         that this replica still led then (Raft §8).
 
-        None: this replica does not lead, has no rows, or has committed nothing in its term yet. Ask by RequestRead.
+        None: this replica does not lead, has no rows, or has committed nothing in its term yet. Then ask by
+        RequestRead.
         """
         state = self.state
         if self._roles.leader is None or state.witness or not state.term_committed:
@@ -192,7 +193,7 @@ class RaftCore:
         return state.term, state.commit_index
 
     def vouches(self, leader: ReplicaId, term: int) -> bool:
-        """Whether this voter follows `leader` in `term`: until now it has voted in no later term, and its disk knows that."""
+        """Whether this voter follows `leader` in `term`, and has voted in no later one. Its disk holds that, too."""
         state = self.state
         return (
             state.term == term

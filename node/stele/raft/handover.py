@@ -107,7 +107,8 @@ class Handover:
             state.outbox.send(transfer.target, TimeoutNow(state.term, transfer.cause), 0)
 
     def end(self, code: Code, why: str) -> None:
-        """Leadership is over. The transfer fails, unless its target was asked to stand: it may still win."""
+        """Leadership is over. The transfer fails, unless its target was asked to stand: that target may still
+        win."""
         pending = self._state.pending
         if pending.transfer is not None and not pending.transfer.asked:
             pending.end_transfer(code, f"leadership ended: {why}")

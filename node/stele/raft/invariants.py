@@ -16,7 +16,7 @@ from stele.raft.progress import Progress
 from stele.raft.status import PeerState
 
 
-class Facts(NamedTuple):
+class StepMarks(NamedTuple):
     """What `check_step` compares before and after a step; cheap to take."""
 
     term: int
@@ -40,10 +40,10 @@ _ROLE_STEPS: dict[Role, tuple[Role, ...]] = {
 """Which role may follow which. A step of several events may change the role more than once."""
 
 
-def facts(core: RaftCore) -> Facts:
-    """The facts of a core now."""
+def step_marks(core: RaftCore) -> StepMarks:
+    """What `check_step` compares, of a core now."""
     log = core.log
-    return Facts(
+    return StepMarks(
         core.term,
         core.voted_for,
         core.role,
@@ -146,7 +146,7 @@ def _check_committed(core: RaftCore) -> None:
     )
 
 
-def check_step(before: Facts, after: Facts) -> None:
+def check_step(before: StepMarks, after: StepMarks) -> None:
     """Check a step: what must never fall, and what must not change within a term."""
     ensure(after.term >= before.term, f"the term fell from {before.term} to {after.term}")
     if after.term == before.term and before.voted_for is not None:
@@ -168,7 +168,7 @@ def check_step(before: Facts, after: Facts) -> None:
         )
 
 
-def check_change_step(before: Facts, after: Facts) -> None:
+def check_change_step(before: StepMarks, after: StepMarks) -> None:
     """Check that a leader changes members only once an entry of its term, and the last change, are committed.
 
     Dissertation 4.1, with its erratum.

@@ -17,7 +17,7 @@ from stele.raft.events import ChangeType, ProposeChange
 
 
 @dataclass(frozen=True, slots=True)
-class PeerFacts:
+class KnownPeer:
     """What the leader knows of a peer, or of itself.
 
     `stuck`: the peer lacks entries, and acknowledges none.
@@ -43,7 +43,7 @@ class Refusal:
     message: str
 
 
-_UNKNOWN = PeerFacts(0, False, False, False)
+_UNKNOWN = KnownPeer(0, False, False, False)
 
 
 def changed_peers(config: Configuration, change: ProposeChange) -> tuple[Peer, ...] | Refusal:
@@ -93,7 +93,7 @@ def _well_formed(peer: Peer) -> Refusal | None:
 def unsafe(
     before: Configuration,
     after: tuple[Peer, ...],
-    facts: Mapping[int, PeerFacts],
+    seen: Mapping[int, KnownPeer],
     commit_index: int,
     term_at: Callable[[int], int | None],
 ) -> Refusal | None:
@@ -106,19 +106,19 @@ def unsafe(
     if not voters:
         return Refusal(Code.UNSAFE_CHANGE, "no voter would be left")
     return (
-        _unready_voter(before, voters, facts)
-        or _unreachable_majority(before, voters, facts)
-        or _witness_start(before, voters, facts, commit_index, term_at)
-        or _witness_majority(voters, facts)
+        _unready_voter(before, voters, seen)
+        or _unreachable_majority(before, voters, seen)
+        or _witness_start(before, voters, seen, commit_index, term_at)
+        or _witness_majority(voters, seen)
     )
 
 
 def _unready_voter(
-    before: Configuration, voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]
+    before: Configuration, voters: tuple[Peer, ...], seen: Mapping[int, KnownPeer]
 ) -> Refusal | None:
     for peer in voters:
         old = before.peer(peer.replica_id)
-        known = facts.get(peer.replica_id, _UNKNOWN)
+        known = seen.get(peer.replica_id, _UNKNOWN)
         if old is None and peer.member_type is MemberType.WITNESS and len(before.voters) > 1:
             continue  # a majority of the new configuration does not need it
         if old is not None and old.member_type is peer.member_type:
@@ -143,13 +143,13 @@ def _unready_voter(
 
 
 def _unreachable_majority(
-    before: Configuration, voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]
+    before: Configuration, voters: tuple[Peer, ...], seen: Mapping[int, KnownPeer]
 ) -> Refusal | None:
     old_voters = before.voters
     if len(old_voters) == 1:
         return None
     old_ids = tuple(p.replica_id for p in old_voters)
-    known = {p.replica_id: facts.get(p.replica_id, _UNKNOWN) for p in voters if p.replica_id in old_ids}
+    known = {p.replica_id: seen.get(p.replica_id, _UNKNOWN) for p in voters if p.replica_id in old_ids}
     helping = [f for f in known.values() if f.helps]
     majority = len(voters) // 2 + 1
     if len(helping) >= majority:
@@ -161,21 +161,21 @@ def _unreachable_majority(
         return Refusal(
             Code.UNSAFE_CHANGE,
             f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached and keep up "
-            f"(an added one not counted), but {majority} are needed; replica {', '.join(stuck)} answers but "
+            f"(one that is being added does not count), but {majority} are needed; replica {', '.join(stuck)} answers but "
             f"acknowledges no entry that it lacks: its disk may hang, or it needs a copy; wait, or restart "
             f"its node",
         )
     return Refusal(
         Code.UNSAFE_CHANGE,
-        f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (an added one "
-        f"not counted), but {majority} are needed; first remove or demote the dead voters",
+        f"{len(helping)} of the {len(voters)} voters of the new configuration can be reached (one that is "
+        f"being added does not count), but {majority} are needed; first remove or demote the dead voters",
     )
 
 
 def _witness_start(
     before: Configuration,
     voters: tuple[Peer, ...],
-    facts: Mapping[int, PeerFacts],
+    seen: Mapping[int, KnownPeer],
     commit_index: int,
     term_at: Callable[[int], int | None],
 ) -> Refusal | None:
@@ -190,7 +190,7 @@ def _witness_start(
                 f"{commit_index})",
             )
         for other in voters:
-            known = facts.get(other.replica_id, _UNKNOWN)
+            known = seen.get(other.replica_id, _UNKNOWN)
             # A voter that needs a copy or has FAILED never gets the entries below the start, with or without the witness.
             catches_up = known.helps and not known.failed
             if other.member_type is MemberType.VOTER and catches_up and known.match_index < start.index:
@@ -202,7 +202,7 @@ def _witness_start(
     return None
 
 
-def _witness_majority(voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]) -> Refusal | None:
+def _witness_majority(voters: tuple[Peer, ...], seen: Mapping[int, KnownPeer]) -> Refusal | None:
     starts = [p.witness_start.index for p in voters if p.member_type is MemberType.WITNESS]
     if not starts:
         return None
@@ -210,7 +210,7 @@ def _witness_majority(voters: tuple[Peer, ...], facts: Mapping[int, PeerFacts]) 
     lacking = [
         p
         for p in voters
-        if p.member_type is MemberType.VOTER and facts.get(p.replica_id, _UNKNOWN).match_index < highest
+        if p.member_type is MemberType.VOTER and seen.get(p.replica_id, _UNKNOWN).match_index < highest
     ]
     majority = len(voters) // 2 + 1
     if len(starts) + len(lacking) >= majority:

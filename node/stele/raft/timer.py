@@ -1,7 +1,7 @@
 """The election timer: when a replica campaigns if it hears no leader. Shared by all roles; reads no clock.
 
 Invariant: a time-out is drawn between the shortest and the longest election timeout. A replica that leads
-only where no other can waits for two of the longest more.
+only where no other can waits longer, by twice the longest.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ class ElectionTimer:
         """The time-out drawn last: how long after it last heard its leader a replica campaigns."""
 
     def draw(self, now_ms: int, *, patient: bool) -> None:
-        """Draw a time-out that begins now.
-
-        `patient`: longer by two of the longest, so that others go first.
-        """
+        """Draw a time-out that begins now. `patient`: longer by twice the longest, so that others go first."""
         extra_ms = 2 * self._options.election_max_ms if patient else 0
         low, high = self._options.election_min_ms + extra_ms, self._options.election_max_ms + extra_ms
         self.patience_ms = self._rng.randint(low, high)

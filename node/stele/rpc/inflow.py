@@ -6,7 +6,7 @@ own. The server says which messages were complete (`came`). What arrived and did
 system cannot tell, nothing is watched.
 
 A look at 500 connections takes about 2 ms, so there is one every LOOK_S. A large message takes memory while
-it arrives: if the process has grown by GREW_BYTES since the last look, the next one is at once.
+it arrives: if the process has grown by GREW_BYTES since the last look, the next one follows at once.
 
 Invariants: at a look, a connection that holds more than HELD_BYTES_MAX is ended. If all together hold more
 than ALL_BYTES_MAX, those that hold most are ended. Its sender sees a reset. A connection may also send a small share of what was sent
@@ -85,7 +85,7 @@ class Looks:
 
 
 class InflowWatch:
-    """Watches the connections to one port of this process. Calls `ended(host)` for each that was ended."""
+    """Watches the connections to one port of this process. Calls `ended(host)` for each that it ended."""
 
     def __init__(self, port: int, ended: Callable[[str], None]) -> None:
         self._port = port
@@ -201,7 +201,8 @@ def _name(host: str, port: int) -> str:
 
 
 def _of_flight(peer: str) -> str:
-    """The name of what gRPC calls "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT"; "" if it is none."""
+    """The name of an address in gRPC's form, "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT"; "" for other
+    text."""
     host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
     try:
         return _name(host.strip("[]"), int(port))

@@ -25,7 +25,7 @@ from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.holding import Holding
 from stele.tablet.jobs import IDLE_US, Jobs
 from stele.tablet.locate import StoreRows
-from stele.tablet.machine import Lookup, Outcome, WouldBlock
+from stele.tablet.machine import Found, Lookup, Outcome, WouldBlock
 from stele.tablet.memtable import SMALL_ROWS
 from stele.tablet.progress import Progress
 from stele.tablet.writing import Plan, plan_block
@@ -38,7 +38,7 @@ _BRIEF_CELLS_MAX = 256
 """The most values that small updates on the event loop complete. Each row may be in a chunk of its own, and
 then every column of that chunk is handled."""
 _LOOKUPS_BESIDE_FILES = 4
-"""What a looked-up row costs beside the files, in file lookups."""
+"""What a looked-up row costs apart from the files, in units of one file lookup."""
 
 
 class Applying:
@@ -90,7 +90,7 @@ class Applying:
             return Lookup(partial(self._look_up, header, body))
         return self._apply_write(entry, header, body, found)
 
-    def apply(self, entry: Entry, found: Plan | SteleError | None = None) -> Outcome:
+    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
         """See StateMachine."""
         if entry.kind is EntryKind.WRITE:
             return self._apply_write(entry, *writeop.decode(entry.payload), found)
@@ -102,12 +102,13 @@ class Applying:
         return Outcome()
 
     def _is_plain(self, header: WriteHeader) -> bool:
-        """Whether a block's effect does not depend on the stored rows. Those of another attempt may be its own."""
+        """Whether a block's effect is independent of the stored rows. It is not if another attempt at its
+        part has written: rows of the block may be done already."""
         plain = header.plain and header.schema_version == self._schema.version
         return plain and not self._jobs.has_others(header.attempt)
 
     def _apply_write(
-        self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
+        self, entry: Entry, header: WriteHeader, body: memoryview, found: Found | None
     ) -> Outcome:
         self.written_us = self._steady_us()
         self._progress.advance(entry)
@@ -131,7 +132,7 @@ class Applying:
         return outcome
 
     def _apply_block(
-        self, entry: Entry, header: WriteHeader, body: memoryview, found: Plan | SteleError | None
+        self, entry: Entry, header: WriteHeader, body: memoryview, found: Found | None
     ) -> Outcome:
         wrote = True
         if self._is_plain(header):
@@ -174,7 +175,7 @@ class Applying:
         lookups = rows * (_LOOKUPS_BESIDE_FILES + len(self._contents.state.files))
         return rows <= SMALL_ROWS and lookups <= _BRIEF_LOOKUPS_MAX
 
-    def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Plan | SteleError:
+    def _look_up(self, header: WriteHeader, body: memoryview, *, brief: bool = False) -> Found:
         """What a block does, or the error that applying must raise. The error counts only for a new write.
         Any thread.
 
@@ -195,7 +196,7 @@ class Applying:
         except SteleError as exc:
             return exc
 
-    def _write(self, entry: Entry, plan: Plan | SteleError) -> Outcome:
+    def _write(self, entry: Entry, plan: Found) -> Outcome:
         """Apply a plan. Since it was made, rows may have moved to files, but none has changed."""
         if isinstance(plan, SteleError):
             raise plan

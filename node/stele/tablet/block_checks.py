@@ -79,7 +79,7 @@ def _refuse_large(block: Block, schema: Schema, nulls: int) -> None:
         size = block.batch.nbytes + block.rows * _lacking_bits(block, schema) // 8
         if size > WHOLE_BYTES_MAX:
             faults.append(
-                f"{size} bytes with the columns that it lacks; at most {WHOLE_BYTES_MAX} are allowed"
+                f"{size} bytes once it has all columns of the table; at most {WHOLE_BYTES_MAX} are allowed"
             )
     if faults:
         raise Rejected(f"block: {'; '.join(faults)}: send fewer rows", code=Code.TOO_LARGE)

@@ -56,9 +56,9 @@ _FORGOTTEN = (
 )
 _MASK = (1 << 64) - 1
 
-_Runs = tuple[tuple[Code, str, "array[int]"], ...]
+_Grouped = tuple[tuple[Code, str, "array[int]"], ...]
 """Row errors: for each code and message the rows, ascending. A row has at most one error."""
-_Kept = tuple[int, Outcome, _Runs]
+_Kept = tuple[int, Outcome, _Grouped]
 """A write's digest, its outcome without row errors, and its row errors."""
 
 
@@ -180,7 +180,7 @@ class ExactlyOnce:
             self._finish(header.client_id, client, header.lowest_unfinished)
         found = client.outcomes.get(header.sequence)
         if found is not None:
-            digest, outcome, runs = found
+            digest, outcome, grouped = found
             if digest != header.digest:
                 return _refused(
                     Code.DIGEST_MISMATCH,
@@ -189,7 +189,7 @@ class ExactlyOnce:
                 )
             return Outcome(
                 outcome.timestamp,
-                tuple(RowError(row, code, message) for row, code, message in _by_row(runs)),
+                tuple(RowError(row, code, message) for row, code, message in _by_row(grouped)),
                 outcome.value,
                 outcome.code,
                 outcome.message,
@@ -245,12 +245,12 @@ class ExactlyOnce:
             self._forget_oldest()
 
     def _record_details(self, client: _Client, header: WriteHeader, outcome: Outcome) -> None:
-        runs: _Runs = ()
+        grouped: _Grouped = ()
         if outcome.row_errors:
-            runs = _runs([(e.row, e.code, e.message) for e in outcome.row_errors])
+            grouped = _grouped([(e.row, e.code, e.message) for e in outcome.row_errors])
             outcome = Outcome(outcome.timestamp, (), outcome.value, outcome.code, outcome.message)
-        client.outcomes[header.sequence] = (header.digest, outcome, runs)
-        self._count(header.client_id, header.sequence, _details_bytes(outcome, runs))
+        client.outcomes[header.sequence] = (header.digest, outcome, grouped)
+        self._count(header.client_id, header.sequence, _details_bytes(outcome, grouped))
         self._forget_details()
 
     def _count(self, client_id: bytes, sequence: int, size: int) -> None:
@@ -276,8 +276,8 @@ class ExactlyOnce:
     def expire(self, timestamp: int) -> None:
         """Forget clients that were idle for too long at an entry's timestamp.
 
-        Call for any entry above which all later timestamps are: the next write would forget the same clients
-        first."""
+        Call only for an entry whose timestamp all later ones exceed: the next write would forget the same
+        clients first."""
         now_us = physical_us(timestamp)
         while self._clients:
             oldest = next(iter(self._clients.values()))
@@ -350,9 +350,9 @@ class ExactlyOnce:
                 client_id = bytes.fromhex(name)
                 kept: dict[int, _Kept] = {}
                 for raw_sequence, digest, raw in outcomes:
-                    sequence, (outcome, runs) = int(raw_sequence), _outcome(raw, words)
-                    kept[sequence] = (int(digest), outcome, runs)
-                    sizes.append((outcome.timestamp, client_id, sequence, _details_bytes(outcome, runs)))
+                    sequence, (outcome, grouped) = int(raw_sequence), _outcome(raw, words)
+                    kept[sequence] = (int(digest), outcome, grouped)
+                    sizes.append((outcome.timestamp, client_id, sequence, _details_bytes(outcome, grouped)))
                 state._clients[client_id] = _Client(first_us, last_us, lowest, kept)
                 state.outcomes += len(kept)
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
@@ -370,7 +370,7 @@ def encode(frozen: Any) -> bytes:
     mark_us, clients = frozen
     rows = []
     for client_id, first, last, lowest, outcomes in clients:
-        told = ",".join(f"[{s},{d},{_raw(outcome, runs)}]" for s, (d, outcome, runs) in outcomes)
+        told = ",".join(f"[{s},{d},{_raw(outcome, grouped)}]" for s, (d, outcome, grouped) in outcomes)
         rows.append(f'["{client_id.hex()}",{first},{last},{lowest},[{told}]]')
     return f"[{mark_us},[{','.join(rows)}]]".encode()
 
@@ -393,29 +393,29 @@ def _clients(text: str, at: int, end: int) -> Iterator[Any]:
         at += 1
 
 
-def _details_bytes(outcome: Outcome, runs: _Runs) -> int:
+def _details_bytes(outcome: Outcome, grouped: _Grouped) -> int:
     """About how many bytes an outcome's details take when encoded; 0 if it has none."""
     if outcome.code is Code.TOO_OLD:
         return 0
-    rows = sum(len(rows) * (len(message) + _ROW_BYTES) for _, message, rows in runs)
+    rows = sum(len(rows) * (len(message) + _ROW_BYTES) for _, message, rows in grouped)
     return rows + len(outcome.message) + (0 if outcome.value is None else 2 * len(outcome.value))
 
 
-def _runs(errors: Sequence[tuple[int, Code, str]]) -> _Runs:
+def _grouped(errors: Sequence[tuple[int, Code, str]]) -> _Grouped:
     found: dict[tuple[Code, str], list[int]] = {}
     for row, code, message in errors:
         found.setdefault((code, message), []).append(row)
     return tuple((code, message, array("I", sorted(rows))) for (code, message), rows in found.items())
 
 
-def _by_row(runs: _Runs) -> Iterator[tuple[int, Code, str]]:
+def _by_row(grouped: _Grouped) -> Iterator[tuple[int, Code, str]]:
     """Each row with its error, ascending."""
-    errors = ((row, code, message) for code, message, rows in runs for row in rows)
-    return errors if len(runs) < 2 else iter(sorted(errors, key=lambda error: error[0]))
+    errors = ((row, code, message) for code, message, rows in grouped for row in rows)
+    return errors if len(grouped) < 2 else iter(sorted(errors, key=lambda error: error[0]))
 
 
-def _raw(outcome: Outcome, runs: _Runs) -> str:
-    ends = [(f",{int(code)},{json.dumps(message)}]", rows) for code, message, rows in runs]
+def _raw(outcome: Outcome, grouped: _Grouped) -> str:
+    ends = [(f",{int(code)},{json.dumps(message)}]", rows) for code, message, rows in grouped]
     if len(ends) == 1:
         ((end, only),) = ends
         errors = "[" + f"{end},[".join(map(str, only)) + end
@@ -426,13 +426,13 @@ def _raw(outcome: Outcome, runs: _Runs) -> str:
     return f"[{outcome.timestamp},[{errors}],{value},{int(outcome.code)},{json.dumps(outcome.message)}]"
 
 
-def _outcome(raw: list[Any], words: dict[str, str]) -> tuple[Outcome, _Runs]:
+def _outcome(raw: list[Any], words: dict[str, str]) -> tuple[Outcome, _Grouped]:
     """An outcome from its JSON value. `words`: the messages so far, so that equal ones share memory."""
     timestamp, errors, value, code, message = raw
     codes = {c: _code(c) for c in {c for _, c, _ in errors}}
-    runs = _runs([(int(row), codes[c], words.setdefault(m, m)) for row, c, m in errors])
+    grouped = _grouped([(int(row), codes[c], words.setdefault(m, m)) for row, c, m in errors])
     told = None if value is None else bytes.fromhex(value)
-    return Outcome(timestamp, (), told, _code(code), words.setdefault(message, message)), runs
+    return Outcome(timestamp, (), told, _code(code), words.setdefault(message, message)), grouped
 
 
 def _code(number: int) -> Code:

@@ -34,8 +34,8 @@ class Expected:
         self._ids.discard(one)
 
     def wait_us(self, known: Mapping[bytes, _Active], most: int, kept_us: int, wall_us: int) -> int:
-        """How long a further id must wait, so that no id is pushed out that was active within `kept_us`. At most 0:
-        not at all.
+        """How long a further id must wait, so that no id is pushed out that was active within `kept_us`. 0 or
+        less: it need not wait.
 
         `known`: the applied ids, least recently active first. `most`: how many are remembered.
         """

@@ -13,7 +13,6 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -28,7 +27,7 @@ from stele.tablet.claims import Claims
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
-from stele.tablet.machine import Checkpoint, Lookup, Outcome
+from stele.tablet.machine import Checkpoint, FlushJob, Found, Lookup, Outcome
 from stele.tablet.pairs import Pairs
 from stele.tablet.progress import Progress
 
@@ -265,7 +264,7 @@ class KeySpace:
         """See StateMachine. Applies at once, because nothing here takes long."""
         return self.apply(entry)
 
-    def apply(self, entry: Entry, found: Any = None) -> Outcome:
+    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
         """See StateMachine. If INSERT, CAS, CHECK or DELETE is refused, the outcome's `value` is the key's
         present value."""
         self._progress.advance(entry)
@@ -348,7 +347,7 @@ class KeySpace:
         self._unflushed_bytes = 0
         return self._job
 
-    def finish_flush(self, job: Any) -> None:
+    def finish_flush(self, job: FlushJob) -> None:
         """See StateMachine."""
         if self._job is not None and job is self._job:
             self._flushed = self._job.opid

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from stele.model.block import RowError
 from stele.model.entry import Entry
@@ -21,6 +21,12 @@ from stele.model.errors import Code, SteleError, error_for
 from stele.model.ids import OpId
 from stele.model.record import record
 from stele.model.writeop import WriteHeader
+
+if TYPE_CHECKING:
+    from stele.tablet.writing import Plan
+
+Found: TypeAlias = "Plan | SteleError"
+"""What a lookup found: what the entry does, or why it cannot be done."""
 
 
 class WouldBlock(Exception):
@@ -34,7 +40,7 @@ class Lookup:
     `run` blocks and may read files. It changes nothing and does not raise, so it may run in any thread. Pass its
     result to `StateMachine.apply` once, with no other entry applied in between."""
 
-    run: Callable[[], Any]
+    run: Callable[[], Found]
 
 
 @record
@@ -49,7 +55,7 @@ class Outcome:
 
     timestamp: int = 0
     row_errors: tuple[RowError, ...] = ()
-    value: Any = None
+    value: bytes | None = None
     code: Code = Code.OK
     message: str = ""
     duplicate: bool = False
@@ -141,7 +147,7 @@ class StateMachine(Protocol):
         Raises: see `apply`.
         """
 
-    def apply(self, entry: Entry, found: Any = None) -> Outcome:
+    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
         """Apply the next committed entry, of any kind. `found`: the result of `begin`'s lookup; without it
         this may block.
 

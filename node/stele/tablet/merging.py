@@ -33,7 +33,7 @@ class Merges:
         self._history_mark = history_mark
         self._under_way = False
         self.mark = 0
-        """What the running merge takes for history; 0 if none runs."""
+        """The history mark that the running merge uses; 0 if none runs."""
         self._in_vain: Sequence[FileMeta] = ()
         """The manifest's files when no merge was worth it, whatever the free space."""
         self.judged = Judgement()

@@ -1,7 +1,7 @@
 """Where to cut a tablet so that its parts have about the same bytes. Reads footers only; called by store.py.
 
-Rows in memory are not counted. Invariant: keys ascend, each once, none the lowest of the tablet, and their number and
-bytes are bounded.
+Rows in memory are not counted. Invariant: the keys ascend without repeats, and their number and bytes are
+bounded. The lowest key of the tablet is not among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ _KEYS_BYTES_MAX = 1 << 20
 
 
 def split_keys(files: Sequence[ColumnFile], part_bytes: int) -> list[bytes]:
-    """Keys that each begin a part of about `part_bytes` of these files, whole groups of rows at least."""
+    """Keys, each of which begins a part of about `part_bytes` of these files. A part has at least one whole
+    group of rows."""
     groups = sorted(
         (key, file.size * about[0] // max(1, file.rows))
         for file in files

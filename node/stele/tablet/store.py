@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 import xxhash
@@ -22,7 +21,7 @@ import xxhash
 from stele.model.amounts import duration
 from stele.model.clock import physical_us, utc
 from stele.model.entry import Entry
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Code, Rejected
 from stele.model.holds import Held
 from stele.model.ids import HybridTime, OpId
 from stele.model.schema import Schema
@@ -39,7 +38,7 @@ from stele.tablet.flushing import StoreFlush, read_once
 from stele.tablet.history import History
 from stele.tablet.holding import Costs, Holding
 from stele.tablet.jobs import Jobs
-from stele.tablet.machine import Checkpoint, Lookup, Outcome
+from stele.tablet.machine import Checkpoint, FlushJob, Found, Lookup, Outcome
 from stele.tablet.manifest import Manifest
 from stele.tablet.masks import MASKS, LiveMasks, MaskCache
 from stele.tablet.memtable import MemTable, MemView
@@ -47,7 +46,6 @@ from stele.tablet.merging import Merges
 from stele.tablet.progress import Progress
 from stele.tablet.splitting import split_keys
 from stele.tablet.view import View
-from stele.tablet.writing import Plan
 
 _log = structlog.get_logger("stele.tablet")
 
@@ -297,7 +295,7 @@ class TabletStore:
         read before."""
         return self._applying.begin(entry)
 
-    def apply(self, entry: Entry, found: Plan | SteleError | None = None) -> Outcome:
+    def apply(self, entry: Entry, found: Found | None = None) -> Outcome:
         """See StateMachine."""
         return self._applying.apply(entry, found)
 
@@ -373,16 +371,17 @@ class TabletStore:
         self._job = job
         return job
 
-    def finish_flush(self, job: Any) -> None:
+    def finish_flush(self, job: FlushJob) -> None:
         """See StateMachine."""
-        if self._job is not None and job is self._job and not job.failed:
-            self._flushed = self._job.opid
+        mine = self._job
+        if mine is not None and job is mine and not mine.failed:
+            self._flushed = mine.opid
             self._job = None
             self._jobs.flushed()
             _log.debug(
                 "flushed",
                 opid=str(self._flushed),
-                rows=sum(table.rows for table in job.frozen),
+                rows=sum(table.rows for table in mine.frozen),
                 files=len(self._contents.state.files),
             )
 

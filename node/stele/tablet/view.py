@@ -72,8 +72,8 @@ class View:
         mark: int,
         broken_since: Callable[[int], str] = lambda time: "",
     ) -> None:
-        """`mark`: all versions above this hybrid time are there, up to the snapshot. `broken_since`: tells, to end a message,
-        of a broken hold on history from a time on."""
+        """`mark`: all versions above this hybrid time are there, up to the snapshot. `broken_since`: the end
+        of a message, which names a broken hold that would have kept history from a time on."""
         self._mark = mark
         self._broken_since = broken_since
         self.schema = schema
@@ -113,8 +113,8 @@ class View:
         """Batches of the rows that the spec asks for, with the columns of `spec.column_ids`.
 
         They are in key order if `spec.ordered` or `spec.resume_after` is set, or if they are changes. `last`: the
-        caller reads nothing else, so the view closes once the scan has its sources. A long scan then holds only its sorted
-        rows of a flushed memtable.
+        caller reads nothing else, so the view closes once the scan has its sources. Once a memtable is
+        flushed, a long scan then holds only the sorted rows that it needs of it.
 
         Raises:
             Rejected: unknown columns, or predicates that do not fit. CURSOR_LOST: some changes may be gone.
@@ -133,7 +133,7 @@ class View:
         return _limited(self._filtered(columns, len(wanted), filter_, lower, spec, last), spec.limit)
 
     def _check_history(self, after: int) -> None:
-        """Refuse changes after a time if some may be gone. Newer versions than the mark are all there."""
+        """Refuse changes after a time if some may be gone. All versions newer than the mark are there."""
         if after < self._mark:
             raise Rejected(
                 f"changes after {after}, which is {utc(physical_us(after))}, are not all there: this replica has them "

@@ -31,9 +31,10 @@ _ASK = struct.Struct(">16sQQQQ")
 """Tablet, its incarnation, who leads, who is asked, the term."""
 _PLACE = struct.Struct(">H")
 ASKS_MAX = 1_024
-"""Most tablets of one question. An answer takes some 2 us for each."""
+"""The most tablets in one question. An answer takes some 2 µs for each."""
 _ANSWERED_MAX = 4_096
-"""Most tablets about which one turn answers. Who asks more gets no answer, and its cores ask by heartbeats."""
+"""The most tablets about which one turn answers. A node that asks about more gets no answer, and its cores
+ask by heartbeats."""
 
 
 class _Question(NamedTuple):
@@ -180,7 +181,7 @@ class Confirming:
                 begun.give_up()
 
     def lost(self, node_id: NodeId) -> None:
-        """The connection to a node was reset. What comes back may be of another release."""
+        """The connection to a node was reset. The node that answers next may run another release."""
         self._able.pop(node_id, None)
 
 

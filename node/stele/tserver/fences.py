@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from stele.consensus.ports import InThread
 from stele.model.bounds import EPOCH_MAX, FENCE_STEP_MAX, TERM_JUMP_MAX, TERM_MAX
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import OPID_NONE, OpId, TabletId
-from stele.tserver.threads import InThread
 from stele.tserver.volume import Volume
 
 _TABLETS_MAX = 20_000

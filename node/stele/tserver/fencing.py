@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import structlog
 
+from stele.consensus.ports import InThread
 from stele.model.errors import SteleError
 from stele.tserver.monitor import HAND_OVER_S
 from stele.tserver.replicas import Replicas
-from stele.tserver.threads import InThread
 
 log = structlog.get_logger("stele.tserver")
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import structlog
 
+from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
 from stele.consensus.superblock import DataState, Superblock
 from stele.model.config import Configuration, Peer
@@ -31,7 +32,6 @@ from stele.tserver.manager import TabletManager
 from stele.tserver.node_record import is_formatted
 from stele.tserver.options import NodeOptions
 from stele.tserver.replicas import Replicas
-from stele.tserver.threads import InThread
 from stele.tserver.volume import (
     Volume,
     format_volume,

@@ -155,7 +155,7 @@ class Heartbeater:
             self._match_loops()
 
     def _soon(self) -> None:
-        """Somebody waits for what the next heartbeat says."""
+        """Send soon: somebody waits for what the next heartbeat says."""
         for loop in self._loops.values():
             loop.soon()
 
@@ -174,8 +174,8 @@ class Heartbeater:
             self._remember(masters)
 
     def _learn_addresses(self, response: pb.TSHeartbeatResponse) -> None:
-        """The nodes' addresses. A configuration holds the addresses of its time. If all peers moved since, as
-        after a power failure of a whole cluster, no node would find another."""
+        """Learn the nodes' addresses. A configuration holds the addresses of its time. If all peers moved
+        since, as after a power failure of a whole cluster, no node would find another."""
         for one in response.addresses:
             node_id = id_from_pb(one.node_id)
             if node_id != self._pool.identity.node_id:

@@ -185,5 +185,6 @@ class HoldKeeper:
 
 
 def held_bytes(stores: Iterable[TabletStore]) -> int:
-    """About how many bytes of files the holds of these stores keep: of each store, what its dearest one does."""
+    """About how many bytes of files the holds of these stores keep: for each store, what its costliest hold
+    keeps."""
     return sum(max(store.hold_costs.values(), default=0) for store in stores)

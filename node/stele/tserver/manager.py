@@ -108,12 +108,17 @@ class TabletManager:
             await self._starter.start(superblock)
 
     async def _clear(self, remove: Callable[[StreamKey], Awaitable[None]], key: StreamKey) -> None:
-        """Files that a failing disk does not let us remove must not keep the other replicas from starting."""
+        """Remove what is left of a replica. If a failing disk refuses, the other replicas start all the
+        same."""
         try:
             async with self._lock(key.tablet_id):
                 await remove(key)
         except OSError as exc:
-            log.error("not removed; the next start tries again", replica=str(key), error=str(exc))
+            log.error(
+                "leftover files of a replica were not removed; the next start tries again",
+                replica=str(key),
+                error=str(exc),
+            )
 
     async def release_held(self) -> None:
         """Start the replicas that were held back. Idempotent."""
@@ -184,7 +189,9 @@ class TabletManager:
                     code=Code.ALREADY_PRESENT,
                 )
             if self._host.low_space():
-                raise Retryable("the disk of this node is nearly full", code=Code.DISK_FULL)
+                raise Retryable(
+                    "the disk of this node is nearly full; free or add space", code=Code.DISK_FULL
+                )
             await self._start_or_hold(await self._files.make(superblock, config))
             return True
 

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import structlog
 
+from stele.consensus.ports import InThread
 from stele.model.errors import Code, Retryable
 from stele.tserver.replicas import Replicas
-from stele.tserver.threads import InThread
 from stele.tserver.volume import Volume
 from stele.tserver.wall_clock import WallClock
 from stele.wal.log import Log

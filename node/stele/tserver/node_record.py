@@ -112,12 +112,12 @@ def write_record(directory: Path, record: NodeRecord) -> None:
     fields = asdict(record)
     text = json.dumps(fields | {_CHECKSUM: _checksum(fields)}, indent=1, sort_keys=True) + "\n"
     for name in (NODE_FILE, _COPY_FILE):
-        aside = directory / (name + ".new")
-        with aside.open("w") as f:
+        temporary = directory / (name + ".new")
+        with temporary.open("w") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(aside, directory / name)
+        os.replace(temporary, directory / name)
         sync_directory(directory)
 
 
@@ -145,9 +145,7 @@ def _read_file(path: Path) -> NodeRecord:
         raw = parse_json(path.read_text())
         checksum = raw.pop(_CHECKSUM, None)  # absent in files written before checksums existed
         if checksum is not None and checksum != _checksum(raw):
-            raise Corrupt(
-                f"{path}: damaged: its fields are not those that its checksum {checksum} was made of"
-            )
+            raise Corrupt(f"{path}: damaged: its fields do not match its checksum {checksum}")
         version = int(raw["version"])
         if version > FORMAT_VERSION:
             raise Rejected(

@@ -74,7 +74,7 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
         try:
             loop.call_soon_threadsafe(call_all, callbacks)
         except RuntimeError:  # the loop has closed: nobody waits for these any more
-            log.debug("callbacks of a closed loop dropped", count=len(callbacks))
+            log.debug("callbacks of the log dropped, because the event loop is closed", count=len(callbacks))
 
     log_options = LogOptions(
         sync=SyncMode(options.wal_sync),

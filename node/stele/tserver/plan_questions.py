@@ -45,7 +45,8 @@ class PlanQuestions:
         self._pool = pool
 
     async def sizes(self, tablets: Tablets | None) -> tuple[int, int]:
-        """(rows, bytes of files), as the leaders say; -1 for both if one does not answer, or for None."""
+        """(rows, bytes of files), as the leaders say. Both are -1 if a leader does not answer, or if
+        `tablets` is None."""
         if tablets is None:
             return -1, -1
         led = _by_leader(tablets)
@@ -61,7 +62,7 @@ class PlanQuestions:
         return sum(s.rows_estimate for s in found.values()), sum(s.bytes_on_disk for s in found.values())
 
     async def prepare(self, tablets: Tablets, snapshot: int) -> dict[bytes, int]:
-        """By tablet: the log index with which any replica serves this snapshot of the incarnation that the masters know."""
+        """By tablet: the log index that any replica of the known incarnation needs to serve this snapshot."""
         incarnations = {pb.tablet_id: pb.tablet_incarnation for pb in tablets}
         parts = [
             (leader, ids[at : at + _PREPARED_AT_ONCE])

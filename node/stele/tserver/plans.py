@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, Rejected, Retryable
@@ -35,13 +36,13 @@ from stele.tserver.plan_questions import PlanQuestions
 from stele.tserver.replicas import Replicas
 from stele.tserver.scan import table_of
 from stele.tserver.table_actions import TableActions
-from stele.tserver.threads import InThread
 
 PLAN_TIMEOUT_S = 10.0
 _WAIT_MS, _PREPARED_WAIT_MS = 5_000, 1_000
-"""How long a replica may wait until it can serve the snapshot. Others may serve a prepared one earlier."""
+"""How long a replica may wait until it can serve the snapshot. The wait for a prepared one is shorter, since
+another replica may serve it earlier."""
 _PLAN_BYTES_MAX = 8 << 20
-"""Each ticket repeats the conditions, and one answer holds all tickets."""
+"""The most bytes of all tickets. Each ticket repeats the conditions, and one answer holds all tickets."""
 _GONE = ("REPLACED", "DELETED")
 
 

@@ -42,7 +42,7 @@ _ASKED_MAX = 16_384
 _SLICE = 2_048
 """How many groups of a question or an answer one tick handles: a few milliseconds of work."""
 _SLICES_MAX = 64
-"""Most slices that wait from one node. Further ones are dropped, and their sender asks again."""
+"""The most slices that wait from one node. Further ones are dropped, and their sender asks again."""
 _U64 = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Corrupt, Rejected, Retryable
 from stele.model.foreign import read_batch
@@ -24,18 +25,17 @@ from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import WouldBlock
 from stele.tablet.store import TabletStore
-from stele.tserver.threads import InThread
 
 T = TypeVar("T")
 
 _BRIEF_KEYS_MAX, _BRIEF_VALUES_MAX, _BRIEF_BYTES_MAX = 32, 512, 1_024
-"""Most keys, keys times columns, and bytes of keys that are looked up on the event loop."""
+"""The most keys, keys times columns, and bytes of keys that are looked up on the event loop."""
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _NEWER_RETRY_MS = 20
 VALUES_MAX = 65_536
-"""Most keys times columns of one point read."""
+"""The most keys times columns of one point read."""
 KEYS_MAX = 1_024
-"""Most keys of one point read. Each key is looked up separately, in some 70 us."""
+"""The most keys of one point read. Each key is looked up separately, in some 70 us."""
 
 
 async def point_read(

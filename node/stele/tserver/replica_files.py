@@ -53,8 +53,7 @@ class ReplicaFiles:
 
     def room_bytes(self) -> int:
         """How many bytes the disk can take without the reserve that is kept for the log. Blocks."""
-        free = int(self._log.files.free_bytes(self._log.directory))
-        return max(0, free - int(self._log.options.low_space_bytes))
+        return int(self._log.room_bytes())
 
     async def scan(self) -> list[Found]:
         """All replicas on the volume, tombstones too. Directories that never came to hold a replica are removed.

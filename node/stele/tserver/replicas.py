@@ -282,7 +282,7 @@ class Replicas:
         self._note_alone(key.tablet_id)
 
     def hold(self, superblock: Superblock) -> None:
-        """A replica is on the volume, and is not started yet."""
+        """Note a replica that is on the volume and is not started yet."""
         self._held[superblock.key] = superblock
 
     def release(self, key: StreamKey) -> None:
@@ -290,7 +290,7 @@ class Replicas:
         self._held.pop(key, None)
 
     def bury(self, tombstone: Superblock) -> None:
-        """A removed replica that may have voted is on the volume."""
+        """Note a removed replica that is on the volume and may have voted."""
         self._tombstones[tombstone.key] = tombstone
 
     def copying(self, key: StreamKey, copy: TabletCopy) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import structlog
 
+from stele.consensus.ports import InThread
 from stele.model.bounds import INCARNATION_JUMP_MAX
 from stele.tserver.admission import Admission, Refusal
 from stele.tserver.admission_votes import newest
@@ -24,7 +25,6 @@ from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
 from stele.tserver.options import EXIT_TRY_AGAIN
 from stele.tserver.shutdown import Shutdown
-from stele.tserver.threads import InThread
 from stele.tserver.ticker import ReplicaClock
 from stele.tserver.volume import Fate, Volume, volume_old
 

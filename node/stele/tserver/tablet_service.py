@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.block import version_told
@@ -38,11 +39,10 @@ from stele.tserver.reads import (
 )
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
-from stele.tserver.threads import InThread
 from stele.tserver.wall_clock import WallClock
 
 PREPARED_MAX = 1_000
-"""Most tablets of one request to prepare a snapshot."""
+"""The most tablets of one request to prepare a snapshot."""
 _KV_OPS = {pb.KV_REPLACE: KeyOp.REPLACE, pb.KV_INSERT: KeyOp.INSERT, pb.KV_DELETE: KeyOp.DELETE}
 
 
@@ -235,8 +235,8 @@ class TabletService(TabletServerServiceServicer):
         """Refuse a write whose client id was made by a clock far ahead, or whose client has too many
         unfinished writes. Returns whether the tablet does not know its client id.
 
-        Once such an id expired, ids of right clocks would be refused as too old. An id that the tablet knows
-        passes: a leader with another clock may have taken it.
+        Once such an id expired, ids made by correct clocks would be refused as too old. An id that the tablet
+        knows passes: a leader with another clock may have taken it.
         """
         machine = replica.machine
         if machine is None:

@@ -8,25 +8,19 @@ Once `close` has returned, no work given to `in_thread` is under way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from stele.model.errors import Code, Retryable
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 IO_THREADS = 8
 READS_AT_ONCE = 4
 """Threads that only do point reads, so that reads do not wait for flushes and for replicas that open."""
-
-
-class InThread(Protocol):
-    """Runs blocking work in a thread. If a caller is cancelled before a thread was free, its work is
-    withdrawn."""
-
-    def __call__(self, work: Callable[..., T], /, *args: Any) -> Awaitable[T]: ...
 
 
 class NodeThreads:
@@ -37,15 +31,15 @@ class NodeThreads:
         self._io = ThreadPoolExecutor(IO_THREADS, "stele-io")
         self._reads = ThreadPoolExecutor(READS_AT_ONCE, "stele-read")
 
-    async def in_thread(self, work: Callable[..., T], /, *args: Any) -> T:
+    async def in_thread(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Run blocking work: opening, flushing, superblocks, collecting the log."""
         return await self._loop.run_in_executor(self._io, work, *args)
 
-    async def in_read_thread(self, work: Callable[..., T], /, *args: Any) -> T:
+    async def in_read_thread(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Run a point read."""
         return await self._loop.run_in_executor(self._reads, work, *args)
 
-    def submit(self, work: Callable[..., object], /, *args: Any) -> None:
+    def submit(self, work: Callable[[*Ts], object], /, *args: *Ts) -> None:
         """As `in_thread`, but nobody waits for it, and errors are dropped."""
         self._io.submit(work, *args)
 

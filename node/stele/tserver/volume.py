@@ -225,7 +225,8 @@ def open_volume(
 
 
 def _same_masters(record: NodeRecord, masters: tuple[str, ...]) -> bool:
-    """Whether this start was given one of the masters that were given when the remembered ones were learned.
+    """Whether this start was given one of the masters that the start was given which learned the remembered
+    ones.
 
     A copy of the volume that is started by hand is given its own masters. After masters were replaced, an
     operator still gives one that stayed, or the name of all.

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import structlog
 
+from stele.consensus.ports import InThread
 from stele.model.ids import OpId
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import master_pb2 as pb
 from stele.tserver.node_record import Dropped
 from stele.tserver.replicas import Replicas
-from stele.tserver.threads import InThread
 
 log = structlog.get_logger("stele.tserver")
 

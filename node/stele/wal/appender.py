@@ -18,7 +18,7 @@ import structlog
 from stele.model.entry import Entry
 from stele.model.errors import Code, Corrupt, ensure
 from stele.wal.append_queue import Checkpoint, Done, Item, Rewritten, SmallBatchWriter, Writer
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 from stele.wal.format import RECORD, GroupKind, Kind, Record
 from stele.wal.options import SyncMode
 from stele.wal.segment import ActiveSegment, Chain
@@ -72,7 +72,7 @@ class _Group:
 class Appender:
     """Owns the active segment and the chain of groups. See the module's docstring for who may call it."""
 
-    def __init__(self, log: LogBase, active: ActiveSegment, chain: Chain) -> None:
+    def __init__(self, log: SharedLog, active: ActiveSegment, chain: Chain) -> None:
         self.active = active
         self.chain = chain
         self.synced_place = place(active.sequence, active.synced)

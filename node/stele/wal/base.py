@@ -1,7 +1,7 @@
 """State that all parts of the log share: its table of streams and segments, its queue, its space, its
 failure.
 
-Filled by recovery; log.py builds the whole log on it. Starts no thread and writes no records. Invariant:
+Filled by recovery; log.py owns it and hands it to the parts. Starts no thread and writes no records. Invariant:
 `lock` guards streams, segments and queue; no I/O happens while it is held.
 """
 
@@ -31,8 +31,8 @@ Dispatch = Callable[[list[Done]], None]
 _log = structlog.get_logger("stele.wal")
 
 
-class LogBase:
-    """Fields and methods that all parts share.
+class SharedLog:
+    """What all parts of one log share.
 
     `dispatch` receives the callbacks of one sync. `wake_keeper` asks for the next segment to be prepared. If
     it is None, a segment is made when it is needed."""
@@ -149,6 +149,17 @@ class LogBase:
         """Hand over the next segment, which is in place."""
         with self.lock:
             self._next = ready
+
+    def take_prepared(self) -> Ready | None:
+        """The segment that was prepared and not taken yet, which the caller now owns; None if there is none."""
+        with self.lock:
+            ready, self._next = self._next, None
+        return ready
+
+    def continue_in(self, sequence: int) -> None:
+        """Recovery has ended: appends go on in this segment."""
+        self.active_sequence = sequence
+        self._next_sequence = sequence + 1
 
     def take_next(self, sequence: int) -> Ready | None:
         """The segment after `sequence` if it is ready, else None. Without a keeper it is made now."""

@@ -14,7 +14,7 @@ import structlog
 
 from stele.model.ids import OpId, StreamKey
 from stele.wal.append_queue import Checkpoint
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.quarantine import evidence_end
 from stele.wal.report import Collected
@@ -24,7 +24,7 @@ from stele.wal.state import State
 _log = structlog.get_logger("stele.wal")
 
 
-def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collected:
+def collect(log: SharedLog, take_checkpoint: Callable[[], Checkpoint]) -> Collected:
     """See Log.collect. `take_checkpoint` returns the streams' states at a synced place of the log."""
     with log.lock:
         evidence = evidence_end(log.states.values())
@@ -66,7 +66,7 @@ def collect(log: LogBase, take_checkpoint: Callable[[], Checkpoint]) -> Collecte
     return _report(gone, starts, dropped)
 
 
-def _give_up(log: LogBase, going: list[Segment], evidence: int) -> int:
+def _give_up(log: SharedLog, going: list[Segment], evidence: int) -> int:
     """Move or remove the files; returns how many went. A file that cannot go is listed again and tried the
     next time.
 
@@ -100,7 +100,7 @@ def _report(
     return Collected(segments, starts, tuple(dropped))
 
 
-def bytes_from_each(log: LogBase) -> dict[int, int]:
+def bytes_from_each(log: SharedLog) -> dict[int, int]:
     """For each segment, the bytes of the closed segments from it on. Computed once for all streams, under the
     lock."""
     held, total = {}, 0
@@ -116,7 +116,7 @@ def _segment_of(state: State, index: int) -> int | None:
     return None if at is None else state.extents[at].sequence
 
 
-def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
+def _lowest_needed(log: SharedLog, *, firmly: bool = False) -> int:
     """The lowest segment with an entry that someone needs; at most the active one.
 
     `firmly`: ignore anchors that give way, as when the disk lacks space."""
@@ -131,13 +131,13 @@ def _lowest_needed(log: LogBase, *, firmly: bool = False) -> int:
     return lowest
 
 
-def _lacking(log: LogBase) -> int:
+def _lacking(log: SharedLog) -> int:
     """Bytes that the disk lacks for one more segment above the free space to keep; negative if it has
     more."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 
-def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
+def _give_way(log: SharedLog, keep_from: int, dropped: list[tuple[StreamKey, str, int]]) -> int:
     """The lowest segment to keep. If the disk lacks space, this ignores anchors that give way.
 
     Then the oldest segments that only they need go, as many as it takes. Adds those anchors to `dropped`."""
@@ -171,7 +171,7 @@ def _give_way(log: LogBase, keep_from: int, dropped: list[tuple[StreamKey, str, 
     return keep_from
 
 
-def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
+def _raise_starts(log: SharedLog, keep_from: int) -> dict[StreamKey, OpId]:
     """Raise the starts of streams whose first entries are in segments that go. Returns the new starts."""
     starts = {}
     for state in log.states.values():
@@ -185,7 +185,7 @@ def _raise_starts(log: LogBase, keep_from: int) -> dict[StreamKey, OpId]:
     return starts
 
 
-def _drop_anchors(log: LogBase) -> list[tuple[StreamKey, str, int]]:
+def _drop_anchors(log: SharedLog) -> list[tuple[StreamKey, str, int]]:
     """Drop the anchors that hold more of the log than `anchor_bytes_max`."""
     dropped = []
     held_from = bytes_from_each(log)

@@ -9,7 +9,7 @@ import threading
 
 import structlog
 
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 
 _log = structlog.get_logger("stele.wal")
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger("stele.wal")
 class Keeper:
     """Prepares segments and watches the free space, in a thread of its own."""
 
-    def __init__(self, log: LogBase) -> None:
+    def __init__(self, log: SharedLog) -> None:
         self._log = log
         self._wake = threading.Event()
         self._stop = False

@@ -170,8 +170,8 @@ def _predecessor(
 
 
 def _closed(scan: Scan, named: _Named) -> Part:
-    """What counts of a segment that is not the last. `named`: (id, CRC) of its last group; None if its successor's beginning is
-    lost."""
+    """What is kept of a segment that is not the last. `named`: (id, CRC) of its last group; None if its
+    successor's beginning is lost."""
     groups = scan.groups
     missing = False
     if named is not None:

@@ -2,7 +2,7 @@
 front door.
 
 Threads: callers (any), the appender (writes and syncs), the event loop's (small batches), the keeper
-(prepares segments). They share base.py, which one lock guards. Invariant: the order in which calls took the
+(prepares segments). They share base.py's SharedLog, which one lock guards. Invariant: the order in which calls took the
 lock is the order on disk; only the current writer (append_queue.py) touches the appender.
 """
 
@@ -20,7 +20,7 @@ from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import NodeId, OpId, StreamKey
 from stele.wal.append_queue import RECORD_COST_BYTES, Checkpoint, Done
 from stele.wal.appender import Appender
-from stele.wal.base import Dispatch, LogBase
+from stele.wal.base import Dispatch, SharedLog
 from stele.wal.collect import bytes_from_each, collect
 from stele.wal.files import BackgroundSync, Files, Loop, OsFiles
 from stele.wal.format import Kind, Record
@@ -29,20 +29,20 @@ from stele.wal.loop_writer import LoopWriter
 from stele.wal.metadata import Metadata, write_metadata
 from stele.wal.options import LogOptions, SyncMode
 from stele.wal.recovery import recover
-from stele.wal.report import Collected, Pin
+from stele.wal.report import Collected, LogStats, Pin, RecoveryReport
 from stele.wal.state import State
 from stele.wal.stream import StreamLog
 
 _log = structlog.get_logger("stele.wal")
 
 
-class Log(LogBase):
-    """A node's log. Made by `Log.open`; every method may be called from any thread."""
+class Log:
+    """A node's log. Made by `Log.open`; every method may be called from any thread.
 
-    def __init__(
-        self, directory: Path, options: LogOptions, node_id: NodeId, dispatch: Dispatch, files: Files
-    ) -> None:
-        super().__init__(directory, options, node_id, dispatch, files)
+    `shared`: what all parts of the log share. Its owner reads the properties below; tests look inside."""
+
+    def __init__(self, shared: SharedLog) -> None:
+        self.shared = shared
         self._appender: Appender | None = None
         self._keeper: Keeper | None = None
         self._loop_writer: LoopWriter | None = None
@@ -74,19 +74,19 @@ class Log(LogBase):
             OSError: the disk failed.
         """
         options.check()
-        log = cls(directory, options, node_id, dispatch, files if files is not None else OsFiles())
-        log.on_failure = on_failure
-        active, chain = recover(log)
-        log.refresh_space()
-        log.active_sequence = active.sequence
-        log._next_sequence = active.sequence + 1
+        shared = SharedLog(directory, options, node_id, dispatch, files if files is not None else OsFiles())
+        shared.on_failure = on_failure
+        active, chain = recover(shared)
+        shared.refresh_space()
+        shared.continue_in(active.sequence)
+        log = cls(shared)
         log._threads = threads
-        log._appender = Appender(log, active, chain)
+        log._appender = Appender(shared, active, chain)
         if threads:
             log._appender.start()
         if threads and options.prepare:
-            log._keeper = Keeper(log)
-            log.wake_keeper = log._keeper.wake
+            log._keeper = Keeper(shared)
+            shared.wake_keeper = log._keeper.wake
             log._keeper.start()
         return log
 
@@ -107,12 +107,68 @@ class Log(LogBase):
         how long a write held the loop.
         """
         assert self._appender is not None
-        if background is not None and self.options.sync is SyncMode.ALWAYS:
-            self._loop_writer = LoopWriter(self, self._appender, loop, background, clock)
+        if background is not None and self.shared.options.sync is SyncMode.ALWAYS:
+            self._loop_writer = LoopWriter(self.shared, self._appender, loop, background, clock)
         elif background is not None:
             background.close()
-        with self.lock:
-            self.append_queue.attach(loop, self._loop_writer)
+        with self.shared.lock:
+            self.shared.append_queue.attach(loop, self._loop_writer)
+
+    # --- what its owner reads
+
+    @property
+    def directory(self) -> Path:
+        """Where the log is."""
+        return self.shared.directory
+
+    @property
+    def options(self) -> LogOptions:
+        """Its settings."""
+        return self.shared.options
+
+    @property
+    def recovery(self) -> RecoveryReport:
+        """What `open` found."""
+        return self.shared.recovery
+
+    @property
+    def stats(self) -> LogStats:
+        """Counters since the log was opened."""
+        return self.shared.stats
+
+    @property
+    def failed(self) -> Exception | None:
+        """The error after which nothing more is acknowledged; None while there is none."""
+        return self.shared.failed
+
+    @property
+    def under_way(self) -> tuple[int, int] | None:
+        """See SharedLog.under_way."""
+        return self.shared.under_way
+
+    @property
+    def low_space(self) -> bool:
+        """Whether the volume has so little space that the owner must accept no more writes."""
+        return self.shared.low_space
+
+    @property
+    def free_files(self) -> int | None:
+        """How many more files the volume could hold when it was last looked at; None if only bytes limit it."""
+        return self.shared.free_files
+
+    @property
+    def anchor_bytes_max(self) -> int:
+        """How much of the log one anchor may hold, on a volume of this size."""
+        return self.shared.anchor_bytes_max
+
+    def room_bytes(self) -> int:
+        """How many bytes the volume can take beside the space that is kept for the log. Blocks."""
+        shared = self.shared
+        return max(0, shared.files.free_bytes(shared.directory) - shared.options.low_space_bytes)
+
+    def refresh_space(self) -> None:
+        """Read the free space of the volume."""
+        self.shared.refresh_space()
 
     # --- streams
 
@@ -126,18 +182,18 @@ class Log(LogBase):
         Raises:
             Rejected: ALREADY_PRESENT, also for a tombstone, because a replica_id is never used again.
         """
-        with self.lock:
-            old = self.states.get(key)
+        with self.shared.lock:
+            old = self.shared.states.get(key)
             if old is not None and (old.tombstoned or not old.untouched):
                 what = "was removed" if old.tombstoned else "exists already"
                 raise Rejected(f"log stream {key} {what}; use a new replica_id", code=Code.ALREADY_PRESENT)
-            self.admit_control()
+            self.shared.admit_control()
             blob = encode_configuration(config)
-            state = State(key, start, blob, self.active_sequence)
-            self.states[key] = state
+            state = State(key, start, blob, self.shared.active_sequence)
+            self.shared.states[key] = state
             record = Record(Kind.CREATE, 0, *state.raw, start.term, start.index, 0, blob)
-            self.append_queue.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
-            return StreamLog(self, state)
+            self.shared.append_queue.push((state, None, record, done), RECORD_COST_BYTES + len(blob))
+            return StreamLog(self.shared, state)
 
     def stream(self, key: StreamKey) -> StreamLog:
         """The stream with that key. Includes tombstones.
@@ -145,17 +201,17 @@ class Log(LogBase):
         Raises:
             Rejected: NOT_FOUND.
         """
-        state = self.states.get(key)
+        state = self.shared.states.get(key)
         if state is None:
             raise Rejected(f"log stream {key} does not exist; create it first", code=Code.NOT_FOUND)
-        return StreamLog(self, state)
+        return StreamLog(self.shared, state)
 
     def tombstone(self, key: StreamKey, done: Done | None = None) -> None:
         """Mark the replica as removed. Its entries go; term, vote and last OpId stay for ever. May be
         repeated."""
-        with self.lock:
+        with self.shared.lock:
             state = self._state(key)
-            self.admit_control()
+            self.shared.admit_control()
             if state.failed is not None:
                 state.damaged, state.failed = True, None
             state.bury()
@@ -163,19 +219,19 @@ class Log(LogBase):
 
     def forget(self, key: StreamKey, done: Done | None = None) -> None:
         """Remove the whole stream, because its tablet is DELETED. Its key must never be used again."""
-        with self.lock:
+        with self.shared.lock:
             state = self._state(key)
-            self.admit_control()
+            self.shared.admit_control()
             state.bury()
             state.failed = "the stream was deleted"
-            del self.states[key]
+            del self.shared.states[key]
             self._push_record(state, Kind.FORGET, done)
 
     def sync(self, done: Done) -> None:
         """Call `done` once everything appended so far survives power loss. Holds in every sync mode."""
-        with self.lock:
-            self.admit_control()
-            self.append_queue.push((None, None, None, done), 0)
+        with self.shared.lock:
+            self.shared.admit_control()
+            self.shared.append_queue.push((None, None, None, done), 0)
 
     def turn(self) -> None:
         """Write, sync and dispatch what is queued. Only for a log opened without threads."""
@@ -196,16 +252,16 @@ class Log(LogBase):
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of all segments, without prepared ones."""
-        with self.lock:
-            return sum(s.length for s in self.segments.values()) + self.active_length
+        with self.shared.lock:
+            return sum(s.length for s in self.shared.segments.values()) + self.shared.active_length
 
     def pins(self) -> list[Pin]:
         """Unflushed stores that keep closed segments from collection. The one that holds most comes first."""
-        with self.lock:
+        with self.shared.lock:
             found = []
-            active = self.active_length
-            held_from = bytes_from_each(self)
-            for state in self.states.values():
+            active = self.shared.active_length
+            held_from = bytes_from_each(self.shared)
+            for state in self.shared.states.values():
                 at = None if state.needs_nothing else state.extents.find(state.flushed + 1)
                 if at is not None:
                     found.append((state.key, state.flushed + 1, held_from[state.extents[at].sequence]))
@@ -224,49 +280,54 @@ class Log(LogBase):
                 else changed.
         """
         with self._collecting:
-            return collect(self, self.checkpoint)
+            return collect(self.shared, self.checkpoint)
 
     def close(self) -> None:
         """Write and sync the queue, close the segment, write the metadata. Blocks. Never raises for a failed
         log."""
-        with self.lock:
-            if self.append_queue.closing:
+        with self.shared.lock:
+            if self.shared.append_queue.closing:
                 return
-            self.append_queue.closing = True
-            self.append_queue.wake.notify()
+            self.shared.append_queue.closing = True
+            self.shared.append_queue.wake.notify()
         if self._keeper is not None:
             self._keeper.stop()
         assert self._appender is not None
         self._appender.join()
         if self._loop_writer is not None:
             self._loop_writer.close()
-        with self.lock:
-            ready, self._next = self._next, None
+        ready = self.shared.take_prepared()
         if ready is not None:
             ready.file.close()
-        if self.failed is not None:
+        if self.shared.failed is not None:
             return
         try:
             # Wait for a collection under way: this metadata must not name segments that the collection then
             # removes.
             with self._collecting:
-                saved = tuple(s.saved() for s in self.states.values())
+                saved = tuple(s.saved() for s in self.shared.states.values())
                 position = self._appender.active.position
                 write_metadata(
-                    self.files,
-                    self.directory,
-                    Metadata(self.node_id, self.first_sequence, self.collected_id, position, saved),
+                    self.shared.files,
+                    self.shared.directory,
+                    Metadata(
+                        self.shared.node_id,
+                        self.shared.first_sequence,
+                        self.shared.collected_id,
+                        position,
+                        saved,
+                    ),
                 )
         except OSError as exc:
             _log.warning("cannot write the metadata at close; the log itself is complete", error=str(exc))
 
     def _push_record(self, state: State, kind: Kind, done: Done | None) -> None:
-        self.append_queue.push(
+        self.shared.append_queue.push(
             (state, None, Record(kind, 0, *state.raw, 0, 0, 0, b""), done), RECORD_COST_BYTES
         )
 
     def _state(self, key: StreamKey) -> State:
-        state = self.states.get(key)
+        state = self.shared.states.get(key)
         if state is None:
             raise Rejected(f"log stream {key} does not exist", code=Code.NOT_FOUND)
         return state
@@ -278,15 +339,15 @@ class Log(LogBase):
             Corrupt: the log has failed.
         """
         checkpoint = Checkpoint()
-        with self.lock:
-            self.admit_control()
-            self.append_queue.push((None, None, checkpoint, None), 0)
-            self.append_queue.for_thread = True
+        with self.shared.lock:
+            self.shared.admit_control()
+            self.shared.append_queue.push((None, None, checkpoint, None), 0)
+            self.shared.append_queue.for_thread = True
         if not self._threads:
             self.turn()
         while not checkpoint.ready.wait(0.05):
-            if self.failed is not None:
+            if self.shared.failed is not None:
                 raise Corrupt(
-                    f"log {self.directory} has failed: {self.failed}", code=Code.IO_ERROR
-                ) from self.failed
+                    f"log {self.shared.directory} has failed: {self.shared.failed}", code=Code.IO_ERROR
+                ) from self.shared.failed
         return checkpoint

@@ -17,7 +17,7 @@ import structlog
 
 from stele.wal.append_queue import Done, Item, Writer
 from stele.wal.appender import Appender, call_all
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 from stele.wal.files import BackgroundSync, Loop
 from stele.wal.format import GROUP_ALIGN, GROUP_HEADER_BYTES
 
@@ -48,7 +48,7 @@ class LoopWriter:
 
     def __init__(
         self,
-        log: LogBase,
+        log: SharedLog,
         appender: Appender,
         loop: Loop,
         background: BackgroundSync,

@@ -1,7 +1,8 @@
 """The consensus metadata: one small file that checkpoints the hard state of all streams, and a copy of it.
 
 Each file is written under another name, synced, renamed, and its directory synced: first `metadata`, then
-`metadata.copy`. Only then may segments that hold the same go. Called by log.py, collect.py and recovery.py.
+`metadata.copy`. Only then may segments that hold the same states be removed. Called by log.py, collect.py and
+recovery.py.
 Invariant: each file holds the term, vote, start, configuration and tombstones that all records before its
 position say. All of it was durable when the file was written. `metadata` is never older than its copy.
 """
@@ -162,14 +163,14 @@ def write_metadata(files: Files, directory: Path, metadata: Metadata) -> None:
 
 
 def _replace(files: Files, directory: Path, name: str, metadata: Metadata) -> None:
-    aside = directory / f"{name}.new"
-    file = files.create(aside)
+    temporary = directory / f"{name}.new"
+    file = files.create(temporary)
     try:
         file.write([encode_metadata(metadata)], 0)
         file.full_sync()
     finally:
         file.close()
-    files.rename(aside, directory / name)
+    files.rename(temporary, directory / name)
     files.sync_directory(directory)
 
 

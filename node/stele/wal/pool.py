@@ -80,7 +80,8 @@ class Pool:
                 self._waiting.pop()
 
     def take_back(self, path: Path) -> None:
-        """Accept back a whole file from here that did not become a segment. It has its old name."""
+        """Take back a file from here that did not become a segment. It is whole and still has its old
+        name."""
         with self._lock:
             self._waiting.append(path)
             self._unsynced = True

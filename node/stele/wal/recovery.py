@@ -17,7 +17,7 @@ import structlog
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import StreamKey
 from stele.wal.appender import voids
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 from stele.wal.clear import Suspects
 from stele.wal.format import (
     GroupHeader,
@@ -65,7 +65,7 @@ class _Found:
     bytes_read: int
 
 
-def recover(log: LogBase) -> tuple[ActiveSegment, Chain]:
+def recover(log: SharedLog) -> tuple[ActiveSegment, Chain]:
     """Fill `log` with what its directory holds. Returns the segment to continue in, and the chain.
 
     Raises: see Log.open.
@@ -124,7 +124,7 @@ def _end(linked: Linked) -> int:
 # --- reading
 
 
-def _read_all(log: LogBase) -> _Found:
+def _read_all(log: SharedLog) -> _Found:
     files, directory = log.files, log.directory
     files.make_directory(directory)
     both = read_metadata(files, directory)
@@ -168,7 +168,7 @@ def _read_all(log: LogBase) -> _Found:
     return _Found(metadata, scans, bytes_read)
 
 
-def _read(log: LogBase, name: str) -> Content:
+def _read(log: SharedLog, name: str) -> Content:
     file = log.files.open(log.directory / name)
     try:
         return read_content(file)
@@ -196,7 +196,7 @@ def _first_link(linked: Linked) -> int:
 
 
 def _replay_parts(
-    log: LogBase, linked: Linked, replay: Replay, position: Position, rows: FooterRows
+    log: SharedLog, linked: Linked, replay: Replay, position: Position, rows: FooterRows
 ) -> list[tuple[bytes, int]]:
     """Replay all but the suffix. Returns the suffix's (body, number of records). Fills `rows` with the tail's
     rows."""
@@ -237,7 +237,7 @@ def _touch(rows: FooterRows, r: Record, offset: int) -> None:
 
 
 def _new_segment(
-    log: LogBase, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
+    log: SharedLog, linked: Linked, scans: list[Scan], suffix: list[tuple[bytes, int]], replay: Replay
 ) -> tuple[ActiveSegment, Chain]:
     """A segment with the suffix, synced but not yet named. Replays the suffix at its new place."""
     low = log.first_sequence if not scans else scans[-1].sequence + 1
@@ -260,13 +260,13 @@ def _new_segment(
     return active, chain
 
 
-def _put_in_place(log: LogBase, active: ActiveSegment) -> None:
+def _put_in_place(log: SharedLog, active: ActiveSegment) -> None:
     log.files.rename(log.directory / prepared_name(0), active.path)
     log.files.sync_directory(log.directory)
 
 
 def _mark_damaged(
-    log: LogBase, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int
+    log: SharedLog, metadata: Metadata | None, replay: Replay, damaged: list[Raw], here: int
 ) -> None:
     """Write into the metadata which streams are damaged, before this start cuts the proof of it.
 
@@ -287,7 +287,7 @@ def _mark_damaged(
 # --- what is left behind
 
 
-def _warn(log: LogBase, linked: Linked, replay: Replay) -> list[str]:
+def _warn(log: SharedLog, linked: Linked, replay: Replay) -> list[str]:
     warnings = []
     for scan, gap, groups in linked.cut:
         behind = _opids(log, scan, groups)
@@ -316,7 +316,7 @@ def _cut_bytes(dirty: int, offset: int, groups: list[GroupHeader]) -> int:
     return max(dirty, groups[-1].end - offset) if groups else dirty
 
 
-def _opids(log: LogBase, scan: Scan, groups: list[GroupHeader]) -> str:
+def _opids(log: SharedLog, scan: Scan, groups: list[GroupHeader]) -> str:
     if not groups:
         return ""
     content = _read(log, scan.path.name)
@@ -332,10 +332,10 @@ def _opids(log: LogBase, scan: Scan, groups: list[GroupHeader]) -> str:
     )
 
 
-def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -> None:
+def _settle_tail(log: SharedLog, linked: Linked, rows: FooterRows, failed: bool) -> None:
     """Close the old tail at its synced offset, and give files that nobody needs to the pool.
 
-    Damaged files stay, and so do possible evidence files while a stream is FAILED."""
+    Damaged files stay. While a stream is FAILED, so do files that may hold evidence."""
     tail = linked.parts[-1] if linked.parts else None
     spare = [s for s in linked.spare if not failed or not (s.groups or s.gaps or s.header is None)]
     if tail is not None and tail.scan.header is not None and not tail.damages:
@@ -350,7 +350,7 @@ def _settle_tail(log: LogBase, linked: Linked, rows: FooterRows, failed: bool) -
     log.pool.sync_names()
 
 
-def _close_if_possible(log: LogBase, tail: Part, rows: FooterRows) -> None:
+def _close_if_possible(log: SharedLog, tail: Part, rows: FooterRows) -> None:
     """Close the tail. A file with a bad sector may refuse; then its successor's first group says where it
     ends.
 
@@ -369,7 +369,7 @@ def _close_if_possible(log: LogBase, tail: Part, rows: FooterRows) -> None:
         )
 
 
-def _close(log: LogBase, tail: Part, rows: FooterRows) -> None:
+def _close(log: SharedLog, tail: Part, rows: FooterRows) -> None:
     assert tail.scan.header is not None
     segment_id = tail.scan.header.segment_id
     offset = tail.groups[-1].end
@@ -394,7 +394,7 @@ def _close(log: LogBase, tail: Part, rows: FooterRows) -> None:
 
 
 def _fill(
-    log: LogBase,
+    log: SharedLog,
     linked: Linked,
     replay: Replay,
     failed: dict[Raw, str],

@@ -22,7 +22,7 @@ from stele.model.logrecord import (
     VoteRecord,
 )
 from stele.wal.append_queue import RECORD_COST_BYTES, Done, Rewritten
-from stele.wal.base import LogBase
+from stele.wal.base import SharedLog
 from stele.wal.extents import Extent
 from stele.wal.format import Kind, Record
 from stele.wal.reader import GroupReader, entries_of
@@ -45,7 +45,7 @@ class StreamLog:
 
     __slots__ = ("_log", "_state")
 
-    def __init__(self, log: LogBase, state: State) -> None:
+    def __init__(self, log: SharedLog, state: State) -> None:
         self._log = log
         self._state = state
 

@@ -141,7 +141,7 @@ class SparkSettings(Model):
     )
     conf: Conf = Field(
         default_factory=dict,
-        description="Settings of Spark, such as spark.executor.memory. Those that the operator gives count before them.",
+        description="Settings of Spark, such as spark.executor.memory. Settings that the operator gives take precedence.",
     )
 
 
@@ -181,7 +181,7 @@ class BackupBody(Model):
     type: BackupType = Field(
         default=BackupType.FULL,
         description="Full: all rows. Incremental: what changed since the newest backup of the same tables in the folder. Auto: "
-        "Incremental, or Full where that cannot be.",
+        "Incremental, or Full where no incremental one is possible.",
     )
     holdFor: Duration | None = Field(
         default=None,

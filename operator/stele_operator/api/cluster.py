@@ -279,11 +279,11 @@ class Budget(Model):
         default=1,
         ge=1,
         le=100,
-        description="Most masters, and most nodes, that may be away at once because they are made again, evicted or parked. Fewer "
+        description="The most masters, and the most nodes, that may be away at once because they are made again, evicted or parked. Fewer "
         "may where a tablet could lose its majority: with replicas on two nodes that are made again it keeps a voter to spare. "
         "Masters are made again one at a time.",
     )
-    copies: int = Field(default=4, ge=1, le=64, description="Most tablets that are copied at once.")
+    copies: int = Field(default=4, ge=1, le=64, description="The most tablets that are copied at once.")
     bytesPerSecond: Quantity = Field(
         default="100Mi",
         description="Bytes per second of all copies together, at least 64Ki. If it gives a copy less than 64Ki, fewer copies "

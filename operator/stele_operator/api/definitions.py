@@ -122,7 +122,7 @@ _CLUSTER_STATUS = _object(
             "Heals and moves of leaders under way; at most 20.",
             _object(
                 "A tablet that is being healed, or leaders that move from one node to another.",
-                tablet=_text("Which. Absent where leaders move."),
+                tablet=_text("Id of the tablet. Absent where leaders move."),
                 table=_text("Name of its table."),
                 step=_text("The present step."),
                 reason=_text("Why."),

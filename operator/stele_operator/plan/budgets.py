@@ -21,7 +21,7 @@ from stele_operator.plan.health import going, masters_wanted, may_be_away, needl
 from stele_operator.plan.observation import ROLES, Observation, Role
 
 _NAMED_MAX = 5
-"""Most tablets, or pods, that a message names."""
+"""The most tablets, or pods, that a message names."""
 
 
 @dataclass(frozen=True, slots=True)

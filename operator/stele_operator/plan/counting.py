@@ -5,9 +5,10 @@ each new one a copy of the catalog and then a vote. Then the identity records th
 records the number, and the masters are told. The driver takes votes away, and masters that nothing names any
 more retire (surplus.py).
 
-Invariants: while no master leads, the identity says how many volumes a majority is of. Its number is never above the voters
-that the catalog has and keeps, so masters that left are not taken for lost volumes. A change begins only while nothing heals,
-drains or is rolled; nobody is rolled before it has ended. Until then another number in the spec takes its place.
+Invariants: while no master leads, the identity says of how many volumes a majority is needed. Its number is
+never above the voters that the catalog has and keeps, so masters that left are not taken for lost volumes. A
+change begins only while nothing heals, drains or is rolled; nobody is rolled before it has ended. Until then
+another number in the spec takes its place.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ def _why_not_yet(w: World, spec: TabletBackupSpec | TabletRestoreSpec) -> tuple[
         return "Hibernated", f"TabletCluster {name} hibernates; it begins once that is awake"
     if isinstance(spec, TabletRestoreSpec):
         if not cluster.ready:
-            return "ClusterNotReady", f"TabletCluster {name} is not Ready; it begins once it is"
+            return "ClusterNotReady", f"TabletCluster {name} is not Ready; the work begins once it is"
         return None
     if not cluster.masters:
         return "ClusterNotReady", f"no master of TabletCluster {name} serves; it begins once one does"
@@ -317,7 +317,7 @@ def _follow(w: World, e: Errand, spec: TabletBackupSpec | TabletRestoreSpec, job
 
 
 def failure_of(job: JobSeen) -> str:
-    """Why its newest pod that ended has failed, in words."""
+    """Why the newest of its ended pods has failed, in words."""
     error = job.last.get("error") or {}
     differences = (job.last.get("result") or {}).get("differences") or []
     if error.get("message"):

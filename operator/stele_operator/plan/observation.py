@@ -297,7 +297,7 @@ class Catalog:
     readable: int = 1
     """The newest cluster version that all members read."""
     lagging: dict[str, int] = field(default_factory=dict)
-    """What members read that do not read the newest version, by their labels."""
+    """By label: the version that a member reads, for members that do not read the newest one."""
     steady: Steady = field(default_factory=Steady, repr=False, compare=False)
     """Which tablets need no look. Made from this view, or from an earlier one that `unwell` brings up to
     date."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _SAID_MAX = 40
 _KEPT = 8_192
-"""Bounds whose keys are kept, as each pass needs them again: a thousand ranges take 0.2 s to encode."""
+"""How many bounds' keys are kept, since each pass needs them again: a thousand ranges take 0.2 s to
+encode."""
 
 
 def range_columns(spec: TabletGroupSpec) -> tuple[str, ...]:

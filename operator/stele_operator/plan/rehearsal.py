@@ -56,7 +56,7 @@ from stele_operator.plan.status import restart_pending
 
 _ROUNDS_MAX = 1_000
 _WORK_MAX = 3_000_000
-"""Most tablets that a rehearsal looks at, over all its rounds."""
+"""The most tablets that a rehearsal looks at, over all its rounds."""
 _VERSION_WAITS = "VersionWaits"
 """A rehearsal does not know which versions a new image reads."""
 _UNMET = (Kind.STALLED, Kind.DEGRADED, Kind.NOT_READY, Kind.RECONCILING)

@@ -215,7 +215,7 @@ def _leaving(o: Observation, group: GroupObject, findings: list[Finding]) -> lis
         return []
     table = _owned(o, group)
     if table is None:
-        return let_go(group, "its table is gone; a table of its name that is not its own is kept")
+        return let_go(group, "its table is gone; if another table has the name now, that one is kept")
     if group.spec is None:
         message = (
             f"table {table.name} is kept, because this operator cannot read the spec, which may say Retain: "

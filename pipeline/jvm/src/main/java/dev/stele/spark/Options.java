@@ -30,9 +30,9 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
     KNOWN.put("op_column", "for writes: a column of the frame that has the operation of each row");
     KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
-    KNOWN.put("job", "for writes: a name; what another save() with this name has written is done");
+    KNOWN.put("job", "for writes: a name; rows that another save() with this name has written count as done");
     KNOWN.put("startingSnapshot", "for streams: table, earliest, latest, a hybrid time, or an ISO 8601 time");
-    KNOWN.put("maxRowsPerTrigger", "for streams: how many changes a batch has at most, about");
+    KNOWN.put("maxRowsPerTrigger", "for streams: about how many changes a batch has at most");
     KNOWN.put("versions", "for streams: every change, or the newest one of each key in a batch");
     KNOWN.put("cursor", "for streams: the name of a hold that keeps history for this stream");
     KNOWN.put("cursorExpiresInS", "for streams: how many seconds the hold outlasts the stream");

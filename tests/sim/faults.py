@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FREE_BYTES = 1 << 40
 
 
-class Trouble:
+class Faults:
     """The faults of one world."""
 
     def __init__(self, world: World) -> None:
