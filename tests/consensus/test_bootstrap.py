@@ -26,18 +26,11 @@ class Heard(Network):
         super().__init__()
         self.heard: list[tuple[int, Message]] = []
 
-    def send(
-        self,
-        sender: TestNode,
-        to: NodeId,
-        tablet: bytes,
-        from_: int,
-        to_: int,
-        message: Message,
-        quiet: bool,
-        incarnation: int,
-    ) -> None:
+    def carries(
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
+    ) -> bool:
         self.heard.append((to_, message))
+        return False
 
 
 class OneOfThree:

@@ -40,19 +40,11 @@ class Wire(Network):
         elif not self.silent:
             super().confirm(sender, to, confirm)
 
-    def send(
-        self,
-        sender: TestNode,
-        to: NodeId,
-        tablet: bytes,
-        from_: int,
-        to_: int,
-        message: Message,
-        *rest: object,
-    ) -> None:
+    def carries(
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
+    ) -> bool:
         self.asked_by_cores += isinstance(message, UpdateRequest) and bool(message.read_context)
-        if self.deaf != (to, tablet):
-            super().send(sender, to, tablet, from_, to_, message, *rest)  # type: ignore[arg-type]
+        return self.deaf != (to, tablet) and super().carries(sender, to, tablet, from_, to_, message)
 
     def questions(self) -> list[int]:
         """Of how many tablets each question was, but greetings."""

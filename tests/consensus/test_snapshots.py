@@ -23,20 +23,11 @@ class Links(Network):
         super().__init__()
         self.passes: Callable[[int, int, bool], bool] = lambda sender, to, entries: True
 
-    def send(
-        self,
-        sender: TestNode,
-        to: NodeId,
-        tablet: bytes,
-        from_: int,
-        to_: int,
-        message: Message,
-        quiet: bool,
-        incarnation: int,
-    ) -> None:
+    def carries(
+        self, sender: TestNode, to: NodeId, tablet: bytes, from_: int, to_: int, message: Message
+    ) -> bool:
         entries = isinstance(message, UpdateRequest) and bool(message.entries)
-        if self.passes(from_, to_, entries):
-            super().send(sender, to, tablet, from_, to_, message, quiet, incarnation)
+        return self.passes(from_, to_, entries) and super().carries(sender, to, tablet, from_, to_, message)
 
 
 async def test_a_snapshot_waits_for_the_writes_below_it_that_are_under_way(group_of: MakeGroup) -> None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from stele.model import writeop
-from stele.model.block import DELETES, UPDATES, RowOp
+from stele.model.block import RowOp
 from stele.model.entry import Entry, EntryKind
-from stele.model.errors import Code, Corrupt, Rejected, Retryable
+from stele.model.errors import Code
 from stele.model.ids import OpId
 from stele.model.job import Attempt
 from stele.tablet import jobs
@@ -23,25 +16,21 @@ from stele.tablet.jobs import IDLE_US, Jobs
 from stele.tablet.machine import Lookup, Outcome
 from stele.tablet.store import StoreOptions, TabletStore
 from tests.tablet.twin import (
+    FIRST,
     FOREVER,
+    JOB,
     SCHEMA,
+    SECOND,
     START_US,
-    Key,
     Row,
-    Twin,
     all_rows,
     block_of,
     codes,
     compact,
     flush,
-    header,
     new_store,
     write_entry,
 )
-
-JOB = b"j" * 16
-FIRST, SECOND = Attempt(JOB, START_US, 0, 1), Attempt(JOB, START_US, 0, 2)
-WHOLE = {"v": None, "w": 7, "d": None}
 
 
 def row(n: int, v: str = "ours") -> Row:
@@ -263,257 +252,3 @@ def test_a_retry_of_one_write_gets_its_outcome_and_not_that_of_an_attempt(tmp_pa
     again = store.apply(write_entry(2, body, attempt=FIRST, client_id=b"c" * 16))
     assert again.duplicate and again.timestamp == first.timestamp and again.row_errors == ()
     assert len(jobs.encode(store._jobs.frozen())) == len(Jobs.decode(store._jobs.encoded()).encoded())
-
-
-def test_a_leader_bounds_jobs_and_their_writes() -> None:
-    state = Jobs(jobs_max=2, writes_max=3)
-    for number, job in enumerate((JOB, b"k" * 16), 1):
-        attempt = Attempt(job, START_US, 0, 1)
-        state.admit(attempt, START_US)
-        assert state.enter(attempt, (START_US + number) << 12) is None
-        state.wrote(attempt, (START_US + number) << 12)
-    third = Attempt(b"l" * 16, START_US, 0, 1)
-    with pytest.raises(Retryable) as caught:
-        state.admit(third, START_US + 10)
-    assert caught.value.code is Code.THROTTLED and caught.value.retry_after_ms == 60_000
-    state.admit(FIRST, START_US + 10)
-    state.admit(third, START_US + 60_000_001)
-    state.enter(third, (START_US + 3) << 12)  # it pushes the oldest out, as the log says
-    assert not state.knows(JOB) and state.enter(FIRST, (START_US + 4) << 12).code is Code.JOB_TOO_OLD  # type: ignore[union-attr]
-    for number in (5, 6):
-        state.wrote(third, (START_US + number) << 12)
-    with pytest.raises(Rejected) as refused:
-        state.admit(third, START_US)
-    assert refused.value.code is Code.TOO_LARGE
-
-
-def test_new_jobs_whose_writes_are_under_way_push_out_none_that_has_just_written() -> None:
-    """Only applied ones were counted, so any number of them was admitted at once."""
-    state = Jobs(jobs_max=3)
-    state.enter(FIRST, START_US << 12)
-    coming = [Attempt(bytes([number]) * 16, START_US, 0, 1) for number in (1, 2, 3)]
-    for attempt in coming[:2]:
-        state.admit(attempt, START_US)
-        state.expect(attempt.job)
-        state.admit(attempt, START_US)
-    with pytest.raises(Retryable, match="3 jobs wrote"):
-        state.admit(coming[2], START_US)
-    state.stop_expecting(coming[1].job)  # its write was lost
-    state.admit(coming[2], START_US)
-    state.expect(coming[2].job)
-    for attempt in (coming[0], coming[2]):
-        assert state.enter(attempt, START_US << 12) is None
-    assert state.knows(JOB)
-
-
-def test_a_payload_without_a_job_is_what_it_was_and_one_with_it_comes_back() -> None:
-    body = b"12345678"
-    plain = writeop.encode(header(body), body)
-    assert len(plain) == 56 + 8 and plain[2] == 0
-    for attempt in (FIRST, Attempt(bytes(range(16)), 2**64 - 1, 2**32 - 1, 2**64 - 1)):
-        payload = writeop.encode(header(body, attempt=attempt, plain=True), body)
-        found, rest = writeop.decode(payload)
-        assert (found.attempt, found.plain, bytes(rest)) == (attempt, True, body) and len(payload) == 96 + 8
-        for cut in range(56, 96):
-            with pytest.raises(Corrupt):
-                writeop.decode(payload[:cut])
-        with pytest.raises(Rejected) as caught:
-            writeop.decode(payload[:92] + b"\1" + payload[93:])
-        assert caught.value.code is Code.UNSUPPORTED_VERSION
-
-
-def test_damaged_jobs_are_found() -> None:
-    state = Jobs()
-    state.enter(FIRST, START_US << 12)
-    state.wrote(FIRST, START_US << 12)
-    whole = state.encoded()
-    assert Jobs.decode(whole).encoded() == whole
-    for cut in range(len(whole)):
-        with pytest.raises(Corrupt):
-            Jobs.decode(whole[:cut])
-
-
-# --- the model
-
-
-class JobTwin(Twin):
-    """What two replicas must be: who wrote each key is remembered for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wrote: dict[Key, set[Attempt]] = {}
-        self.expected: list[tuple[Code, dict[int, Code]]] = []
-        self.last: dict[bytes, int] = {}
-        self.forgotten_us = 0
-        self.us = START_US
-
-    def write_as(self, attempt: Attempt | None, rows: list[Row], op: RowOp, after_us: int) -> None:
-        """The next entry, and what comes of it."""
-        self.us += after_us
-        entry = write_entry(self.next_index(), block_of(rows, op), attempt=attempt, at_us=self.us)
-        self.entries.append(entry)
-        for job, last_us in list(self.last.items()):
-            if last_us + IDLE_US < self.us:
-                del self.last[job]
-                self.forgotten_us = START_US  # all jobs here are as old
-        if attempt is not None and attempt.job not in self.last and self.forgotten_us:
-            self.expected.append((Code.JOB_TOO_OLD, {}))
-            return
-        if attempt is not None:
-            self.last[attempt.job] = self.us
-        done = [self.is_done(attempt, (each["k"], each["n"])) for each in rows]
-        errors: dict[int, Code] = {}
-        for at, each in enumerate(rows):
-            if not done[at] and (code := self._write_row(attempt, each, op, entry.timestamp)):
-                errors[at] = code
-        self.expected.append((Code.OK, errors))
-
-    def is_done(self, attempt: Attempt | None, key: Key) -> bool:
-        if attempt is None:
-            return False
-        alike = {a for a in self.wrote.get(key, ()) if (a.job, a.part) == (attempt.job, attempt.part)}
-        return bool(alike - {attempt})
-
-    def _write_row(self, attempt: Attempt | None, given: Row, op: RowOp, time: int) -> Code | None:
-        key = (given["k"], given["n"])
-        present = self.now(key)
-        if op is RowOp.INSERT and present is not None:
-            return Code.ALREADY_PRESENT
-        if op in (RowOp.UPDATE, RowOp.DELETE) and present is None:
-            return Code.NOT_FOUND
-        if (op is RowOp.INSERT_IGNORE and present) or (op is RowOp.UPDATE_IGNORE and not present):
-            return None
-        if attempt is not None:
-            self.wrote.setdefault(key, set()).add(attempt)
-        old = (present if op in UPDATES else None) or WHOLE
-        self.versions.setdefault(key, []).append((time, None if op in DELETES else {**old, **given}))
-        return None
-
-
-ATTEMPTS = st.one_of(
-    st.none(),
-    st.builds(
-        lambda job, part, number: Attempt(job * 16, START_US, part, number),
-        *(st.sampled_from([b"j", b"j", b"k"]), st.integers(0, 1), st.integers(1, 3)),
-    ),
-)
-
-
-class JobMachine(RuleBasedStateMachine):
-    """One replica applies at once. Another lags, flushes and merges at times of its own, and drops history as it can."""
-
-    @initialize(history_us=st.sampled_from([0, 0, 5]))
-    def begin(self, history_us: int) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="stele-jobs-"))
-        self.steady_us = 0
-        self.options = StoreOptions(history_us=history_us, steady_us=lambda: self.steady_us)
-        self.stores = [new_store(self.home / str(n), self.options) for n in range(2)]
-        self.twin = JobTwin()
-
-    def teardown(self) -> None:
-        if hasattr(self, "home"):
-            shutil.rmtree(self.home, ignore_errors=True)
-
-    def catch_up(self, at: int) -> None:
-        store = self.stores[at]
-        for number in range(store.applied.index, len(self.twin.entries)):
-            entry, (code, errors) = self.twin.entries[number], self.twin.expected[number]
-            begun = store.begin(entry)
-            outcome = store.apply(entry, begun.run()) if isinstance(begun, Lookup) else begun
-            assert (outcome.code, codes(outcome)) == (code, errors), entry.opid
-
-    @rule(
-        attempt=ATTEMPTS,
-        numbers=st.lists(st.integers(0, 7), min_size=1, max_size=5),
-        many=st.booleans(),
-        op=st.sampled_from(RowOp),
-        partial=st.booleans(),
-        after_us=st.sampled_from([1, 1, 1, 1, 1, IDLE_US // 2, IDLE_US + 1]),
-    )
-    def write(
-        self, attempt: Attempt | None, numbers: list[int], many: bool, op: RowOp, partial: bool, after_us: int
-    ) -> None:
-        stamp = len(self.twin.entries)
-        if many:
-            numbers = [*numbers, *range(8, 41)]
-        rows = [
-            {"k": "a", "n": n, "v": f"{stamp}.{at}", "w": stamp, "d": 0.5} for at, n in enumerate(numbers)
-        ]
-        if partial and op in UPDATES:
-            rows = [{name: each[name] for name in ("k", "n", "v")} for each in rows]
-        self.twin.write_as(attempt, rows, op, after_us)
-        self.catch_up(0)
-
-    @rule()
-    def second_catches_up(self) -> None:
-        self.catch_up(1)
-
-    @rule(us=st.sampled_from([5, IDLE_US, 3 * IDLE_US]))
-    def rest(self, us: int) -> None:
-        self.steady_us += us
-
-    @rule(at=st.integers(0, 1))
-    def flush(self, at: int) -> None:
-        flush(self.stores[at])
-
-    @rule(at=st.integers(0, 1))
-    def merge(self, at: int) -> None:
-        compact(self.stores[at])
-
-    @rule(at=st.integers(0, 1))
-    def restart(self, at: int) -> None:
-        self.stores[at].close()
-        self.stores[at] = TabletStore.open(self.home / str(at), self.options)
-        if at == 0:
-            self.catch_up(0)
-
-    @invariant()
-    def whole(self) -> None:
-        if hasattr(self, "stores"):
-            assert all_rows(self.stores[0]) == self.twin.at(self.twin.us << 12)
-
-    @rule()
-    def both_alike(self) -> None:
-        self.catch_up(1)
-        one, other = self.stores
-        assert all_rows(one) == all_rows(other)
-        assert one.exactly_once_checksum() == other.exactly_once_checksum()
-
-
-JobMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
-TestJobMachine = JobMachine.TestCase
-
-
-def test_a_flush_copies_no_writes_of_jobs_on_the_loop() -> None:
-    """65,536 writes of as many parts: what a flush takes of the owner's thread is a few numbers."""
-    state = Jobs()
-    for number in range(3_000):
-        attempt = Attempt(JOB, START_US, number, 1)
-        state.enter(attempt, (START_US + number) << 12)
-        state.wrote(attempt, (START_US + number) << 12)
-    frozen = state.frozen()
-    before = jobs.encode(frozen)
-    state.wrote(SECOND, (START_US + 5_000) << 12)
-    assert jobs.encode(frozen) == before != state.encoded()
-    found = Jobs.decode(before)
-    assert np.array_equal(found.others(SECOND), [START_US << 12])
-
-
-def test_a_job_holds_history_after_a_start_too() -> None:
-    state = Jobs()
-    first = Attempt(b"j" * 16, START_US, 3, 1)
-    for at in (9 << 12, 12 << 12):
-        assert state.enter(first, at) is None
-        state.wrote(first, at)
-    assert state.held == (9 << 12) - 1 == Jobs.decode(state.encoded()).held
-
-
-def test_what_an_attempt_wrote_itself_is_not_of_others() -> None:
-    state = Jobs()
-    mine, other = (Attempt(b"j" * 16, START_US, 3, number) for number in (1, 2))
-    for attempt, at in ((mine, 5), (other, 6), (mine, 7)):
-        assert state.enter(attempt, at) is None
-        state.wrote(attempt, at)
-    assert [list(found) for a in (mine, other) if (found := state.others(a)) is not None] == [[6], [5, 7]]

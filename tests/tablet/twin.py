@@ -13,6 +13,7 @@ from stele.model.block import DELETES, UPDATES, RowOp, encode_block
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Rejected
 from stele.model.ids import HybridTime, OpId
+from stele.model.job import Attempt
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 from stele.model.writeop import NO_CLIENT, WriteHeader, digest, encode
@@ -33,6 +34,9 @@ SCHEMA = Schema.make(
     ["k", "n"],
 )
 START_US = 1_700_000_000_000_000
+JOB = b"j" * 16
+FIRST, SECOND = Attempt(JOB, START_US, 0, 1), Attempt(JOB, START_US, 0, 2)
+"""Two attempts at one part of a job."""
 FOREVER = StoreOptions(history_us=1 << 50)
 
 Row = dict[str, Any]

@@ -20,7 +20,7 @@ from stele.tserver.node import Node
 from stele.wal import Log, LogOptions
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
-from tests.tserver.test_maintenance import at_rest, with_files
+from tests.tserver.maintaining import at_rest, with_files
 
 NODES = 1  # of the cluster
 
@@ -162,7 +162,7 @@ async def test_a_small_volume_s_log_is_held_by_no_store_for_long(
             (machine,) = [r.machine for r in node.replicas if r.machine is not None]
             busy = await client.create_table("busy", SCHEMA, replication_factor=1)
             for number in range(8):
-                await wait_until(lambda: node.log.wanted_sequence() is None)
+                await wait_until(lambda: node.log.shared.wanted_sequence() is None)
                 await busy.put({"id": number, "name": "n" * (100 << 10)})
             await (await at_rest(node)).flush_due()
             assert machine.applied == machine.flushed
