@@ -126,7 +126,11 @@ WRONG = [
         "--partitioning excludes --hash",
     ),
     (("restore", "FOLDER", "--range", "..5"), REFUSED, "--range ..5: expected COLUMN,...:RANGE"),
-    (("restore", "FOLDER", "--range", "a:..5", "--range", "b:5.."), REFUSED, "the others have columns a"),
+    (
+        ("restore", "FOLDER", "--range", "a:..5", "--range", "b:5.."),
+        REFUSED,
+        "the other ranges have columns a",
+    ),
     (("prune", "FOLDER"), REFUSED, "say what to keep: --keep, --keep-days, --keep-full"),
     (("prune", "FOLDER", "--keep", "0"), REFUSED, "--keep"),
 ]

@@ -51,7 +51,7 @@ async def prune_async(
     Unfinished backups go once a complete one is newer; remains go at once. Damaged ones stay, as do those of later programs.
 
     Raises:
-        Rejected: neither is given; CHANGE_IN_PROGRESS: another process writes to the folder.
+        Rejected: none of the three is given; CHANGE_IN_PROGRESS: another process writes to the folder.
     """
     place = await in_thread(Folder.at, folder)
     if keep is None and keep_days is None and keep_full is None:

@@ -50,7 +50,9 @@ def _node_argument(command: F) -> F:
 
 
 def _reason_option(command: F) -> F:
-    return click.option("--reason", default="", help="Why, for those who look at the node.")(command)
+    return click.option("--reason", default="", help="The reason, shown to those who look at the node.")(
+        command
+    )
 
 
 def _override_option(command: F) -> F:

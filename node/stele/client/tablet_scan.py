@@ -274,7 +274,7 @@ class TabletScan:
                 yield None
 
     def _prepared(self) -> Prepared | None:
-        """What is prepared of the tablet; not if it was recovered since."""
+        """What was prepared of the tablet for this plan. None if nothing was, or the tablet was recovered since."""
         prepared = self._plan.prepared.get(self._tablet.tablet_id)
         return None if prepared is None or prepared.incarnation != self._tablet.incarnation else prepared
 

@@ -79,7 +79,7 @@ refuses 4,301."""
 TABLE_NAME_CHARS_MAX = 256
 """Names of tables and key spaces. Clients, operator and masters all refuse longer ones."""
 NODE_NAME_CHARS_MAX = 253
-"""The name of a node in RegisterNode: a pod's name, which Kubernetes bounds to this."""
+"""Names of nodes. They are the names of pods, and Kubernetes allows no longer ones."""
 PLACE_CHARS_MAX = 256
 """Names of machines and zones. Kubernetes allows 253 characters for a machine and 63 for a zone."""
 ADDRESS_CHARS_MAX = 512

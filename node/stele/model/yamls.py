@@ -66,7 +66,7 @@ class BoundedLoader(yaml.SafeLoader):
         return super().compose_document()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node of the tree. Counts the values that it stands for, those behind aliases each time."""
+        """A node of the tree. Counts the values that it stands for; an alias counts as much as what it names."""
         if self._depth > DEPTH_MAX:
             raise ConstructorError(None, None, str(too_deep()))
         self._depth += 1

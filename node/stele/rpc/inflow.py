@@ -40,7 +40,7 @@ GREW_S = 0.05
 """Seconds between two looks at the process's memory."""
 GREW_BYTES = 16 << 20
 _ACKED_SHARE = 64
-"""A reader of a scan may send one byte for each so many that it read, to acknowledge them. Those in the tests stay below."""
+"""A reader of a scan may send one byte for so many that it read, to acknowledge them. The readers that were measured send fewer."""
 _ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _ACKED_AT = 120
 """Offsets of tcpi_bytes_acked and tcpi_bytes_received in the kernel's struct tcp_info."""

@@ -34,7 +34,7 @@ PART_BYTES = 32
 STEPS_AT_ONCE = 4_096
 """Fields in one turn of the loop: a millisecond."""
 STEPS_MAX = 1 << 18
-"""Fields of a frame. An entry, a block and a value are one each, since nothing in them is a part."""
+"""The most fields that are looked at in a frame. The bytes of an entry, a block or a value are one field."""
 _VARINT_BYTES_MAX = 10
 _TEXTS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 _NESTED = 2  # the wire type of messages and texts

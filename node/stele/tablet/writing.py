@@ -296,11 +296,11 @@ def _deletes(block: Block, ops: npt.NDArray[np.uint8] | None, rows: int) -> Mask
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The result for rows that are looked up. `present` and `absent`: refused rows. `rows`: the final row of
-    each key.
+    """The result for rows that are looked up.
 
-    `rows` are in the order of the block. `stored`: which of them update some columns of a stored row, at
-    `old`."""
+    `present`: inserts that are refused, as the key is present. `absent`: updates and deletes that are refused, as
+    it is not. `rows`: the final row of each key, in the order of the block. `stored`: which of these update some
+    columns of a stored row. `old`: where those stored rows are."""
 
     present: Positions
     absent: Positions

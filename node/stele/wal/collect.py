@@ -132,8 +132,8 @@ def _lowest_needed(log: SharedLog, *, firmly: bool = False) -> int:
 
 
 def _lacking(log: SharedLog) -> int:
-    """Bytes that the disk lacks for one more segment above the free space to keep; negative if it has
-    more."""
+    """How many more free bytes one more segment needs, beside the space that stays free. Negative: there are
+    more than enough."""
     return log.options.low_space_bytes + log.options.segment_bytes - log.free_bytes
 
 

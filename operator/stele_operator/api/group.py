@@ -179,7 +179,7 @@ class TabletGroupSpec(Model):
     )
     allowColumnDrop: bool = Field(
         default=False,
-        description="Whether columns of the table that are not in columns are dropped, with all their values.",
+        description="Whether columns of the table that this list lacks are dropped, with all their values.",
     )
     primaryKey: Annotated[list[ColumnName], Field(min_length=1, max_length=16)] = Field(
         description="The columns that identify a row. Rows are sorted by them in this order. Cannot change.",
