@@ -119,8 +119,8 @@ def is_name(text: str) -> bool:
 
 
 ROOM_LOCK = "room for tablets"
-"""Held from a check of the room for tablets until what passed it is on record, so that requests that come at once keep to the
-bounds together."""
+"""Held from the check of the room for tablets until the checked change is on record. So requests that come at
+once keep to the bounds together."""
 
 
 async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
