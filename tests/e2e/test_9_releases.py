@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from examples.demo.outside import image, run
 from tests.e2e.bench import CLUSTER, NAMESPACE, Bench
@@ -32,9 +33,15 @@ def old_image(folder: Path) -> None:
         run([*load, OLD], 1800)
 
 
+def ready(pod: Any) -> bool:
+    """Whether it serves, and is not going."""
+    conditions = {c.type: c.status for c in pod.status.conditions or ()}
+    return conditions.get("Ready") == "True" and pod.metadata.deletion_timestamp is None
+
+
 def stele(bench: Bench, *words: str) -> str:
     """Run `stele` in the pod of a master with this release."""
-    pod = next(p for p in bench.pods("master") if p.spec.containers[0].image != OLD)
+    pod = next(p for p in bench.pods("master") if p.spec.containers[0].image != OLD and ready(p))
     return bench.execute(pod.metadata.name, "stele", *words, "--masters", MASTERS)
 
 
@@ -60,8 +67,8 @@ def some_are_new(bench: Bench, before: dict[str, str]) -> None:
     """All masters, and perhaps a node, were made again."""
 
     def are() -> bool:
-        now = uids(bench)
-        return all(now[name] != uid for name, uid in before.items() if "-master-" in name)
+        there = [p for p in bench.pods("master") if before[p.metadata.name] != p.metadata.uid and ready(p)]
+        return len(there) == sum("-master-" in name for name in before)
 
     bench.until("the masters were made again", are, 300)
 

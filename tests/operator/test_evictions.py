@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stele_operator.plan.actions import CreatePod
 from tests.operator.test_budgets import with_failed
 from tests.operator.together import Slow, drains, least, made, pass_by
 
@@ -102,3 +103,19 @@ def test_beside_a_parked_node_that_still_runs_only_its_own_pod_may_be_evicted() 
     assert all("stele.dev/parked" not in p["metadata"]["labels"] for p in world.of("Pod"))
     assert least(world) == 4
     assert not world.step().actions
+
+
+def test_the_next_pod_of_a_parked_node_is_marked_from_the_start() -> None:
+    """Until a mark of its own came, its disruption budget would let another node go beside it."""
+    world = made(1, factor=3, tablets=6)
+    world.cluster["spec"]["nodes"]["park"] = ["flights-node-1"]
+    for _ in range(4):
+        world.step()
+    del world.objects["Pod", "flights-node-1"]
+    begun = [a.manifest["metadata"] for a in world.step().actions if isinstance(a, CreatePod)]
+    assert [m["name"] for m in begun] == ["flights-node-1"]
+    assert begun[0]["labels"]["stele.dev/parked"] == "true"
+    world.cluster["spec"]["nodes"]["park"] = []
+    for _ in range(4):
+        world.step()
+    assert "stele.dev/parked" not in world.objects["Pod", "flights-node-1"]["metadata"]["labels"]

@@ -181,9 +181,12 @@ def pod(
     formation: Sequence[str],
     keeps_off: Sequence[str],
     fork_id: str = "",
+    *,
+    parked: bool = False,
 ) -> Json:
     """A member's pod. `masters`: names of master pods. `formation`: flags for an empty volume. `keeps_off`:
-    machines that it must not use. `fork_id`: the copy of the cluster's volumes to which it belongs."""
+    machines that it must not use. `fork_id`: the copy of the cluster's volumes to which it belongs. `parked`:
+    no disruption budget counts it."""
     role, port = member.role, naming.port_of(member.role)
     hosts = [naming.peer_host(cluster.name, cluster.namespace, m) for m in masters]
     if role == "node":
@@ -245,6 +248,7 @@ def pod(
     }
     if keeps_off:
         annotations[naming.ANNOTATION_KEEPS_OFF] = ",".join(keeps_off)
+    mark = {naming.LABEL_PARKED: "true"} if parked else {}
     asked = _asked(spec, role)
     # Tolerate Kubernetes' own taints for ever: only the masters decide that a node is lost, and no one else
     # may move its pod.
@@ -261,7 +265,7 @@ def pod(
         "metadata": {
             "name": member.name,
             "namespace": cluster.namespace,
-            "labels": {**(part.podLabels or {}), **naming.labels(cluster.name, role)},
+            "labels": {**(part.podLabels or {}), **naming.labels(cluster.name, role), **mark},
             "annotations": annotations,
             "ownerReferences": [owner(cluster)],
         },

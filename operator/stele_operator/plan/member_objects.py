@@ -310,7 +310,10 @@ def _start(
     masters = masters or [m.name for m in identity.first_masters]
     image = spec.image or o.default_image
     off = keeps_off(o, spec, member, everyone)
-    manifest = manifests.pod(o.cluster, spec, claim, image, masters, flags, off, identity.fork_id)
+    parked = member.node is not None and member.node.parked
+    manifest = manifests.pod(
+        o.cluster, spec, claim, image, masters, flags, off, identity.fork_id, parked=parked
+    )
     return CreatePod(f"{member.name}: {reason}", manifest)
 
 

@@ -335,6 +335,7 @@ def _pod(action: CreatePod, now_s: float) -> Pod:
         keeps_off=tuple(m for m in notes.get(naming.ANNOTATION_KEEPS_OFF, "").split(",") if m),
         unready_since_s=now_s,
         owners=tuple(metadata["ownerReferences"]),
+        parked=naming.LABEL_PARKED in metadata["labels"],
     )
 
 
