@@ -120,7 +120,9 @@ class Healer:
         self._news += self._heals.note(done, names, now_s)
         self._news += self._movings.note(done, names, now_s)
         self._news += self._leaders.note(report.progress, names, now_s)
-        self.more = report.leaders_rest or any(r.leaders is not None for r in report.progress)
+        # The plan without a memory found work: these passes end with one that has nothing to do, or with other work.
+        rest = report.leaders_rest or (report.idle and report.some_rest)
+        self.more = rest or any(r.leaders is not None for r in report.progress)
         # Other records without a tablet are about nodes, which status.members shows.
         self.progress = tuple(
             named(r, names) for r in report.progress if r.tablet_id or r.leaders is not None

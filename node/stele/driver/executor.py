@@ -66,13 +66,14 @@ class Report:
     """The result of one pass: the view, the outcome of each step, and the same as records for users.
 
     `situations`: those of tablets that are not at rest, on which the steps were planned. `leaders_rest`: no leader may
-    move for a moment, so a pass soon may find more to do."""
+    move for a moment, so a pass soon may find more to do. `some_rest`: this is so for leaders that moved lately."""
 
     view: ClusterView
     outcomes: tuple[Outcome, ...]
     progress: tuple[Progress, ...]
     situations: Mapping[str, Situation] = field(default_factory=dict)
     leaders_rest: bool = False
+    some_rest: bool = False
 
     @property
     def idle(self) -> bool:
@@ -215,7 +216,8 @@ class Executor:
         self._pace.keep({(s.tablet_id, s.replica_id) for s in steps if isinstance(s, WaitCopy)})
         errors = (o.error for o in done.values() if o.error is not None)
         stale = next((e for e in errors if e.code is Code.STALE_EPOCH), None)
-        return Report(view, outcomes, records, situations, self._leaders.rests(now)), stale
+        rest = self._leaders.rests(now), self._leaders.some_rest
+        return Report(view, outcomes, records, situations, *rest), stale
 
     def _to_ask(self, view: ClusterView, policy: Policy) -> dict[str, list[TabletId]]:
         return _to_ask(view, policy, self.known, self._ordered_lately())

@@ -97,6 +97,11 @@ class LeaderMemory:
         """Whether no leader may move for a moment."""
         return self._rests_until_ms is not None and now_ms < self._rests_until_ms
 
+    @property
+    def some_rest(self) -> bool:
+        """Whether leaders that moved are not to move again yet."""
+        return bool(self._moved)
+
     def _rest(self, until_ms: int) -> None:
         self._rests_until_ms = max(until_ms, self._rests_until_ms or until_ms)
 
