@@ -204,6 +204,7 @@ _RULES = (
     _core(
         "a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking
     ),
+    _core("a log cut by a late request", Weather.STORM, follower=core_bugs.CutsWhatFollows),
     _core("changes at any time", Weather.CHURN, first=2, changes=core_bugs.ChangesAtAnyTime),
 )
 """Judged only by their consequences: a rule of the paper is broken, and a write is lost or a term has two

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stele.model.config import MemberType
-from stele.model.ids import OpId
+from stele.model.entry import Entry
+from stele.model.ids import OpId, ReplicaId
 from stele.raft.changes import Changes
 from stele.raft.effects import HardState, ReadReady
 from stele.raft.events import ProposeChange
@@ -84,6 +85,18 @@ class TrustsItsWholeLog(Follower):
     @verified_index.setter
     def verified_index(self, index: int) -> None:
         pass
+
+
+class CutsWhatFollows(Follower):
+    """Cuts its log behind a request's last entry although that entry matches (Raft figure 2, step 3: only where
+    the terms differ). Messages that come late or twice show it."""
+
+    def _missing_entries(self, sender: ReplicaId, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        state = self.state
+        missing = super()._missing_entries(sender, entries)
+        if entries and not missing and state.commit_index <= entries[-1].index < state.log.last_index:
+            self._truncate(entries[-1].index + 1, "it follows")
+        return missing
 
 
 class ChangesAtAnyTime(Changes):
