@@ -66,13 +66,15 @@ def test_a_damaged_log_serves_a_stream_right_or_not_at_all() -> None:
             for name, expected in twin.streams.items():
                 if name in found.recovery.failed:
                     continue
-                if name not in found.states and found.recovery.damages:
+                if name not in found.shared.states and found.recovery.damages:
                     continue  # its creation is among what was lost, and that is told
                 if found.stream(name).tombstoned and found.stream(name).damaged:
                     continue  # removed whatever was lost, and known not to vote
                 assert expected.agrees(loaded(found.stream(name))), (seed, scratch, where, name)
                 good += 1
-            for name in found.states.keys() - twin.streams.keys():  # it was forgotten, in what was lost
+            for name in (
+                found.shared.states.keys() - twin.streams.keys()
+            ):  # it was forgotten, in what was lost
                 assert name in found.recovery.failed or found.stream(name).tombstoned, (seed, where)
             served_beside_failed += bool(good and found.recovery.failed)
             again = open_still(files, run.options)
