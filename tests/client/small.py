@@ -281,7 +281,9 @@ class SmallNode:
                 tserver_pb2.KV_INSERT: KeyOp.INSERT,
                 tserver_pb2.KV_DELETE: KeyOp.DELETE,
             }
-            body = encode_operations([KeyOperation(ops[request.op], request.key, request.value)])
+            body = request.operations or encode_operations(
+                [KeyOperation(ops[request.op], request.key, request.value)]
+            )
             tablet.attempts.append(request)
             self._apply(tablet, request, body, writeop.BodyKind.KEYSPACE)
             maybe_fail(tablet.after)

@@ -141,6 +141,11 @@ async def test_what_commands_do_is_told_as_json(
     assert await told("kv", "get", "s", "put") == {"key": "put", "value": "blue"}
     assert await told("kv", "get", "s", "raw") == {"key": "raw", "valueHex": "ff"}
     assert [pair["key"] for pair in await told("kv", "list", "s")] == ["insert", "put", "raw"]
+    assert await told("kv", "write", "s", "--put", "a", "1", "--delete", "a2") == {
+        "keyspace": "s",
+        "keys": ["a", "a2"],
+    }
+    assert await told("kv", "delete", "s", "a") == {"keyspace": "s", "key": "a"}
     assert await told("kv", "delete", "s", "raw") == {"keyspace": "s", "key": "raw"}
     assert await told("kv", "elect", "s", "first", "--id", "me", "--once") == {
         "name": "first",

@@ -299,6 +299,9 @@ def table() -> list[Parser]:
         Parser("scan", [_scan_json().encode()], lambda d: ScanSpec.from_json(d, SCHEMA), json_from=0),
         Parser("configuration", [config], decode_configuration, json_from=1),
         Parser("key operations", [operations], kvop.decode_operations),
+        Parser(
+            "a client's key operations", [kvop.encode_write({b"k": b"v"}, {b"c": None})], kvop.decode_write
+        ),
         Parser("write payload", [_write_payload()], writeop.decode),
         Parser("block", [_block()], lambda d: decode_block(d, SCHEMA)),
         Parser("key", [key], lambda d: decode_key(d, KEY_TYPES)),

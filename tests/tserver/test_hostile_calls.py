@@ -19,6 +19,7 @@ from stele.consensus.replica import ReplicaState
 from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.errors import Code, SteleError
 from stele.model.ids import NodeId, TabletId, new_id
+from stele.model.kvop import encode_write
 from stele.model.partition import PartitionSchema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import config_to_pb, id_to_pb, opid_to_pb
@@ -253,7 +254,11 @@ def templates(
         "write": tserver_pb2.WriteRequest(tablet_id=tablet, client_id=nobody, sequence=1, block=b"x"),
         "read": tserver_pb2.ReadRequest(tablet_id=tablet, keys=b"x", column_ids=[0], schema_version=1),
         "kv": tserver_pb2.KvRequest(
-            tablet_id=id_to_pb(space), op=tserver_pb2.KV_READ, key=b"k", client_id=nobody
+            tablet_id=id_to_pb(space),
+            op=tserver_pb2.KV_WRITE,
+            key=b"k",
+            client_id=nobody,
+            operations=encode_write({b"k": b"v"}, {b"other": None}),
         ),
     }
     return {

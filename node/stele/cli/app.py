@@ -119,6 +119,7 @@ _GROUPS = {
             "get": ("stele.cli.kv:get", "Print the value of a key."),
             "put": ("stele.cli.kv:put", "Set a key, whether it exists or not."),
             "insert": ("stele.cli.kv:insert", "Set a key that must not exist yet."),
+            "write": ("stele.cli.kv:write", "Change several keys at once, under conditions."),
             "delete": ("stele.cli.kv:delete", "Remove a key."),
             "list": ("stele.cli.kv:list_keys", "Print keys and values."),
             "elect": ("stele.cli.kv:elect", "Compete for a name, and print each new holder."),

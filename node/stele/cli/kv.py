@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import uuid
+from collections import Counter
 
 import click
 
-from stele.cli.errors import NO
+from stele.cli.errors import NO, error_line
 from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
 from stele.cli.output import raw_output, say, show_done, show_json
+from stele.model.errors import Code, Rejected
 
 
 @click.command()
@@ -98,6 +100,67 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float, 
 
     with_client(masters, work, timeout_s)
     _show_key(keyspace, key, as_json)
+
+
+@click.command()
+@click.argument("keyspace")
+@click.option("--put", "puts", type=(str, str), multiple=True, metavar="KEY VALUE", help="Set a key.")
+@click.option("--delete", "deletes", multiple=True, metavar="KEY", help="Remove a key, present or not.")
+@click.option(
+    "--when",
+    "expected",
+    type=(str, str),
+    multiple=True,
+    metavar="KEY VALUE",
+    help="Only if a key has this value.",
+)
+@click.option("--when-absent", "absent", multiple=True, metavar="KEY", help="Only if there is no such key.")
+@masters_option
+@timeout_option
+@json_option
+def write(
+    keyspace: str,
+    puts: tuple[tuple[str, str], ...],
+    deletes: tuple[str, ...],
+    expected: tuple[tuple[str, str], ...],
+    absent: tuple[str, ...],
+    masters: str,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Change several keys at once, if others have the expected values. Else change nothing, and exit 1.
+
+    Example: stele kv write settings --put colour red --delete old --when colour blue
+    """
+    from stele.client import AsyncClient
+
+    changed = [*(key for key, _ in puts), *deletes]
+    conditions = [*(key for key, _ in expected), *absent]
+    _refuse_twice(changed, conditions)
+    values = {**dict(puts), **dict.fromkeys(deletes)}
+    when = {**dict(expected), **dict.fromkeys(absent)}
+
+    async def work(client: AsyncClient) -> None:
+        await (await client.keyspace(keyspace)).write(values, when=when)
+
+    try:
+        with_client(masters, work, timeout_s)
+    except Rejected as exc:
+        if exc.code is not Code.CAS_FAILED:
+            raise
+        say(f"stele: {error_line(exc)}", err=True)
+        sys.exit(NO)
+    if as_json:
+        show_json({"keyspace": keyspace, "keys": changed})
+
+
+def _refuse_twice(changed: list[str], conditions: list[str]) -> None:
+    """Refuse a key that is named twice: only one of the two could count."""
+    faults = []
+    for keys, what in ((changed, "to be changed"), (conditions, "as a condition")):
+        faults += [f"{key} is named twice {what}" for key, count in Counter(keys).items() if count > 1]
+    if faults:
+        raise click.UsageError("; ".join(faults))
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stele.client import reprs
-from stele.client.kv import AsyncKeySpace
+from stele.client.kv import AsyncKeySpace, ValuesByKey
 
 if TYPE_CHECKING:
     from stele.client.blocking import Client
@@ -74,6 +74,28 @@ class KeySpace:
             [(b'colour', b'blue')]
         """
         return self._client.run(self._keyspace.list(prefix))
+
+    def write(
+        self,
+        values: ValuesByKey,
+        *,
+        when: ValuesByKey | None = None,
+    ) -> None:
+        """Set several keys at once, if others have the expected values; else change nothing.
+
+        `values`: the new value of each key; None removes it. `when`: the value that each of these keys must have; None:
+        it must not exist. At most 1,000 keys and 8 MiB. Raises Rejected CAS_FAILED, if a key of `when` has another value;
+        also what `replace` raises.
+
+        Example:
+            >>> space.write({"colour": "blue", "owner": "me"}, when={"owner": None})
+            >>> space.write({"colour": "red"}, when={"colour": "green"})
+            Traceback (most recent call last):
+            stele.model.errors.Rejected: CAS_FAILED: key 'colour' is not what was expected; read it again
+            >>> space.list()
+            [(b'colour', b'blue'), (b'owner', b'me')]
+        """
+        self._client.run(self._keyspace.write(values, when=when))
 
     def elect(self, name: str, candidate: str) -> str:
         """Become the holder of `name` if nobody is. Returns the present holder. Raises what `replace` raises.

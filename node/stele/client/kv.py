@@ -6,16 +6,20 @@ Invariant: an operation is done whole or not at all, and only once.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 
 from stele.client import arguments, reprs
 from stele.client.tablet import TabletClient
 from stele.model.column import shown
 from stele.model.errors import Code, Rejected, SteleError
+from stele.model.kvop import encode_write
 from stele.rpc.proto import tserver_pb2
 
 _ELECT_INTERVAL_S = 0.5
 
 Pairs = list[tuple[bytes, bytes]]
+_Value = bytes | str | None
+ValuesByKey = Mapping[str, _Value] | Mapping[bytes, _Value] | Mapping[bytes | str, _Value]
 
 
 class AsyncKeySpace:
@@ -64,6 +68,24 @@ class AsyncKeySpace:
         """Keys that begin with `prefix`, with their values, in order."""
         return await self._ask(tserver_pb2.KV_LIST, prefix)
 
+    async def write(
+        self,
+        values: ValuesByKey,
+        *,
+        when: ValuesByKey | None = None,
+    ) -> None:
+        """Set several keys at once, if others have the expected values; else change nothing.
+
+        `values`: the new value of each key; None removes it. `when`: the value that each of these keys must have;
+        None: it must not exist. At most 1,000 keys and 8 MiB.
+
+        Raises:
+            Rejected: CAS_FAILED: a key of `when` has another value. TOO_LARGE. INVALID_ARGUMENT.
+        """
+        wanted, expected = _raw(values, "values"), _raw({} if when is None else when, "when")
+        request = tserver_pb2.KvRequest(op=tserver_pb2.KV_WRITE, operations=encode_write(wanted, expected))
+        await self._send(request, expected)
+
     async def elect(self, name: str, candidate: str) -> str:
         """Become the holder of `name` if nobody is. Returns the present holder."""
         while True:
@@ -98,18 +120,44 @@ class AsyncKeySpace:
     async def _ask(
         self, op: tserver_pb2.KvOpPB.ValueType, key: bytes | str, value: bytes | str = b""
     ) -> Pairs:
-        self._tablet.ensure_open()
         request = tserver_pb2.KvRequest(
             op=op, key=arguments.raw(key, "key"), value=arguments.raw(value, "value")
         )
+        return await self._send(request, [request.key])
+
+    async def _send(self, request: tserver_pb2.KvRequest, keys: Iterable[bytes]) -> Pairs:
+        """Ask the leader. `keys`: those that an error may name."""
+        self._tablet.ensure_open()
         try:
             answer = await self._tablet.kv(request, timeout_s=self._timeout_s)
         except Rejected as exc:
             # Nodes show the key as bytes. Their words are replicated state, so they cannot change; show it as
             # text here.
-            exc.args = (str(exc.args[0]).replace(repr(request.key), _shown_key(request.key)), *exc.args[1:])
+            words = str(exc.args[0])
+            for key in keys:
+                if f"key {key!r} " in words:
+                    words = words.replace(repr(key), _shown_key(key))
+                    break
+            exc.args = (words, *exc.args[1:])
             raise
         return [(pair.key, pair.value) for pair in answer.pairs]
+
+
+def _raw(given: ValuesByKey, what: str) -> dict[bytes, bytes | None]:
+    """Keys and values as bytes.
+
+    Raises:
+        Rejected: it is no mapping; a key or value of a wrong kind; a key given twice, as bytes and as text.
+    """
+    if not isinstance(given, Mapping):
+        raise arguments.refusal(what, given, "a dict of keys and values")
+    found: dict[bytes, bytes | None] = {}
+    for key, value in given.items():
+        raw = arguments.raw(key, "key")
+        if raw in found:
+            raise Rejected(f"{what}: key {_shown_key(raw)} is given twice, as bytes and as text")
+        found[raw] = None if value is None else arguments.raw(value, "value")
+    return found
 
 
 def _shown_key(key: bytes) -> str:

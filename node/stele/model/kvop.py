@@ -13,19 +13,25 @@ Invariant: a batch is applied whole or not at all.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from stele.model.amounts import plural
 from stele.model.errors import Code, Corrupt, Rejected
 
 VERSION = 1
 KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 8 << 20
 OPERATIONS_MAX = 65_535
+WRITE_KEYS_MAX = 1_000
+"""Most keys that one write of a client names. A node takes some milliseconds for so many."""
+WRITE_BYTES_MAX = 8 << 20
+"""Most bytes of one write of a client: keys, values, expected values, and 16 more for each key."""
 _HEADER = struct.Struct("<BBH")
 _OP = struct.Struct("<BBHIII")
 _FLAG_EXPECTED = 1
+_NOTHING = "key space write: it changes no key"
 
 
 class KeyOp(IntEnum):
@@ -42,6 +48,9 @@ class KeyOp(IntEnum):
     DELETE = 3
     CAS = 4
     CHECK = 5
+
+
+_CHANGES = (KeyOp.REPLACE, KeyOp.DELETE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +99,58 @@ def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
     if faults:
         raise Rejected("key space batch: " + "; ".join(faults))
     return b"".join(parts)
+
+
+def encode_write(values: Mapping[bytes, bytes | None], when: Mapping[bytes, bytes | None]) -> bytes:
+    """The bytes of a client's write: each key of `when` must have its value, then each key of `values` gets its own.
+    None: the key is absent.
+
+    Raises:
+        Rejected: it changes no key; TOO_LARGE; as `encode_operations`.
+    """
+    if not values:
+        raise Rejected(_NOTHING)
+    _check_size(len(values) + len(when), 0)
+    checks = [KeyOperation(KeyOp.CHECK, key, expected=value) for key, value in when.items()]
+    changes = [
+        KeyOperation(KeyOp.DELETE, key) if value is None else KeyOperation(KeyOp.REPLACE, key, value)
+        for key, value in values.items()
+    ]
+    data = encode_operations(checks + changes)
+    _check_size(len(checks) + len(changes), len(data))
+    return data
+
+
+def decode_write(data: bytes) -> list[KeyOperation]:
+    """The inverse of `encode_write`, for a node.
+
+    Raises:
+        Rejected: TOO_LARGE; the bytes are not a batch; an operation that no client's write has; as `decode_operations`.
+    """
+    _check_size(_HEADER.unpack_from(data)[2] if len(data) >= _HEADER.size else 0, len(data))
+    try:
+        operations = decode_operations(data)
+    except Corrupt as exc:  # a client's bytes, not a disk's
+        raise Rejected(str(exc.args[0])) from exc
+    for operation in operations:
+        if operation.op is not KeyOp.CHECK and (
+            operation.op not in _CHANGES or operation.expected is not None
+        ):
+            raise Rejected(
+                f"key space write: operation {operation.op.name}; expected REPLACE, DELETE or CHECK"
+            )
+    if all(operation.op is KeyOp.CHECK for operation in operations):
+        raise Rejected(_NOTHING)
+    return operations
+
+
+def _check_size(keys: int, size: int) -> None:
+    """Refuse a write of too many keys or bytes."""
+    for count, most, noun in ((keys, WRITE_KEYS_MAX, "key"), (size, WRITE_BYTES_MAX, "byte")):
+        if count > most:
+            raise Rejected(
+                f"key space write: {plural(count, noun)}; at most {most:,} are allowed", code=Code.TOO_LARGE
+            )
 
 
 def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:

@@ -18,7 +18,7 @@ from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.job import Attempt
-from stele.model.kvop import KeyOp, KeyOperation, encode_operations
+from stele.model.kvop import KeyOp, KeyOperation, decode_write, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
 from stele.rpc.convert import id_from_pb, opid_to_pb
@@ -169,13 +169,8 @@ class TabletService(TabletServerServiceServicer):
             raise Rejected(
                 "the catalog is written by the masters alone; use MasterService", code=Code.PERMISSION_DENIED
             )
-        op = _KV_OPS.get(request.op)
-        if op is None:
-            raise Rejected(
-                f"key space operation {request.op}; expected replace, insert, read, delete or list"
-            )
+        operations = _operations_of(request)
         replica.check_leader()
-        operations = [KeyOperation(op, request.key, request.value)]
         body = encode_operations(operations)
         header = WriteHeader(
             client_id=_client_id(request.client_id),
@@ -354,6 +349,18 @@ def _expect(machine: StateMachine, header: WriteHeader, write: asyncio.Future[Ou
     """Count a new client id or job from its proposal on."""
     machine.expect(header)
     write.add_done_callback(lambda _: machine.stop_expecting(header))
+
+
+def _operations_of(request: pb.KvRequest) -> list[KeyOperation]:
+    """What a request changes in a key space."""
+    if request.op == pb.KV_WRITE:
+        return decode_write(request.operations)
+    op = _KV_OPS.get(request.op)
+    if op is None:
+        raise Rejected(
+            f"key space operation {request.op}; expected replace, insert, read, delete, list or write"
+        )
+    return [KeyOperation(op, request.key, request.value)]
 
 
 def _client_id(raw: bytes) -> bytes:

@@ -32,6 +32,7 @@ class _KvOpPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvOpPB.ValueTy
     KV_READ: _KvOpPB.ValueType  # 3
     KV_DELETE: _KvOpPB.ValueType  # 4
     KV_LIST: _KvOpPB.ValueType  # 5
+    KV_WRITE: _KvOpPB.ValueType  # 6
 
 class KvOpPB(_KvOpPB, metaclass=_KvOpPBEnumTypeWrapper): ...
 
@@ -41,6 +42,7 @@ KV_INSERT: KvOpPB.ValueType  # 2
 KV_READ: KvOpPB.ValueType  # 3
 KV_DELETE: KvOpPB.ValueType  # 4
 KV_LIST: KvOpPB.ValueType  # 5
+KV_WRITE: KvOpPB.ValueType  # 6
 Global___KvOpPB: _TypeAlias = KvOpPB  # noqa: Y015
 
 class _HoldActionPB:
@@ -424,6 +426,7 @@ class KvRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     LOWEST_UNFINISHED_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     op: Global___KvOpPB.ValueType
     key: _builtins.bytes
@@ -435,6 +438,8 @@ class KvRequest(_message.Message):
     deadline_ms: _builtins.int
     lowest_unfinished: _builtins.int
     tablet_incarnation: _builtins.int
+    operations: _builtins.bytes
+    """KV_WRITE: stele.model.kvop; REPLACE, DELETE and CHECK"""
     def __init__(
         self,
         *,
@@ -448,10 +453,11 @@ class KvRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         lowest_unfinished: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
+        operations: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
