@@ -59,3 +59,32 @@ async def test_a_node_is_ready_once_its_replicas_have_a_leader_and_no_more_when_
     await asyncio.sleep(0)
     assert first.health.ready() == "stopping"
     await stopping
+
+
+async def test_a_node_is_ready_once_it_has_what_was_written_while_it_was_away(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was as soon as it had one entry of its leader's term. A roll then took the next voter, and writes waited for the log."""
+    monkeypatch.setattr(health, "READY_AFTER_MS", 1 << 40)
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA, PartitionSchema())
+        await table.put({"id": 1, "name": "one"})
+        (tablet,) = table.locations.tablets
+        await cluster.stop("node-2")
+        text = "x" * (256 << 10)
+        for first in range(2, 66, 8):
+            await asyncio.gather(*(table.put({"id": n, "name": text}) for n in range(first, first + 8)))
+    leader = next(
+        r
+        for name in ("node-0", "node-1")
+        if (r := cluster.running[name].replicas.get(TabletId(tablet.tablet_id))).is_leader
+    )
+    written = leader.committed_opid.index
+    again = await cluster.launch("node-2")
+    await wait_until(lambda: again.replicas.opened)
+    replica, seen = again.replicas.get(TabletId(tablet.tablet_id)), set[str]()
+    while why := again.health.ready():
+        seen.add(why)
+        await asyncio.sleep(0)
+    assert replica.committed_opid.index >= written, (replica.committed_opid, written)
+    assert "1 replicas have not caught up" in seen

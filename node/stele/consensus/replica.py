@@ -174,6 +174,11 @@ class Replica:
         return self.started.applier.applied_index if self.started is not None else 0
 
     @property
+    def caught_up(self) -> bool:
+        """Whether it has had, at some time since its start, all that its leader had committed."""
+        return self.started is not None and self.running and self.started.caught_up
+
+    @property
     def staleness_ms(self) -> int | None:
         """Upper bound of the age of what is applied here, in ms; None: not known."""
         return self.started.staleness_ms if self.started is not None and self.running else None

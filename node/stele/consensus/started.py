@@ -99,6 +99,11 @@ class StartedReplica:
         return self.writes.busy or self.reads.busy or self.members.busy
 
     @property
+    def caught_up(self) -> bool:
+        """As `Replica.caught_up`."""
+        return self.runtime.quiet or self.core.caught_up_ms is not None
+
+    @property
     def staleness_ms(self) -> int | None:
         """Upper bound of the age of what is applied here, by the leader's last message; None: not known."""
         runtime, applier = self.runtime, self.applier

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stele.consensus.replica import Replica, ReplicaState
+from stele.model.config import MemberType
 from stele.tserver.description import NodeDescription
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.replicas import Replicas
 from stele.tserver.startup import Startup
 
 READY_AFTER_MS = 30_000
-"""How long a replica without a leader may keep a started node from being ready."""
+"""How long a replica without a leader, or one that lags, may keep a started node from being ready."""
 
 
 class NodeHealth:
@@ -80,8 +81,11 @@ class NodeHealth:
 
 
 def _starts(replica: Replica) -> bool:
-    """Whether the replica will find a leader soon. One that its configuration does not name hears from none:
-    a copy that is not added yet, or a removed replica."""
+    """Whether the replica will find a leader soon, or lacks entries that were committed while its node was away. One that
+    its configuration does not name hears from no leader: a copy that is not added yet, or a removed replica."""
+    peer = replica.config.peer(replica.replica_id)
     if replica.state is ReplicaState.CONFIGURING:
-        return replica.config.peer(replica.replica_id) is not None
+        return peer is not None
+    if replica.state is ReplicaState.RUNNING:
+        return peer is not None and peer.member_type is MemberType.VOTER and not replica.caught_up
     return replica.state is ReplicaState.BOOTSTRAPPING
