@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,7 +26,7 @@ from stele.rpc.proto.tserver_pb2_grpc import (
     add_TabletServerServiceServicer_to_server,
 )
 from stele.rpc.server import bind, make_server
-from tests.master.harness import CLUSTER, MASTERS, Call, Node, heartbeat, ready, refused, until, world
+from tests.master.harness import CLUSTER, MASTERS, Call, Node, World, heartbeat, ready, refused, until, world
 
 
 class Status(TabletServerServiceServicer):
@@ -249,6 +250,31 @@ async def test_a_restart_at_the_same_address_is_welcome_at_once(tmp_path: Path) 
             node.incarnation = 8
             status.identity = replace(status.identity, incarnation=8)
             await heartbeat(w.leader, beat_of(node, address, incarnation=8, start=80))
+
+
+async def test_a_flood_of_forged_heartbeats_keeps_no_true_start_out(tmp_path: Path) -> None:
+    """One call to the node is made at once. Whoever comes meanwhile was sent away, so forged ones always came first."""
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with world(tmp_path) as w:
+            await _flooded(w, f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+async def _flooded(w: World, silent: str) -> None:
+    await ready(w, 1)
+    (node,) = w.nodes.values()
+    await heartbeat(w.leader, beat_of(node, silent, incarnation=7, start=70))
+    forged = [
+        asyncio.create_task(heartbeat(w.leader, beat_of(node, "evil:1", incarnation=8, start=n)))
+        for n in range(1, 4)
+    ]
+    await asyncio.sleep(0.05)
+    async with process(node, start=80) as (own, status):
+        status.identity = replace(status.identity, incarnation=8)
+        node.incarnation = 8
+        await heartbeat(w.leader, beat_of(node, own, incarnation=8, start=80))
+        assert w.masters[MASTERS[0]].liveness.nodes[node.node_id].start == 80
+        await asyncio.gather(*forged, return_exceptions=True)
 
 
 async def test_what_a_start_tells_of_its_log_counts_once_its_process_confirms_it(tmp_path: Path) -> None:

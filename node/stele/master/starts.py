@@ -5,8 +5,8 @@ Anybody can send a heartbeat in a node's name. So a later start does not replace
 registered address. A later start refuses an earlier one only if a process at its address confirms it; else it is
 forgotten. A start's log position is used to judge other starts only after such a confirmation.
 
-Invariant: a heartbeat alone never displaces a live node, nor keeps one out. At most one call per node is under
-way.
+Invariant: heartbeats alone, however many, never displace a live node, nor keep one out. For the heartbeats of a
+node, at most one call to it is under way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Starts:
         self._liveness = liveness
         self._now_ms = now_ms
         self._alive_ms = alive_ms
-        self._asking: set[str] = set()
+        self._calls: dict[str, asyncio.Task[tserver_pb2.GetNodeStatusResponse | None]] = {}
         self._proving: dict[str, asyncio.Task[None]] = {}
 
     async def ensure_gone(self, request: master_pb2.TSHeartbeatRequest) -> None:
@@ -51,7 +51,7 @@ class Starts:
 
         Raises:
             Rejected: STALE_INCARNATION, another start still runs; as refuse_older.
-            Retryable: THROTTLED, a call to the other start is under way.
+            Retryable: THROTTLED, as `_asked`.
         """
         node_id = id_from_pb(request.node_id)
         own = self._pool.identity
@@ -95,18 +95,27 @@ class Starts:
         self._liveness().forget_start(life)
 
     async def _asked(self, address: str, life: NodeLife, *, exactly: bool = False) -> bool:
-        """As `_runs`, one call per node at once. Raises `Retryable` THROTTLED if one is under way."""
-        node_id = life.node_id
-        if node_id in self._asking:
+        """Whether the node's present start answers at `address`. `exactly`: as `_is`.
+
+        Heartbeats that come during a call share its answer, so a flood of forged ones keeps no true one out.
+
+        Raises:
+            Retryable: THROTTLED, it answers, but to a call that began before this heartbeat came.
+        """
+        node_id, incarnation, digest = life.node_id, life.incarnation, start_digest(life.start)
+        call = self._calls.get(node_id)
+        joins = call is not None
+        if call is None:
+            call = asyncio.get_running_loop().create_task(self._call(address, node_id))
+            self._calls[node_id] = call
+            call.add_done_callback(lambda _: self._calls.pop(node_id, None))
+        answer = await asyncio.shield(call)
+        runs = answer is not None and _is(answer, incarnation, digest, exactly=exactly)
+        if runs and joins:
             raise Retryable(
-                f"this master already calls another start of node {node_id[:8]}; try again",
-                code=Code.THROTTLED,
+                f"another start of node {node_id[:8]} answered just before; try again", code=Code.THROTTLED
             )
-        self._asking.add(node_id)
-        try:
-            return await self._runs(address, life, exactly=exactly)
-        finally:
-            self._asking.discard(node_id)
+        return runs
 
     def _is_live(self, life: NodeLife) -> bool:
         return life.heard and self._now_ms() - life.heard_ms <= self._alive_ms
@@ -122,20 +131,17 @@ class Starts:
 
     async def _prove(self, life: NodeLife, address: str) -> None:
         incarnation, start = life.incarnation, life.start
-        if address and await self._runs(address, life):
+        answer = await self._call(address, life.node_id) if address else None
+        if answer is not None and _is(answer, incarnation, start_digest(start)):
             if (life.incarnation, life.start) == (incarnation, start):
                 life.proven = True
         else:
             log.debug("a node does not answer at its registered address", node=life.node_id, address=address)
 
-    async def _runs(self, address: str, life: NodeLife, *, exactly: bool = False) -> bool:
-        """Whether the node's present start answers at `address`.
-
-        A node of an earlier release does not name its start. Then its incarnation decides, unless `exactly`.
-        """
-        node_id, incarnation, digest = life.node_id, life.incarnation, start_digest(life.start)
+    async def _call(self, address: str, node_id: str) -> tserver_pb2.GetNodeStatusResponse | None:
+        """What the node at `address` says of itself. None: no such node answers."""
         try:
-            answer = await self._pool.unary(
+            answer: tserver_pb2.GetNodeStatusResponse = await self._pool.unary(
                 address,
                 TabletServerServiceStub,
                 "GetNodeStatus",
@@ -144,17 +150,27 @@ class Starts:
                 to_node=node_id,
             )
         except SteleError:
-            return False
-        if id_from_pb(answer.node_id) != node_id or answer.incarnation != incarnation:
-            return False
-        return answer.start_digest == digest or not (answer.start_digest or exactly)
+            return None
+        return answer if id_from_pb(answer.node_id) == node_id else None
 
     async def close(self) -> None:
         """Cancel all calls."""
-        tasks = list(self._proving.values())
+        tasks = [*self._proving.values(), *self._calls.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is(
+    answer: tserver_pb2.GetNodeStatusResponse, incarnation: int, digest: int, *, exactly: bool = False
+) -> bool:
+    """Whether this start of its node has answered.
+
+    A node of an earlier release does not name its start. Then its incarnation decides, unless `exactly`.
+    """
+    if answer.incarnation != incarnation:
+        return False
+    return answer.start_digest == digest or not (answer.start_digest or exactly)
 
 
 def _still_runs(node_id: str, incarnation: int, where: str) -> Rejected:
