@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from stele.client import AsyncClient
@@ -29,34 +30,68 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _RESTING = re.compile(r"^stele_replicas_resting (\S+)$", re.MULTILINE)
 
 
-async def measure(directory: Path, tablets: int, seconds: float) -> None:
-    """Measure one cluster, and print a line for each step."""
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What the nodes of a cluster at rest cost together: a core's share, and the memory above that without tablets."""
+
+    tablets: int
+    share: float
+    grown_bytes: int
+
+
+async def measure(directory: Path, counts: list[int], seconds: float, settle_s: float) -> None:
+    """Measure one cluster with so many tablets, then with more, and print a line for each step."""
     async with (
         Cluster(directory, masters=1, nodes=_REPLICAS, anew=True) as cluster,
         AsyncClient(cluster.master_addresses, timeout_s=300) as client,
     ):
         empty = [cluster.resident_bytes(node) for node in cluster.nodes]
-        began_s, left, number = time.monotonic(), tablets, 0
-        while left:
-            each = min(left, _TABLETS_EACH)
-            partitioning = PartitionSchema((HashPartition((0,), each),)) if each > 1 else PartitionSchema()
-            await client.create_table(f"t{number}", _SCHEMA, partitioning)
-            left, number = left - each, number + 1
-        await _until_all_rest(cluster, tablets)
-        print(f"{tablets:,} tablets were made, and rest after {time.monotonic() - began_s:.0f} s", flush=True)
-        before = [_cpu_s(member) for member in cluster.members]
-        began_s = time.monotonic()
-        await asyncio.sleep(seconds)
-        passed_s = time.monotonic() - began_s
-        spent = [_cpu_s(member) - at for member, at in zip(cluster.members, before, strict=True)]
-        for member, cpu_s in zip(cluster.members, spent, strict=True):
-            print(f"{member.name}: {100 * cpu_s / passed_s:.2f} % of a core", flush=True)
-        nodes = sum(s for m, s in zip(cluster.members, spent, strict=True) if m in cluster.nodes)
-        replicas = tablets * _REPLICAS
-        grown = sum(cluster.resident_bytes(n) - at for n, at in zip(cluster.nodes, empty, strict=True))
+        made, number, before = 0, 0, Rest(0, 0.0, 0)
+        for count in counts:
+            began_s = time.monotonic()
+            while made < count:
+                each = min(count - made, _TABLETS_EACH)
+                partitioning = (
+                    PartitionSchema((HashPartition((0,), each),)) if each > 1 else PartitionSchema()
+                )
+                await client.create_table(f"t{number}", _SCHEMA, partitioning)
+                made, number = made + each, number + 1
+            await _until_all_rest(cluster, count)
+            print(f"{count:,} tablets rest after {time.monotonic() - began_s:.0f} s", flush=True)
+            await asyncio.sleep(settle_s)
+            share = await _share(cluster, seconds)
+            grown = sum(cluster.resident_bytes(n) - at for n, at in zip(cluster.nodes, empty, strict=True))
+            rest = Rest(count, share, grown)
+            _print(before, rest)
+            before = rest
+
+
+async def _share(cluster: Cluster, seconds: float) -> float:
+    """The share of a core that the nodes take together. Prints that of each process."""
+    before = [_cpu_s(member) for member in cluster.members]
+    began_s = time.monotonic()
+    await asyncio.sleep(seconds)
+    passed_s = time.monotonic() - began_s
+    spent = [_cpu_s(member) - at for member, at in zip(cluster.members, before, strict=True)]
+    shares = ", ".join(
+        f"{m.name} {100 * s / passed_s:.2f} %" for m, s in zip(cluster.members, spent, strict=True)
+    )
+    print(f"a core's share over {passed_s:.0f} s: {shares}", flush=True)
+    return sum(s for m, s in zip(cluster.members, spent, strict=True) if m in cluster.nodes) / passed_s
+
+
+def _print(before: Rest, now: Rest) -> None:
+    replicas = now.tablets * _REPLICAS
+    print(
+        f"at rest, {now.tablets:,} tablets: {100 * now.share / replicas * 1000:.3f} % of a core for 1,000 replicas, the nodes' "
+        f"own rest included; {now.grown_bytes / replicas / 1024:.1f} KiB of memory for each",
+        flush=True,
+    )
+    if before.tablets:
+        more = replicas - before.tablets * _REPLICAS
         print(
-            f"at rest, {tablets:,} tablets: {100 * nodes / passed_s / replicas * 1000:.3f} % of a core for 1,000 "
-            f"replicas, over {passed_s:.0f} s; {grown / replicas / 1024:.1f} KiB of memory for each",
+            f"from {before.tablets:,} to {now.tablets:,} tablets: {100 * (now.share - before.share) / more * 1000:.3f} % of a "
+            f"core for 1,000 replicas more; {(now.grown_bytes - before.grown_bytes) / more / 1024:.1f} KiB of memory for each",
             flush=True,
         )
 
@@ -91,12 +126,18 @@ def _cpu_s(member: Member) -> float:
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m bench idle", description=__doc__)
-    parser.add_argument("--tablets", type=int, default=1_000)
+    parser.add_argument(
+        "--tablets", type=int, nargs="+", default=[200, 1_000], help="how many, one after the other"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="how long processor time is counted")
+    parser.add_argument(
+        "--settle", type=float, default=0.0, help="how long to wait before; stores are flushed after 120 s"
+    )
     parser.add_argument("--directory", help="directory for the cluster's data, on a real disk")
     given = parser.parse_args(arguments)
-    if given.tablets < 1 or given.seconds <= 0:
+    counts = sorted(set(given.tablets))
+    if counts[0] < 1 or given.seconds <= 0 or given.settle < 0:
         print("python -m bench idle: expected 1 tablet or more, and some seconds", file=sys.stderr)
         sys.exit(2)
     with tempfile.TemporaryDirectory(prefix="stele-idle-", dir=given.directory) as directory:
-        asyncio.run(measure(Path(directory), given.tablets, given.seconds))
+        asyncio.run(measure(Path(directory), counts, given.seconds, given.settle))

@@ -466,6 +466,12 @@ class _OneReplica:
     def awake(self) -> tuple[Replica]:
         return (self._replica,)
 
+    def stirring(self) -> Callable[[], dict[StreamKey, Replica]]:
+        return lambda: {self._replica.superblock.key: self._replica}
+
+    def keys(self) -> tuple[StreamKey]:
+        return (self._replica.superblock.key,)
+
     def route(self, to: tuple[bytes, int]) -> Replica | None:
         block = self._replica.superblock
         return self._replica if to == (bytes.fromhex(block.tablet_id), block.replica_id) else None

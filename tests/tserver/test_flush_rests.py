@@ -51,9 +51,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
-    def pins(self) -> Any:
+    def pins(self, of: Any, *, above_bytes: int) -> Any:
         self.rounds += 1
-        return self._log.pins()
+        return self._log.pins(of, above_bytes=above_bytes)
 
 
 class Clocked:

@@ -25,6 +25,7 @@ async def test_of_a_replica_that_is_gone_nothing_is_remembered(cluster: LocalClu
         assert len(loops._since) == 1
         await client.delete_table("t")
         await wait_until(lambda: not len(node.replicas))
+        loops._all_flush_due_ms = 0
         await loops.flush_due()
         assert not loops._since
 
@@ -40,6 +41,9 @@ async def test_a_look_at_many_stores_gives_way_to_all_else(
     await with_files(cluster, 5)
     loops = await at_rest(node)
     loops._reclaim_ms = 0
+    async with cluster.client() as client:
+        for number in range(5):
+            await (await client.open_table(f"t{number}")).put({"id": 9, "name": "n"})
     step = {"for a merge": loops._next_merge, "for dead rows": loops._next_reclaim}.get(
         look, loops._flush_round
     )

@@ -81,7 +81,7 @@ class CoreRuntime:
         self._deadline_ms: int | None = 0  # of the core; None: ask the core, as a turn may have changed it
         self._asked = 0  # id of the last Persist
         self._durable = 0
-        self._appends: deque[Callable[[], None]] = deque()  # which the log has refused so far
+        self._appends: list[Callable[[], None]] = []  # which the log has refused so far; rarely any
         self._waits_after = -1  # the Persist after this one waits to be durable ...
         self._waits_since_ms = 0  # ... at least since the tick of this time
         self._log_stands: object = None  # `under_way` of the log, at the last look
@@ -234,7 +234,7 @@ class CoreRuntime:
     def _push_appends(self) -> None:
         """Try the refused calls again, in order."""
         while self._appends and not self._stopped and self._taken(self._appends[0]):
-            self._appends.popleft()
+            del self._appends[0]
 
     def _taken(self, call: Callable[[], None]) -> bool:
         """Make a call on the log.

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ _CHOICES_MAX = 1_024
 """The most choices of columns whose Arrow schemas are remembered."""
 _COLUMNS_SHOWN = 20
 """The most columns that a schema's repr lists."""
+_PARSED_MAX = 256
+"""So many texts are parsed once, so that the tablets of a table share a schema and what is derived from it: 4 KB each."""
 _RESERVED_PREFIX = "__stele"
 _NO_KEY_TYPES = ("float", "double")
 
@@ -204,33 +207,13 @@ class Schema:
 
     @staticmethod
     def from_json(text: str) -> Schema:
-        """The inverse of `to_json`.
+        """The inverse of `to_json`. The same text may give the same object.
 
         Raises:
             Rejected: not a schema. UNSUPPORTED_VERSION: it breaks this program's rules, so another program
                 wrote it, such as a later one with more types.
         """
-        try:
-            raw = parse_json(text)
-            columns = tuple(
-                Column(ColumnId(int(i)), n, t, bool(nullable), d, *read_default)
-                for i, n, t, nullable, d, *read_default in raw["columns"]
-            )
-            key = tuple(ColumnId(int(k)) for k in raw["key"])
-            return Schema(
-                SchemaVersion(int(raw["version"])),
-                columns,
-                key,
-                int(raw["next_column_id"]),
-                int(raw.get("history_ms", 0)),
-            )
-        except (ValueError, TypeError, KeyError) as exc:
-            raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
-        except Rejected as exc:
-            raise Rejected(
-                f"{exc.args[0]}; a later program wrote this schema; upgrade this one",
-                code=Code.UNSUPPORTED_VERSION,
-            ) from exc
+        return _parsed(text)
 
 
 def _shown(column: Column) -> str:
@@ -260,6 +243,31 @@ def arrow_schema_of(data: Any) -> pa.Schema:
     raise Rejected(
         f"schema: {shown(data)}: expected a pyarrow.Schema, Arrow data, or a frame of pandas or Polars"
     )
+
+
+@lru_cache(_PARSED_MAX)
+def _parsed(text: str) -> Schema:
+    try:
+        raw = parse_json(text)
+        columns = tuple(
+            Column(ColumnId(int(i)), n, t, bool(nullable), d, *read_default)
+            for i, n, t, nullable, d, *read_default in raw["columns"]
+        )
+        key = tuple(ColumnId(int(k)) for k in raw["key"])
+        return Schema(
+            SchemaVersion(int(raw["version"])),
+            columns,
+            key,
+            int(raw["next_column_id"]),
+            int(raw.get("history_ms", 0)),
+        )
+    except (ValueError, TypeError, KeyError) as exc:
+        raise Rejected(f"schema: {exc!r}; the text is not a schema") from exc
+    except Rejected as exc:
+        raise Rejected(
+            f"{exc.args[0]}; a later program wrote this schema; upgrade this one",
+            code=Code.UNSUPPORTED_VERSION,
+        ) from exc
 
 
 def _faults(schema: Schema) -> list[str]:

@@ -11,7 +11,6 @@ handed_index; indexes are contiguous from start.index + 1.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable
 
 from stele.model.config import Configuration, decode_configuration
@@ -57,7 +56,7 @@ class LogView:
         self.dirty = False
         """Whether there is anything to write."""
         self._truncate_from: int | None = None
-        self._in_flight: deque[tuple[int, int]] = deque()  # (persist id, last index it covers)
+        self._in_flight: list[tuple[int, int]] = []  # (persist id, last index it covers); few
         self._skip(skipped)
         for entry in entries:
             self.append(entry)
@@ -219,7 +218,7 @@ class LogView:
         self.last_term = self._span_terms[-1]
         self.issued_index = self.last_index
         self.durable_index = min(self.durable_index, self.last_index)
-        self._in_flight = deque((pid, min(last, self.last_index)) for pid, last in self._in_flight)
+        self._in_flight = [(pid, min(last, self.last_index)) for pid, last in self._in_flight]
         self._truncate_from = (
             from_index if self._truncate_from is None else min(self._truncate_from, from_index)
         )
@@ -244,7 +243,7 @@ class LogView:
         """
         before = self.durable_index
         while self._in_flight and self._in_flight[0][0] <= persist_id:
-            self.durable_index = self._in_flight.popleft()[1]
+            self.durable_index = self._in_flight.pop(0)[1]
         return self.durable_index > before
 
     def hand_out(self, up_to: int) -> tuple[Entry, ...]:

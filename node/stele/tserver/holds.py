@@ -24,6 +24,7 @@ from stele.rpc.proto import tserver_pb2 as pb
 from stele.tablet.store import TabletStore
 from stele.tserver.reads import check_tablet, store_of
 from stele.tserver.replicas import Replicas
+from stele.tserver.wheel import Wheel
 
 log = structlog.get_logger("stele.tserver.holds")
 
@@ -123,20 +124,21 @@ class HoldKeeper:
     of replicas here."""
 
     def __init__(self, replicas: Replicas, host: Host) -> None:
-        self._replicas = replicas
+        self._wheel = Wheel(replicas)
         self._host = host
         self._measured: dict[StreamKey, int] = {}
 
     async def look(self) -> None:
-        """One round, over all tablets one after the other."""
+        """One round, over the tablets with holds and those that may have got some."""
         now, held = self._host.now_ms(), dict[StreamKey, int]()
-        for replica in list(self._replicas):
+        for replica in self._wheel.turn():
             store = replica.machine
             if not isinstance(store, TabletStore) or not replica.running:
                 continue
             if not store.held.holds:
                 store.hold_costs = {}
                 continue
+            self._wheel.keep(replica)
             key = replica.superblock.key
             held[key] = self._measured.get(key, now - MEASURE_MS)
             if now - held[key] >= MEASURE_MS:

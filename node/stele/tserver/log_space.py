@@ -17,9 +17,10 @@ import structlog
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica, ReplicaState
 from stele.model.errors import Corrupt, Rejected, SteleError
-from stele.model.ids import OPID_NONE, OpId, StreamKey
+from stele.model.ids import OpId, StreamKey
 from stele.tablet.files import translate
 from stele.tserver.replicas import Replicas
+from stele.tserver.wheel import Wheel
 from stele.wal.log import Log
 from stele.wal.report import Pin
 
@@ -44,7 +45,8 @@ class LogSpace:
         self._replicas = replicas
         self._node_log = node_log
         self._host = host
-        self._starts: dict[StreamKey, OpId] = {}
+        self._wheel = Wheel(replicas)
+        self._untold: dict[StreamKey, OpId] = {}  # where streams begin now, for replicas that do not run yet
         self._under_way: set[StreamKey] = set()
         self._refused: dict[StreamKey, int] = {}
         self._written_again_bytes = 0
@@ -63,22 +65,25 @@ class LogSpace:
             Corrupt: IO_ERROR, the log has failed.
         """
         now_ms = self._host.now_ms()
-        for replica in self._replicas:
+        for replica in self._wheel.turn():
             if replica.running:
                 replica.storage.anchor_log(now_ms)
             elif replica.state is ReplicaState.FAILED:
                 self._let_go(replica)
+                self._wheel.keep(replica)
         await self._write_again()
-        await self._host.in_thread(self._node_log.collect)
-        starts: dict[StreamKey, OpId] = {}
-        for replica in self._replicas:
-            if not replica.running:
-                continue
-            start, key = replica.storage.stream.start, replica.superblock.key
-            starts[key] = start
-            if start not in (OPID_NONE, self._starts.get(key)):
+        collected = await self._host.in_thread(self._node_log.collect)
+        self._tell({**self._untold, **collected.starts})
+
+    def _tell(self, starts: dict[StreamKey, OpId]) -> None:
+        """Tell the replicas whose logs begin later now."""
+        self._untold = {}
+        for key, start in starts.items():
+            replica = self._replicas.by_key(key)
+            if replica is not None and replica.running:
                 replica.storage.log_collected(start)
-        self._starts = starts
+            elif replica is not None:
+                self._untold[key] = start
 
     def _let_go(self, replica: Replica) -> None:
         """Release the log that a FAILED replica pins, once a majority without it has more. That is when the
@@ -99,7 +104,7 @@ class LogSpace:
         """Write entries again that pin too much of the log and that no flush helps, as in a group without a
         majority. The segments that held them go with a later collection, once the new copy is synced."""
         self._earn()
-        pins = [pin for pin in self._node_log.pins() if pin.bytes > self.held_max]
+        pins = self._node_log.pins(above_bytes=self.held_max)
         self._refused = {pin.key: pin.index for pin in pins if self._refused.get(pin.key) == pin.index}
         for pin in pins:
             replica = self._replicas.by_key(pin.key)

@@ -33,6 +33,7 @@ from stele.tserver.log_space import LogSpace
 from stele.tserver.memory import StoreMemory, held_bytes
 from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
+from stele.tserver.wheel import Wheel
 from stele.wal.log import Log
 
 log = structlog.get_logger("stele.tserver.maintenance")
@@ -53,6 +54,8 @@ QUIET_MS = 10_000
 """A store of more than QUIET_BYTES that was not written to for this long is flushed, so that an idle node
 uses little memory."""
 QUIET_BYTES = 1 << 20
+REST_LOOK_MS = 5_000
+"""Pause before looking again for stores at rest to flush: by then one may be old, or pin the log."""
 RECLAIM_MS = 10_000
 """Pause before looking again for stores with many dead rows, and for merges of stores at rest."""
 STORES_AT_ONCE = 200
@@ -93,11 +96,13 @@ class Maintenance:
         self._since: dict[StreamKey, int] = {}
         self._flush_rests: dict[StreamKey, int] = {}
         self._holds = HoldKeeper(replicas, host)
+        self._clients = Wheel(replicas)
         self._compactor = Compactor()
         self._installs = ShieldedTasks()
         self._merged_last: StreamKey | None = None
         self._reclaim_ms = 0
         self._all_due_ms = 0
+        self._all_flush_due_ms = 0
         self._changed: dict[StreamKey, Replica] = {}  # whose files changed, and which may need a merge
         self._resting: dict[StreamKey, int] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -147,15 +152,18 @@ class Maintenance:
                 break
 
     async def _flush_round(self) -> bool:
-        """Look once at each store that may have something to flush, except those whose flush just failed. Return whether
-        one was flushed."""
+        """Look once at each store that is awake and has something to flush, every REST_LOOK_MS also at those at rest, except
+        those whose flush just failed. Return whether one was flushed."""
         now = self._host.now_ms()
-        left = {replica.superblock.key: replica for replica in self._stores.unflushed()}
-        self._since = {key: since for key, since in self._since.items() if key in left}
+        everything = now >= self._all_flush_due_ms or self._stores.over
+        found = self._stores.unflushed() if everything else self._stores.unflushed_awake()
+        left = {replica.superblock.key: replica for replica in found}
+        if everything:
+            self._all_flush_due_ms = now + REST_LOOK_MS
+            self._since = {key: since for key, since in self._since.items() if key in left}
         self._flush_rests = {key: until for key, until in self._flush_rests.items() if until > now}
         left = {key: replica for key, replica in left.items() if key not in self._flush_rests}
-        held_max = self._log_space.held_max
-        pinned = {pin.key for pin in self._log.pins() if pin.bytes > held_max}
+        pinned = {pin.key for pin in self._log.pins(left, above_bytes=self._log_space.held_max)}
         flushed = await self._flush_largest(left)
         for looked, (key, replica) in enumerate(tuple(left.items()), 1):
             await _give_way(looked)
@@ -213,7 +221,7 @@ class Maintenance:
 
     async def forget_clients(self) -> None:
         """Forget the clients of idle tablets led here, once none of them can send a write again."""
-        for looked, replica in enumerate(self._replicas, 1):
+        for looked, replica in enumerate(self._clients.turn(), 1):
             if replica.is_leader:
                 replica.writes.let_time_pass()
             await _give_way(looked)

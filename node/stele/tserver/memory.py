@@ -21,6 +21,7 @@ from stele.consensus.replica import Replica
 from stele.model.errors import Code, Retryable
 from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
+from stele.tserver.wheel import PARTS
 
 PROGRAM_BYTES = 192 << 20
 """Memory that an empty node with its compaction worker takes."""
@@ -107,15 +108,20 @@ class StoreMemory:
     def __init__(self, replicas: Replicas, bytes_max: int, now_ms: Callable[[], int]) -> None:
         self.bytes_max = bytes_max
         self._replicas = replicas
+        self._stirred, self._to_flush = replicas.stirring(), replicas.stirring()
         self._now_ms = now_ms
-        self._sum = 0
         self._due_ms = 0
-        self._unflushed: dict[StreamKey, Replica] = {}
+        self._full = False
+        self._unflushed: dict[StreamKey, Replica] = {}  # as of the last look, like what each of them holds
+        self._held: dict[StreamKey, int] = {}
+        self._bytes = 0
+        self._turn: list[StreamKey] = []  # those at rest that are not looked at again yet
+        self._turn_part = 0
 
     @property
     def over(self) -> bool:
         """Whether a store must be flushed, however small."""
-        return self.bytes > self.bytes_max
+        return self._more_than(self.bytes_max)
 
     @property
     def full(self) -> bool:
@@ -123,21 +129,54 @@ class StoreMemory:
         now = self._now_ms()
         if now >= self._due_ms:
             self._due_ms = now + LOOK_MS
-            self._sum = self.bytes
-        return self._sum > 2 * self.bytes_max
+            self._full = self._more_than(2 * self.bytes_max)
+        return self._full
 
     @property
     def bytes(self) -> int:
         """The sum now."""
-        return sum(map(held_bytes, self.unflushed()))
+        self._look(everything=True)
+        return self._bytes
 
     def unflushed(self) -> list[Replica]:
-        """The replicas that are awake, were since the last call, or have something to flush. All others have nothing."""
-        left = {**self._unflushed, **self._replicas.take_stirred()}
+        """The replicas that have something to flush."""
+        self._look(everything=True)
+        return list(self._unflushed.values())
+
+    def unflushed_awake(self) -> list[Replica]:
+        """Those of them that are awake, or were since the last call."""
+        self._look()
+        return [self._unflushed[key] for key in self._to_flush() if key in self._unflushed]
+
+    def _more_than(self, bytes_max: int) -> bool:
+        self._look()
+        if self._bytes > bytes_max:
+            self._look(everything=True)
+        return self._bytes > bytes_max
+
+    def _look(self, *, everything: bool = False) -> None:
+        """Look again at those that were awake, and at a part of those at rest, or all. What is at rest holds no more than at
+        the last look; a flush or its end makes it smaller."""
+        stirred = self._stirred()
+        looks = {**self._unflushed, **stirred} if everything else {**self._part(), **stirred}
         by_key = self._replicas.by_key
-        found = [replica for key, replica in left.items() if by_key(key) is replica]
-        self._unflushed = {replica.superblock.key: replica for replica in found if has_unflushed(replica)}
-        return found
+        for key, replica in looks.items():
+            self._bytes -= self._held.pop(key, 0)
+            if by_key(key) is replica and has_unflushed(replica):
+                self._unflushed[key] = replica
+                self._held[key] = held = held_bytes(replica)
+                self._bytes += held
+            else:
+                self._unflushed.pop(key, None)
+
+    def _part(self) -> dict[StreamKey, Replica]:
+        """The next ones of those with something to flush. In PARTS turns each comes once."""
+        if not self._turn:
+            self._turn = list(self._unflushed)
+            self._turn_part = -(-len(self._turn) // PARTS)
+        at = max(0, len(self._turn) - self._turn_part)
+        part, self._turn = self._turn[at:], self._turn[:at]
+        return {key: self._unflushed[key] for key in part if key in self._unflushed}
 
 
 def has_unflushed(replica: Replica) -> bool:

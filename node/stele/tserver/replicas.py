@@ -38,7 +38,7 @@ class Replicas:
     def __init__(self) -> None:
         self._by_key: dict[StreamKey, Replica] = {}
         self._awake: dict[StreamKey, Replica] = {}
-        self._stirred: dict[StreamKey, Replica] = {}  # awake at any time since they were last taken
+        self._noted: list[dict[StreamKey, Replica]] = []  # for each reader, who was awake since it last read
         self._by_tablet: dict[str, dict[int, Replica]] = {}
         # The only replica of each tablet here, by the id that requests carry.
         self._alone: dict[bytes, Replica] = {}
@@ -80,10 +80,19 @@ class Replicas:
         """The replicas that did not rest at the last tick, or were woken since."""
         return tuple(self._awake.values())
 
-    def take_stirred(self) -> Mapping[StreamKey, Replica]:
-        """The replicas that were awake at any time since the last call. What is at rest all the time changes nothing."""
-        stirred, self._stirred = self._stirred, dict(self._awake)
-        return stirred
+    def stirring(self) -> Callable[[], Mapping[StreamKey, Replica]]:
+        """A new reader. Each call gives the replicas that were awake at any time since its last call; the first gives all.
+
+        What is at rest all the time changes nothing.
+        """
+        number = len(self._noted)
+        self._noted.append(dict(self._by_key))
+
+        def take() -> Mapping[StreamKey, Replica]:
+            stirred, self._noted[number] = self._noted[number], dict(self._awake)
+            return stirred
+
+        return take
 
     def keys(self) -> KeysView[StreamKey]:
         """The keys of the replicas that were started."""
@@ -178,7 +187,12 @@ class Replicas:
         """A replica was at rest, and needs ticks again."""
         replica = self._by_key.get(key)
         if replica is not None:
-            self._awake[key] = self._stirred[key] = replica
+            self._stirs(key, replica)
+
+    def _stirs(self, key: StreamKey, replica: Replica) -> None:
+        self._awake[key] = replica
+        for noted in self._noted:
+            noted[key] = replica
 
     def peer_node_failed(self, node_id: NodeId) -> None:
         """The connection to a node was reset."""
@@ -276,7 +290,8 @@ class Replicas:
     def add(self, replica: Replica) -> None:
         """Register a replica, so that messages reach it."""
         key = replica.superblock.key
-        self._by_key[key] = self._awake[key] = self._stirred[key] = replica
+        self._by_key[key] = replica
+        self._stirs(key, replica)
         self._by_tablet.setdefault(key.tablet_id, {})[key.replica_id] = replica
         self._routes[bytes.fromhex(key.tablet_id), key.replica_id] = replica
         self._note_alone(key.tablet_id)
@@ -306,7 +321,8 @@ class Replicas:
         self._copies.pop(key, None)
         self._by_key.pop(key, None)
         self._awake.pop(key, None)
-        self._stirred.pop(key, None)
+        for noted in self._noted:
+            noted.pop(key, None)
         here = self._by_tablet.get(key.tablet_id, {})
         here.pop(key.replica_id, None)
         if not here:

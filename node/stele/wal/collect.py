@@ -37,6 +37,8 @@ def collect(log: SharedLog, take_checkpoint: Callable[[], Checkpoint]) -> Collec
     with log.lock:
         dropped = _drop_anchors(log)
         closed = sorted(s for s in log.segments if s < log.active_sequence)
+        if not closed:
+            return _report(0, {}, dropped)
         keep_from = _give_way(log, _lowest_needed(log), dropped)
         victims = [s for s in closed if s < keep_from]
         if not victims:
@@ -187,8 +189,10 @@ def _raise_starts(log: SharedLog, keep_from: int) -> dict[StreamKey, OpId]:
 
 def _drop_anchors(log: SharedLog) -> list[tuple[StreamKey, str, int]]:
     """Drop the anchors that hold more of the log than `anchor_bytes_max`."""
-    dropped = []
+    dropped: list[tuple[StreamKey, str, int]] = []
     held_from = bytes_from_each(log)
+    if log.active_length + max(held_from.values(), default=0) <= log.anchor_bytes_max:
+        return dropped
     for state in log.states.values():
         if state.needs_nothing:
             continue  # its entries may be in segments that are gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
@@ -255,17 +255,28 @@ class Log:
         with self.shared.lock:
             return sum(s.length for s in self.shared.segments.values()) + self.shared.active_length
 
-    def pins(self) -> list[Pin]:
-        """Unflushed stores that keep closed segments from collection. The one that holds most comes first."""
+    def pins(self, of: Iterable[StreamKey] | None = None, *, above_bytes: int = 0) -> list[Pin]:
+        """Unflushed stores that keep more than `above_bytes` of the log from collection, closed segments among it. The one
+        that holds most comes first. `of`: the streams in question; None: all.
+        """
         with self.shared.lock:
             found = []
             active = self.shared.active_length
             held_from = bytes_from_each(self.shared)
-            for state in self.shared.states.values():
-                at = None if state.needs_nothing else state.extents.find(state.flushed + 1)
+            if active + max(held_from.values(), default=0) <= above_bytes:
+                return []
+            for key in self.shared.states if of is None else of:
+                state = self.shared.states.get(key)
+                if state is None or state.needs_nothing:
+                    continue
+                at = state.extents.find(state.flushed + 1)
                 if at is not None:
                     found.append((state.key, state.flushed + 1, held_from[state.extents[at].sequence]))
-        pins = [Pin(key, index, held + active) for key, index, held in found if held]
+        pins = [
+            Pin(key, index, held + active)
+            for key, index, held in found
+            if held and held + active > above_bytes
+        ]
         return sorted(pins, key=lambda p: (-p.bytes, p.key))
 
     def collect(self) -> Collected:

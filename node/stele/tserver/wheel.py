@@ -1,0 +1,43 @@
+"""Whom a round of upkeep looks at, so that replicas at rest cost little: those that were awake since its last turn, those it
+keeps, and the next part of all others.
+
+Each kind of round has a wheel of its own (maintenance.py, log_space.py, holds.py). A wheel looks at nothing itself.
+
+Invariant: each replica is looked at once in PARTS turns, whatever it does, and in the next turn after it was awake.
+"""
+
+from __future__ import annotations
+
+from stele.consensus.replica import Replica
+from stele.model.ids import StreamKey
+from stele.tserver.replicas import Replicas
+
+PARTS = 12
+"""In so many turns, each replica is looked at once even if it rests all the time."""
+
+
+class Wheel:
+    """The turns of one kind of round."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._stirred = replicas.stirring()
+        self._kept: dict[StreamKey, None] = {}
+        self._left: list[StreamKey] = []  # not looked at since the wheel began anew
+        self._part = 0
+
+    def turn(self) -> list[Replica]:
+        """Whom to look at now. Each is there once."""
+        if not self._left:
+            self._left = list(self._replicas.keys())
+            self._part = -(-len(self._left) // PARTS)
+        at = max(0, len(self._left) - self._part)
+        part, self._left = self._left[at:], self._left[:at]
+        due = {**self._kept, **dict.fromkeys(self._stirred()), **dict.fromkeys(part)}
+        self._kept = {}
+        by_key = self._replicas.by_key
+        return [replica for key in due if (replica := by_key(key)) is not None]
+
+    def keep(self, replica: Replica) -> None:
+        """Look at it in the next turn, too."""
+        self._kept[replica.superblock.key] = None
