@@ -92,7 +92,7 @@ async def test_the_log_of_who_rests_is_looked_at_in_its_turn(
         await node.log_space.collect()
     assert len(looked) == turns, "a twelfth of seven each time"
     assert {each.storage for each in node.replicas} == set(looked)
-    state = node.log.states[mine.superblock.key]
+    state = node.log.shared.states[mine.superblock.key]
     assert state.anchors["peers"].index == state.flushed + 1
 
 
