@@ -37,7 +37,7 @@ async def test_rows_name_their_incarnation_and_no_other_is_served(cluster: Local
                 incarnation=incarnation,
             )
             address = place.target().flight_address
-            batches = list(FlightStream(client._flight, address, ticket.encode(), Event()))
+            batches = list(FlightStream(client._flight.connections, address, ticket.encode(), Event()))
             told = {incarnation_of(batch.schema) for batch in batches}
             return [n for batch in batches for n in batch["id"].to_pylist()], told.pop()
 
