@@ -232,9 +232,10 @@ def _since(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
 
 
 def _longest(passes: list[Pass]) -> str:
-    """That of the three passes with the longest ones, and what it did."""
-    found = sorted(passes, key=lambda p: -p.hold_ms)[:3]
-    return "; then ".join(f"{p.hold_ms:.1f} ms: {p.holds}" for p in found)
+    """That of the median pass; and of the three passes with the longest ones, with what it did."""
+    found = sorted(passes, key=lambda p: -p.hold_ms)
+    told = "; then ".join(f"{p.hold_ms:.1f} ms: {p.holds}" for p in found[:3])
+    return f"{found[len(found) // 2].hold_ms:.1f} ms in the median pass; {told}"
 
 
 def _median(passes: list[Pass]) -> Pass:
