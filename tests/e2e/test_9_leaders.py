@@ -15,21 +15,17 @@ WITHIN_S = 60.0
 
 
 def groups(bench: Bench, pod: str = "") -> list[Group]:
-    """The table's tablets: who leads each, and which nodes have voters of it. By the masters' view, asked in `pod`."""
+    """The table's tablets: who leads each, and which nodes have replicas of it. By the masters' view, asked in `pod`, with one
+    command: each takes seconds on a busy machine."""
     pod = pod or bench.pods("node")[0].metadata.name
-    listed = json.loads(bench.execute(pod, "stele", "tablet", "list", "--json", "--masters", MASTERS))
     found = []
-    for row in listed:
-        if row["table"] == "(catalog)":
+    for tablet in json.loads(bench.execute(pod, "stele", "ksck", "--json", "--masters", MASTERS))["tablets"]:
+        if tablet["table_name"] == "(catalog)":
             continue
-        said = bench.execute(
-            pod, "stele", "tablet", "describe", row["tablet"], "--json", "--masters", MASTERS
-        )
-        peers = json.loads(said)["committedConfig"]["peers"]
-        places = tuple(sorted(p["nodeId"] for p in peers))
-        if row["leader"] not in places:
+        if tablet["leader"] not in tablet["members"]:
             return []  # between two leaders
-        found.append(Group(row["tablet"], row["table"], row["leader"], places))
+        places = tuple(sorted(tablet["members"]))
+        found.append(Group(tablet["tablet_id"], tablet["table_name"], tablet["leader"], places))
     return found
 
 
