@@ -267,7 +267,7 @@ class Executor:
         self, orders: Orders, steps: Sequence[Step], view: ClusterView
     ) -> dict[int, Outcome]:
         """The outcomes of orders, by their place in the steps. Some orders are under way at once, and each begins in a turn of
-        its own: tasks for thousands, or some orders in one turn, would hold the event loop."""
+        its own. Tasks for thousands, or some orders in one turn, would hold the event loop."""
         left = ((at, step) for at, step in enumerate(steps) if not isinstance(step, WAITS))
         done: dict[int, Outcome] = {}
         turns = Turns()
