@@ -24,7 +24,8 @@ SCHEMA = Schema.make(
 THERE = (1, 1)
 """The state of a name in the catalog that is taken."""
 COLUMNS = ["key", "a", "b"]
-WRITES: tuple[Kind, ...] = tuple(kind for kind in Kind if kind is not Kind.READ)
+WRITES: tuple[Kind, ...] = tuple(kind for kind in Kind if kind not in (Kind.READ, Kind.SWAP))
+"""What a table's rows can be written by."""
 
 _ROW_OPS = {kind: RowOp.UPSERT if kind is Kind.PUT else RowOp[kind.name] for kind in WRITES}
 
@@ -60,6 +61,12 @@ async def of_space(space: AsyncKeySpace, key: str, kind: Kind, value: tuple[int,
         case _:
             await space.delete(key)
     return None
+
+
+async def swap(space: AsyncKeySpace, key: str, expected: State, value: State) -> None:
+    """Set a key that must have the expected state."""
+    wanted, present = (None if state is None else str(state[0]) for state in (value, expected))
+    await space.write({key: wanted}, when={key: present})
 
 
 async def of_session(

@@ -21,7 +21,8 @@ NEVER = math.inf
 
 
 class Kind(Enum):
-    """What can be done to one row. A key space knows PUT (replace), INSERT, DELETE_IGNORE (delete) and READ."""
+    """What can be done to one row. A key space knows PUT (replace), INSERT, DELETE_IGNORE (delete), READ and SWAP (a write
+    under a condition), which tables do not."""
 
     PUT = "put"
     INSERT = "insert"
@@ -31,6 +32,7 @@ class Kind(Enum):
     DELETE = "delete"
     DELETE_IGNORE = "delete_ignore"
     READ = "read"
+    SWAP = "swap"
 
 
 class Told(Enum):
@@ -39,12 +41,14 @@ class Told(Enum):
     DONE = "done"
     PRESENT = "ALREADY_PRESENT"
     ABSENT = "NOT_FOUND"
+    DIFFERENT = "CAS_FAILED"
     UNKNOWN = "outcome unknown"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
     """One operation on one row. `value`: what was to be written, or what was read; of an update b alone counts.
+    `expected`: the state in which alone a swap writes; its `value` None removes the row.
 
     `begun` and `ended` are of one clock: seconds of the monotonic clock, or hybrid times (tests/linear/cuts.py).
     `timestamp`: the hybrid time that the write was acknowledged with, 0 if none was told; if it was `one_of_many`, the
@@ -61,6 +65,7 @@ class Operation:
     timestamp: int = 0
     one_of_many: bool = False
     note: str = ""
+    expected: State = None
 
     @property
     def complete(self) -> bool:
@@ -70,7 +75,9 @@ class Operation:
     @property
     def observes(self) -> bool:
         """Whether it says something of the row and changes nothing: a read, or one that was refused."""
-        return self.told in (Told.PRESENT, Told.ABSENT) or (self.kind is Kind.READ and self.complete)
+        return self.told in (Told.PRESENT, Told.ABSENT, Told.DIFFERENT) or (
+            self.kind is Kind.READ and self.complete
+        )
 
     def apply(self, state: State) -> tuple[bool, State]:
         """(whether the client can have been told this by a row in `state`, the row afterwards).
@@ -79,6 +86,8 @@ class Operation:
         """
         if self.told is Told.PRESENT or self.told is Told.ABSENT:
             return (state is None) is (self.told is Told.ABSENT), state
+        if self.told is Told.DIFFERENT:
+            return state != self.expected, state
         done = self.told is Told.DONE
         match self.kind:
             case Kind.READ:
@@ -92,6 +101,9 @@ class Operation:
                 if state is None or self.value is None:
                     return not (done and self.kind is Kind.UPDATE), state
                 return True, (state[0], self.value[1])
+            case Kind.SWAP:
+                meets = state == self.expected
+                return meets or not done, self.value if meets else state
             case Kind.DELETE | Kind.DELETE_IGNORE:
                 return not (state is None and done and self.kind is Kind.DELETE), None
 
@@ -105,7 +117,7 @@ class NotDone(Exception):
 
 
 _UNKNOWN = frozenset((Code.UNKNOWN_OUTCOME, Code.TOO_OLD))
-_TOLD = {Code.ALREADY_PRESENT: Told.PRESENT, Code.NOT_FOUND: Told.ABSENT}
+_TOLD = {Code.ALREADY_PRESENT: Told.PRESENT, Code.NOT_FOUND: Told.ABSENT, Code.CAS_FAILED: Told.DIFFERENT}
 
 
 def told_by(error: BaseException, kind: Kind) -> Told:
@@ -122,7 +134,12 @@ def told_by(error: BaseException, kind: Kind) -> Told:
     if not isinstance(error, SteleError):
         raise Surprise(f"{kind.value}: {error!r}") from error
     told = _TOLD.get(error.code)
-    expected = {Kind.INSERT: Told.PRESENT, Kind.UPDATE: Told.ABSENT, Kind.DELETE: Told.ABSENT}
+    expected = {
+        Kind.INSERT: Told.PRESENT,
+        Kind.UPDATE: Told.ABSENT,
+        Kind.DELETE: Told.ABSENT,
+        Kind.SWAP: Told.DIFFERENT,
+    }
     if isinstance(error, Rejected) and told is not None and expected.get(kind) is told:
         return told
     if error.code in _UNKNOWN and kind is not Kind.READ:

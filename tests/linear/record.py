@@ -45,6 +45,7 @@ class Record:
         timestamp: int = 0,
         one_of_many: bool = False,
         note: str = "",
+        expected: State = None,
     ) -> None:
         """An operation has ended, at this moment unless another is given."""
         if told is Told.UNKNOWN:
@@ -52,7 +53,7 @@ class Record:
         elif ended is None:
             ended = self.now()
         self.operations.append(
-            Operation(key, kind, value, begun, ended, told, client, timestamp, one_of_many, note)
+            Operation(key, kind, value, begun, ended, told, client, timestamp, one_of_many, note, expected)
         )
 
     def told(self, client: str, key: str, kind: Kind, error: Exception) -> Told | None:

@@ -53,6 +53,8 @@ def _words(o: Operation) -> str:
         said = f"read {_state(o.value)}"
     elif o.kind in (Kind.DELETE, Kind.DELETE_IGNORE):
         said = o.kind.value
+    elif o.kind is Kind.SWAP:
+        said = f"swap {_state(o.expected)} for {_state(o.value)}"
     elif o.kind in (Kind.UPDATE, Kind.UPDATE_IGNORE) and o.value is not None:
         said = f"{o.kind.value} b={o.value[1]}"
     else:

@@ -165,21 +165,28 @@ def _explains(order: Sequence[Operation]) -> bool:
     return True
 
 
-_REFUSALS = {Kind.INSERT: Told.PRESENT, Kind.UPDATE: Told.ABSENT, Kind.DELETE: Told.ABSENT}
+_REFUSALS = {
+    Kind.INSERT: Told.PRESENT,
+    Kind.UPDATE: Told.ABSENT,
+    Kind.DELETE: Told.ABSENT,
+    Kind.SWAP: Told.DIFFERENT,
+}
 
 
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
     kind = draw(st.sampled_from(Kind))
     rows = st.tuples(st.integers(0, 1), st.integers(0, 1))
-    values: st.SearchStrategy[State] = st.one_of(rows, st.none()) if kind is Kind.READ else rows
+    states: st.SearchStrategy[State] = st.one_of(rows, st.none())
+    values = states if kind in (Kind.READ, Kind.SWAP) else rows
     begun = draw(st.integers(0, 8))
     told = draw(st.sampled_from([Told.DONE, _REFUSALS.get(kind, Told.DONE), Told.UNKNOWN]))
     if kind is Kind.READ:
         told = Told.DONE
     value = None if kind in (Kind.DELETE, Kind.DELETE_IGNORE) else draw(values)
     ended = NEVER if told is Told.UNKNOWN else begun + draw(st.integers(0, 5))
-    return Operation("k", kind, value, begun, ended, told)
+    expected = draw(states) if kind is Kind.SWAP else None
+    return Operation("k", kind, value, begun, ended, told, expected=expected)
 
 
 @given(st.lists(operations(), max_size=5))

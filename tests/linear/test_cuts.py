@@ -96,8 +96,9 @@ def test_what_an_error_says_of_a_write(kind: Kind) -> None:
 def test_a_refusal_is_an_observation_of_the_operation_that_can_be_refused() -> None:
     told = {(Kind.INSERT, Code.ALREADY_PRESENT): Told.PRESENT}
     told |= {(kind, Code.NOT_FOUND): Told.ABSENT for kind in (Kind.UPDATE, Kind.DELETE)}
+    told |= {(Kind.SWAP, Code.CAS_FAILED): Told.DIFFERENT}
     for kind in Kind:
-        for code in (Code.ALREADY_PRESENT, Code.NOT_FOUND):
+        for code in (Code.ALREADY_PRESENT, Code.NOT_FOUND, Code.CAS_FAILED):
             if (kind, code) in told:
                 assert told_by(error_for(code, ""), kind) is told[kind, code]
             else:

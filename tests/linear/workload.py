@@ -38,7 +38,7 @@ _SCAN_TIMEOUT_S = 8.0
 _CATALOG_TIMEOUT_S = 5.0
 _INSTANT_S = 1e-6
 _FILL_ROWS, _FILL_BYTES = 24, 64 << 10
-_TABLE_KINDS = (*Kind, Kind.READ, Kind.READ, Kind.READ, Kind.PUT, Kind.INSERT, Kind.DELETE)
+_TABLE_KINDS = (*calls.WRITES, Kind.READ, Kind.READ, Kind.READ, Kind.READ, Kind.PUT, Kind.INSERT, Kind.DELETE)
 _PART_KINDS = (Kind.PUT, Kind.PUT, Kind.INSERT, Kind.UPDATE, Kind.DELETE)
 """What a part of a job does. Ignoring ones are not here: a row that was skipped counts as written, and a later attempt may
 write it."""
@@ -165,6 +165,8 @@ class Workload:
             await self._list(user)
         elif chance < 0.2:
             await self._elect(user, self._hot(rng, "space"))
+        elif chance < 0.5:
+            await self._swap(user, self._hot(rng, "space"), rng)
         else:
             await self._one(user, self._hot(rng, "space"), rng.choice(_SPACE_KINDS), None)
 
@@ -201,6 +203,27 @@ class Workload:
             key = f"{prefix}{n}"
             value = calls.from_bytes(found.get(key.encode()))
             self.record.ended(user.name, key, Kind.READ, value, begun, note="of a list")
+
+    async def _swap(self, user: User, key: str, rng: random.Random) -> None:
+        """Read a key, and change it if nobody else has; now and then against a state that was never read."""
+        begun = self.record.now()
+        try:
+            expected = calls.from_bytes(await user.space.read(key))
+        except SteleError as exc:
+            self.record.told(user.name, key, Kind.READ, exc)
+            return
+        self.record.ended(user.name, key, Kind.READ, expected, begun, note="before a swap")
+        if rng.random() < 0.1:
+            expected = None
+        begun = self.record.now()
+        value = self._fresh() if rng.random() < 0.8 else None
+        told: Told | None = Told.DONE
+        try:
+            await calls.swap(user.space, key, expected, value)
+        except SteleError as exc:
+            told = self.record.told(user.name, key, Kind.SWAP, exc)
+        if told is not None:
+            self.record.ended(user.name, key, Kind.SWAP, value, begun, told, expected=expected)
 
     async def _elect(self, user: User, key: str) -> None:
         """Won: an insert. Lost: a read of the winner's value."""
