@@ -152,8 +152,8 @@ class Maintenance:
                 break
 
     async def _flush_round(self) -> bool:
-        """Look once at each store that is awake and has something to flush, every REST_LOOK_MS also at those at rest, except
-        those whose flush just failed. Return whether one was flushed."""
+        """Look once at each store that is awake and has something to flush; every REST_LOOK_MS also at those at rest.
+        Leave out those whose flush just failed. Return whether one was flushed."""
         now = self._host.now_ms()
         everything = now >= self._all_flush_due_ms or self._stores.over
         found = self._stores.unflushed() if everything else self._stores.unflushed_awake()

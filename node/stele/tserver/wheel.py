@@ -1,5 +1,6 @@
-"""Whom a round of upkeep looks at, so that replicas at rest cost little: those that were awake since its last turn, those it
-keeps, and the next part of all others.
+"""Whom a round of upkeep looks at, so that replicas at rest cost little.
+
+It looks at those that were awake since its last turn, at those it keeps, and at the next part of all others.
 
 Each kind of round has a wheel of its own (maintenance.py, log_space.py, holds.py). A wheel looks at nothing itself.
 
