@@ -121,6 +121,7 @@ def test_spark_does_the_work_in_the_jobs_pod_without_any_right_or_in_pods_that_i
     assert words[:2] == ["--master", "k8s://https://kubernetes.default.svc"] and "restore" in words
     for setting in (
         "spark.executor.instances=3", "spark.kubernetes.namespace=data", "spark.driver.host=$(STELE_POD_IP)",
+        "spark.driver.bindAddress=$(STELE_POD_IP)",  # Spark tells its executors the address that it binds
         "spark.kubernetes.driver.pod.name=$(STELE_POD_NAME)", "spark.kubernetes.container.image=spark:1",
     ):  # fmt: skip
         assert setting in words

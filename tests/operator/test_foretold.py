@@ -189,6 +189,7 @@ def test_what_happens_anyway_is_told_apart() -> None:
         world.step()
     told = ask(world, {"nodes": {"replicas": 5}, "image": "y"})
     assert {u.reason for u in told.unmet if u.already} >= {"RollWaits"} and not pods(told, Restart.kind)
+    assert told.fine == told.lines()[-1].startswith("OK: apart from what is so now, the spec is reached")
 
 
 def test_what_has_another_cause_now_is_not_as_now() -> None:

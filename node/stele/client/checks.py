@@ -76,7 +76,7 @@ def finalizable(view: master_pb2.GetClusterViewResponse) -> ClusterVersions:
     lagging = [
         f"{m.label} is silent, so what it runs is not known; start it, or retire it"
         if m.node_id in silent
-        else f"{m.label} runs release {m.release or '(unknown)'}, which reads up to {m.reads}; upgrade it"
+        else f"{m.label} runs release {m.release or '(unknown)'}, which reads cluster version {m.reads}; upgrade it"
         for m in found.members
         if m.node_id in silent or m.reads < found.newest
     ]

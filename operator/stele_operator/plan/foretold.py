@@ -139,7 +139,8 @@ class Foretold:
         if not (order or self.unmet or self.notes):
             lines.append("nothing: the cluster is as this spec asks")
         if self.fine:
-            lines.append("OK: the spec is reached, and every tablet can be used meanwhile")
+            but = "apart from what is so now, " if self.unmet else ""
+            lines.append(f"OK: {but}the spec is reached, and every tablet can be used meanwhile")
         return lines
 
     def as_json(self) -> dict[str, Any]:

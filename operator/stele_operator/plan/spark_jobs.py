@@ -71,7 +71,7 @@ def _on_kubernetes(pod: Json, spark: SparkSettings, namespace: str) -> dict[str,
         "spark.submit.deployMode": "client",
         "spark.executor.instances": str(spark.executors),
         "spark.driver.host": f"$({_IP})",
-        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.bindAddress": f"$({_IP})",  # executors are told this one
         "spark.kubernetes.namespace": namespace,
         "spark.kubernetes.driver.pod.name": f"$({_NAME})",
         "spark.kubernetes.container.image": spark.image,
