@@ -7,7 +7,7 @@ Each replaces one attribute of one class or module while a run lasts; its commen
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
@@ -24,10 +24,11 @@ from stele.tablet import applying, sorted_runs
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.locate import StoreRows
 from stele.tablet.memtable import MemTable
+from stele.tserver.confirming import Confirming
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
-from tests.sim import core_bugs
+from tests.sim import confirming_bugs, core_bugs
 from tests.sim.plan import Plan, Weather, draw_plan
 from tests.sim.world import SimulationFailure, World
 from tests.wal.simfs import PowerOff
@@ -44,7 +45,8 @@ class Bug:
 
     `told`: the failure's message must contain one of these phrases (separated by bars); "" accepts any.
     `weather`: the weather that shows the fault. `first`: a seed that finds it soon. Without `strict`, only
-    consequences of the fault count (see World).
+    consequences of the fault count (see World). `older`: which nodes know no questions about leaders, as in a plan. `also`:
+    what else is replaced, where two rules guard one promise.
     """
 
     label: str
@@ -55,16 +57,20 @@ class Bug:
     first: int = 1
     weather: Weather | None = None
     strict: bool = True
+    older: str = "all"
+    also: tuple[tuple[Any, str, Any], ...] = ()
 
     @contextmanager
     def planted(self) -> Iterator[None]:
         """Production's code has the fault while this context lasts."""
-        with mock.patch.object(self.owner, self.name, self.instead):
+        with ExitStack() as stack:
+            for owner, name, instead in ((self.owner, self.name, self.instead), *self.also):
+                stack.enter_context(mock.patch.object(owner, name, instead))
             yield
 
     def plan(self, seed: int) -> Plan:
-        """The kind of world in which the fault is looked for. In it the cores alone confirm reads."""
-        return replace(draw_plan(seed, self.weather), older="all")
+        """The kind of world in which the fault is looked for. In most of them the cores alone confirm reads."""
+        return replace(draw_plan(seed, self.weather), older=self.older)
 
     def found_after(self, first: int, seeds_max: int) -> tuple[int, str] | None:
         """How many seeds, from `first` on, it takes until a run with the planted fault fails, and the
@@ -305,4 +311,46 @@ _TABLES = (
     ),
 )
 
-BUGS = (*_STARTS, *_DISKS, *_CLIENTS, *_TIMES, *_RULES, *_STEPS, *_RESTS, *_RECOVERIES, *_TABLES)
+
+def _confirmed(
+    label: str,
+    owner: Any,
+    name: str,
+    instead: Any,
+    told: str = "not linearizable",
+    first: int = 4,
+    also: tuple[tuple[Any, str, Any], ...] = (),
+) -> Bug:
+    return Bug(label, owner, name, instead, told, first, Weather.DEPOSED, older="", also=also)
+
+
+_CONFIRMATIONS = (
+    _confirmed("a leader confirmed by whoever is asked", Confirming, "_follows", confirming_bugs.anybody),
+    _confirmed("a leader confirmed in another term", RaftCore, "vouches", confirming_bugs.follows_anybody),
+    _confirmed(
+        "an answer to an earlier question", Confirming, "_take_answer", confirming_bugs.takes_any_answer
+    ),
+    _confirmed(
+        "answers after the leader stepped down",
+        RaftCore,
+        "confirmed_by",
+        confirming_bugs.counts_without_leading,
+        "reads are answered",
+        first=1,
+        also=((Reads, "refuse_all", confirming_bugs.keeps_rounds),),
+    ),
+)
+"""A node confirms, or a leader counts, what it should not: a deposed leader that does not know it yet answers a read."""
+
+BUGS = (
+    *_STARTS,
+    *_DISKS,
+    *_CLIENTS,
+    *_TIMES,
+    *_RULES,
+    *_STEPS,
+    *_RESTS,
+    *_RECOVERIES,
+    *_TABLES,
+    *_CONFIRMATIONS,
+)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _CLIENTS = 3
 _KEYS = 4
-_OUTSTANDING_MAX = 4
-_TIMEOUT_MS = 700.0
 _GIVES_UP_MS = 4_000.0
 _OLDEST_MS = 1_500.0
 """How far back snapshots are asked for at most."""
@@ -74,12 +72,12 @@ class Clients:
 
     # Writes
 
-    def write(self) -> None:
-        """One of the clients writes, unless it has enough writes without an answer."""
+    def write(self, node: SimNode | None = None) -> None:
+        """One of the clients writes, unless it has enough writes without an answer. `node`: whom it takes for the leader."""
         rng = self._world.rng
         client = rng.randrange(_CLIENTS)
         waiting = self._outstanding[client]
-        if len(waiting) >= _OUTSTANDING_MAX:
+        if len(waiting) >= self._world.plan.outstanding_max:
             return
         self._next[client] += 1
         sequence = self._next[client]
@@ -98,9 +96,9 @@ class Clients:
             writeop.digest(body),
             kind=content.body_kind,
         )
-        self._attempt(write)
+        self._attempt(write, node)
 
-    def _attempt(self, write: _Write) -> None:
+    def _attempt(self, write: _Write, known: SimNode | None = None) -> None:
         world = self._world
         if write.over:
             return
@@ -111,10 +109,10 @@ class Clients:
         if write.attempt > 1:
             self.retries += 1
         for _ in range(2 if world.plan.duplicate and world.rng.random() < world.plan.duplicate else 1):
-            node = world.asked()
+            node = known or world.asked()
             if node is not None:
                 world.at(world.now + world.latency(), self._arrives, write, write.attempt, node, node.life)
-        world.at(world.now + _TIMEOUT_MS, self._timeout, write, write.attempt)
+        world.at(world.now + world.plan.timeout_ms, self._timeout, write, write.attempt)
 
     def _arrives(self, write: _Write, attempt: int, node: SimNode, life: int) -> None:
         if node.life == life and not write.over:
@@ -137,6 +135,9 @@ class Clients:
         if error is None:
             self._world.history.acknowledge(outcome.timestamp)
             self._over(write, Told.DONE)
+            if world.plan.reads_back and world.rng.random() < world.plan.reads_back:
+                for node in world.driver.leaders():
+                    self.read(write.key, node)
         elif not isinstance(error, SteleError):
             self._world.failed(f"a write ended with {error!r}", error)
         elif error.code is Code.ALREADY_PRESENT:
@@ -166,12 +167,12 @@ class Clients:
 
     # Reads
 
-    def read(self) -> None:
-        """Read one row, linearizably."""
+    def read(self, key: str = "", node: SimNode | None = None) -> None:
+        """Read this row, or any, linearizably. `node`: whom the client takes for the leader."""
         world = self._world
-        node = world.asked()
+        node = node or world.asked()
         if node is not None:
-            key = self._key(world.rng.randrange(_KEYS))
+            key = key or self._key(world.rng.randrange(_KEYS))
             at = world.now + world.latency()
             world.at(at, self._read_arrives, key, world.now, node, node.life, self._era)
 

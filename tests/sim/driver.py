@@ -7,6 +7,7 @@ Invariant: acts only through calls that a real driver could make.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,12 @@ def sim_peer(replica_id: int, member_type: MemberType = MemberType.VOTER, promot
     return Peer(node_of(replica_id), ReplicaId(replica_id), f"10.0.0.{replica_id}:7050", member_type, promote)
 
 
+def _promote(node: SimNode) -> None:
+    if node.replica is not None and node.core is not None:
+        with contextlib.suppress(SteleError):  # it may have failed, or been demoted, meanwhile
+            node.replica.members.promote("an administrator wants it to lead")
+
+
 class Driver:
     """Membership changes ordered from outside the group."""
 
@@ -43,9 +50,13 @@ class Driver:
 
     def leader(self) -> SimNode | None:
         """A node that believes it leads, of those that no recovery gave up."""
-        current = self._world.recovery
-        leaders = [node for node in self._world.all_nodes() if node.leads and not current.outdated(node)]
+        leaders = self.leaders()
         return self._world.rng.choice(leaders) if leaders else None
+
+    def leaders(self) -> list[SimNode]:
+        """All of these nodes."""
+        current = self._world.recovery
+        return [node for node in self._world.all_nodes() if node.leads and not current.outdated(node)]
 
     def change(self, leader: SimNode | None = None, *, take_away: bool = False) -> None:
         """One change of a random kind, ordered from this leader or from any. `take_away`: remove one more
@@ -120,6 +131,12 @@ class Driver:
         """Order a node to hand its leadership to this replica, or to the most advanced one."""
         if leader.replica is not None and leader.core is not None:
             self._ask(leader, leader.replica.members.transfer_leadership(target), "TRANSFER")
+
+    def promote(self, node: SimNode) -> None:
+        """Order a node to stand for election although the leader lives, as an administrator does."""
+        if node.up and node.replica is not None and node.core is not None:
+            self._world.trace("{} is promoted", node.replica_id)
+            node.soon(lambda: _promote(node))
 
     def _ask(
         self,

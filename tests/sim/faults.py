@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from stele.model.ids import ReplicaId
+from stele.model.ids import OPID_NONE, ReplicaId
 from stele.raft.messages import UpdateRequest
+from stele.rpc.proto.consensus_pb2 import ConfirmPB
 from tests.sim.judge import have_majority, lacks_log
 from tests.sim.node import Said, SimNode
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 
 FREE_BYTES = 1 << 40
+_BUSY_WRITES = 10
+"""How many writes clients begin, beside others, while a leader is deposed unawares."""
 
 
 class Faults:
@@ -34,6 +37,8 @@ class Faults:
         """How many more messages with entries arrive from a leader; unlimited if it is not in the map."""
         self._takers: dict[int, int] = {}
         """The replicas that received the last entries of each of these leaders."""
+        self._slow: dict[tuple[int, int], tuple[float, float, float]] = {}
+        """Until when each of these links is bad: by how many milliseconds it is slower, and which share of messages it loses."""
         self.strikes_total = 0
         self._deaf: frozenset[int] = frozenset()
         self._mute: frozenset[int] = frozenset()
@@ -56,6 +61,11 @@ class Faults:
             return False
         if to in self._deaf or sender in self._mute:
             return False
+        if self._slow:
+            until, _, loss = self._slow.get((sender, to), (0.0, 0.0, 0.0))
+            if until > self._world.now and loss and self._world.rng.random() < loss:
+                self._world.met["a message lost"] += 1
+                return False
         if isinstance(message, UpdateRequest) and message.entries and sender in self._reach:
             if self._reach[sender] == 0:
                 return False
@@ -63,12 +73,24 @@ class Faults:
             self._takers[sender] = to
         return True
 
+    def late_by(self, sender: int, to: int, message: Said) -> float:
+        """By how many milliseconds a message comes later than others. Draws nothing where answers are never late."""
+        until, late_ms, _ = self._slow.get((sender, to), (0.0, 0.0, 0.0))
+        if until <= self._world.now:
+            late_ms = 0.0
+        share, rng = self._plan.late_answers, self._world.rng
+        if share and isinstance(message, ConfirmPB) and message.answers and rng.random() < share:
+            self._world.met["an answer about leaders late"] += 1
+            late_ms += rng.uniform(0.0, self._plan.late_ms)
+        return late_ms
+
     def _later(self, low_ms: float, high_ms: float, act: Callable[..., None], *arguments: object) -> None:
         self._world.at(self._world.now + self._rng.uniform(low_ms, high_ms), act, *arguments)
 
     def end(self) -> None:
         """The network heals, and disks have space. In some worlds, nodes stay dead or deaf for good."""
         self._blocked.clear()
+        self._slow.clear()
         self._reach.clear()
         if self._plan.leaves and self.strikes(f"some stay {self._plan.leaves}"):
             self._leave(self._plan.leaves)
@@ -239,6 +261,71 @@ class Faults:
         take_away = self._rng.random() < 0.7
         for _ in range(self._rng.choice((2, 3, 4))):
             self._later(0.0, 20.0, lambda: self._world.driver.change(leader, take_away=take_away))
+
+    def usurp(self) -> None:
+        """Another voter takes the lead, and nothing of it reaches the leader for a while. The link from the others to the
+        leader is slow. Sometimes the leader's process has just started again, between its questions and their answers."""
+        leader = self._world.driver.leader()
+        if leader is not None and self._rng.random() < self._plan.returns:
+            self._start_leader_again(leader, self._rng.choice((1, 2, 3)))
+        elif leader is not None:
+            self._depose(leader)
+
+    def _start_leader_again(self, leader: SimNode, times: int) -> None:
+        """A leader's process ends and starts again. Soon it is promoted, so that it leads once more."""
+        if self._world.healing or not leader.up:
+            return
+        self._world.met["a leader started again"] += 1
+        leader.exits("it is killed", again=False)
+        self._later(1.0, 20.0, self.restart, leader)
+        low = self._plan.options.election_min_ms
+        self._later(0.3 * low, low, self._lead_again, leader, times - 1)
+
+    def _lead_again(self, node: SimNode, times: int) -> None:
+        if self._world.healing or not node.up:
+            return
+        if not node.leads:
+            self._world.driver.promote(node)
+        low = self._plan.options.election_min_ms
+        if times:
+            self._later(0.5 * low, 1.5 * low, self._start_leader_again, node, times)
+        else:
+            self._later(20.0, 1.0 * low, self._depose, node)
+
+    def _depose(self, leader: SimNode) -> None:
+        world, rng, options = self._world, self._rng, self._plan.options
+        core = leader.core
+        if world.healing or not leader.leads or core is None:
+            return
+        others = [p.replica_id for p in core.config.voters if p.replica_id != leader.replica_id]
+        world.met["a leader deposed unawares"] += 1
+        until = world.now + rng.uniform(0.7, 1.5) * options.election_min_ms
+        late_ms = rng.choice((0.0, 0.0, 0.9)) * options.heartbeat_ms
+        loss = rng.choice((0.0, 0.4, 0.6))
+        for other in others:
+            self._slow[(other, leader.replica_id)] = until, late_ms, loss
+        both, promoted = rng.random() < 0.5, rng.random() < 0.7
+        self._later(0.0, 1.5 * late_ms, self._cut_and_promote, leader, others, until, both, promoted)
+
+    def _cut_and_promote(
+        self, leader: SimNode, others: list[ReplicaId], until: float, both: bool, promoted: bool
+    ) -> None:
+        """Nothing of the most advanced of the others reaches the leader, and it stands for election."""
+        world, options = self._world, self._plan.options
+        heirs = [node for replica_id in others if (node := world.nodes[replica_id]).core is not None]
+        if world.healing or not heirs:
+            return
+        self._rng.shuffle(heirs)
+        heir = max(heirs, key=lambda node: node.core.log.last_opid if node.core is not None else OPID_NONE)
+        self._blocked[(heir.replica_id, leader.replica_id)] = until
+        if both:
+            self._blocked[(leader.replica_id, heir.replica_id)] = until
+        if promoted:
+            world.driver.promote(heir)
+        else:
+            self._tell_failed(leader)
+        for _ in range(_BUSY_WRITES):
+            self._later(2.0, 3.0 * options.heartbeat_ms, world.clients.write, heir)
 
     def restart(self, replica: SimNode) -> None:
         """The power is back."""

@@ -74,6 +74,16 @@ class Plan:
     table: bool = False  # whether the tablet is one of a table, not a key space
     merges_per_s: float = 0.0
     history_ms: float = 900_000.0  # how long a table keeps replaced rows
+    usurpers_per_s: float = 0.0  # how often a leader is deposed unawares
+    returns: float = 0.0  # the share of these leaders whose process had just started again
+    late_answers: float = 0.0  # the share of answers to questions about leaders that come late
+    late_ms: float = 0.0  # how late at most
+    clock_error_ms: int = (
+        0  # how far clocks may be apart; 0: as by default. A new leader waits half as long at most
+    )
+    timeout_ms: float = 700.0  # how long a client waits for an answer before it tries again
+    outstanding_max: int = 4  # how many writes a client has under way
+    reads_back: float = 0.0  # the share of acknowledged writes that another client reads at once
     older: str = ""  # which nodes run a release that knows no questions about leaders: "odd", "all"; "": none
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -81,7 +91,8 @@ class Plan:
     def replica(self) -> ReplicaOptions:
         """Options of every replica. One entry is applied per turn, so that everything meets half-applied
         logs."""
-        return ReplicaOptions(raft=self.options, apply_slice_ms=0.0)
+        options = ReplicaOptions(raft=self.options, apply_slice_ms=0.0)
+        return replace(options, clock_error_max_ms=self.clock_error_ms) if self.clock_error_ms else options
 
     @property
     def directed(self) -> bool:
@@ -99,6 +110,7 @@ class Weather(Enum):
     FIGURE_8 = "figure 8"  # leader after leader dies before its first entries are everywhere
     CLOCKS = "clocks"  # wall clocks differ by seconds, and leadership moves; only on request
     TABLE = "table"  # the rows of a table; also some of the others, where nobody asks for a weather
+    DEPOSED = "deposed"  # leaders that are deposed and do not know it yet; also in some of the mixed
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed
 
 
@@ -110,7 +122,8 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = _with_weather(seed, weather)
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
-    return _with_older(_with_table(_with_recovery(plan, weather), weather))
+    plan = _with_older(_with_table(_with_recovery(plan, weather), weather))
+    return _with_deposed(plan, weather)
 
 
 def _with_weather(seed: int, weather: Weather | None) -> Plan:
@@ -118,7 +131,7 @@ def _with_weather(seed: int, weather: Weather | None) -> Plan:
     drawn = rng.choice(_WEATHERS)
     weather = weather or drawn
     plan = _mixed(seed, rng)
-    if weather in (Weather.MIXED, Weather.RECOVERY, Weather.TABLE):
+    if weather in (Weather.MIXED, Weather.RECOVERY, Weather.TABLE, Weather.DEPOSED):
         return plan
     if weather is Weather.CLOCKS:
         return replace(
@@ -362,6 +375,60 @@ def _with_table(plan: Plan, weather: Weather | None) -> Plan:
         merges_per_s=rng.choice((0.0, 0.5, 3.0)),
         history_ms=rng.choice((50.0, 1_000.0, 900_000.0)),
         snapshots_per_s=4 * plan.snapshots_per_s,  # some of them lie deep within the history
+    )
+
+
+def _with_deposed(plan: Plan, weather: Weather | None) -> Plan:
+    """Leaders that another replica deposes while nothing of it reaches them. Clients read there meanwhile. The network is
+    quick but for answers to questions about leaders, some of which come late. Drawn from a source of its own."""
+    rng = random.Random(f"deposed/{plan.seed}")
+    fits = not plan.recovers_ms and plan.rest_after_ms is None and not plan.directed and not plan.clock_off_ms
+    if weather is not Weather.DEPOSED and (weather is not None or not fits or rng.random() >= 0.15):
+        return plan
+    heartbeat = rng.choice((75, 100, 150))
+    low = heartbeat * rng.randint(3, 4)
+    delay_min = rng.uniform(0.1, 0.5)
+    return replace(
+        plan,
+        voters=rng.choice((3, 3, 3, 5)),
+        options=replace(plan.options, heartbeat_ms=heartbeat, election_min_ms=low, election_max_ms=low * 2),
+        tick_ms=heartbeat / 5,
+        fault_ms=rng.randint(3000, 5000),
+        rest_after_ms=None,
+        rest_crashes_per_s=0.0,
+        recovers_ms=0.0,
+        clock_off_ms=0.0,
+        clock_error_ms=10,
+        failures=False,
+        failed_ms_max=0.0,
+        unfit_per_s=0.0,
+        stays_unfit=False,
+        disk_errors_per_s=0.0,
+        full_disks_per_s=0.0,
+        cuts_per_s=0.0,
+        rots_per_s=0.0,
+        delay_min_ms=delay_min,
+        delay_max_ms=delay_min + rng.choice((0.5, 1.5)),
+        sync_ms=0.2,
+        loss=0.1 * plan.loss,
+        slow_message=0.1 * plan.slow_message,
+        crashes_per_s=0.0,
+        alarms_per_s=0.0,
+        stalls_per_s=0.3 * plan.stalls_per_s,
+        slow_disks_per_s=0.0,
+        partitions_per_s=rng.choice((0.0, 0.2)),
+        changes_per_s=rng.choice((0.0, 0.0, 0.5)),
+        timeout_ms=2.0 * heartbeat,
+        outstanding_max=12,
+        transfers_per_s=0.0,
+        writes_per_s=rng.uniform(20.0, 60.0),
+        reads_per_s=rng.uniform(40.0, 120.0),
+        usurpers_per_s=rng.uniform(2.0, 5.0),
+        returns=rng.choice((0.0, 0.5)),
+        late_answers=rng.choice((0.0, 0.5, 0.9)),
+        late_ms=rng.choice((heartbeat, heartbeat, 3 * low)),
+        reads_back=rng.uniform(0.5, 1.0),
+        older=rng.choice(("", "", "", "odd")),
     )
 
 

@@ -53,6 +53,7 @@ class Schedule:
             ("crash", plan.crashes_per_s, faults.crash),
             ("rush", plan.rushes_per_s, faults.rush),
             ("alarm", plan.alarms_per_s, faults.alarm),
+            ("usurper", plan.usurpers_per_s, faults.usurp),
             ("stall", plan.stalls_per_s, faults.stall),
             ("slow disk", plan.slow_disks_per_s, faults.slow_disk),
             ("wrong clock", plan.unfit_per_s, faults.unfit),

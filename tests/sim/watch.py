@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stele.consensus import quiet
+from stele.consensus.read_round import ReadRound
+from stele.consensus.reads import Reads
 from stele.model.entry import Entry
 from stele.model.errors import ensure
+from stele.model.ids import ReplicaId
 from stele.raft import RaftCore
 from stele.raft import effects as fx
 from stele.raft.events import Event
@@ -79,7 +82,17 @@ def watching(world: World) -> Iterator[None]:
             )
             init(store, directory, options, *parts)
 
+        confirmed = Reads.confirmed
+
+        def watched_confirmed(reads: Reads, begun: ReadRound, followers: Collection[ReplicaId]) -> bool:
+            answered = confirmed(reads, begun, followers)
+            node = running_node()
+            if answered and node is not None:
+                world.judge(_answered, node, begun)
+            return answered
+
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
+        stack.enter_context(mock.patch.object(Reads, "confirmed", watched_confirmed))
         for owner, name in ((KeySpace, "begin"), (TabletStore, "begin"), (TabletStore, "apply")):
             stack.enter_context(mock.patch.object(owner, name, watched(getattr(owner, name))))
         stack.enter_context(mock.patch.object(TabletStore, "__init__", init_in_world))
@@ -135,6 +148,16 @@ def _stepped(node: SimNode, core: RaftCore, before: StepMarks, effects: list[fx.
     if world.strict:
         check_change_step(before, after)
     check(core)
+
+
+def _answered(node: SimNode, begun: ReadRound) -> None:
+    """Reads that other nodes confirmed are answered by a replica that leads, in the term of the question."""
+    core = node.core
+    node.world.met["reads confirmed beside their cores"] += 1
+    ensure(
+        core is not None and core.role is fx.Role.LEADER and core.term == begun.term,
+        f"reads are answered by {node.replica_id}, which does not lead in term {begun.term}",
+    )
 
 
 def _role_changed(node: SimNode, core: RaftCore, effect: fx.RoleChanged) -> None:

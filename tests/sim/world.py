@@ -179,6 +179,8 @@ class World:
             if not self.healing and plan.slow_message and rng.random() < plan.slow_message:
                 self.met["a message late"] += 1
                 delay += rng.uniform(0.0, 2000.0)
+            if plan.usurpers_per_s and not self.healing:
+                delay += self.faults.late_by(sender, to, message)
             self.at(self.now + delay, self._deliver, sender, to, message, quiet, incarnation)
 
     def _deliver(
