@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from types import FrameType, FunctionType
 
@@ -118,6 +119,15 @@ class Slow(Operation):
             await asyncio.sleep(0.5)
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C interrupts, also where a shell started the tests in the background, and so has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_closing_that_is_interrupted_while_others_end_leaves_none_of_them_waiting() -> None:
     client, operation = Client(["127.0.0.1:1"]), Slow()
     told: list[BaseException] = []
