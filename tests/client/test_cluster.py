@@ -108,13 +108,7 @@ async def test_inserts_while_nodes_are_killed_are_there_once(tmp_path: Path) -> 
                 number += 8
 
         writers = [asyncio.ensure_future(write(number)) for number in range(8)]
-        for node in cluster.nodes:
-            await asyncio.sleep(0.3)
-            cluster.kill(node)
-            await asyncio.sleep(0.3)
-            cluster.restart(node)
-            await cluster.wait_ready(node)
-            await asyncio.sleep(0.7)
+        await cluster.kill_each()
         stop.set()
         await asyncio.gather(*writers)
         found = (await table.scan(["id"]).to_table())["id"].to_pylist()

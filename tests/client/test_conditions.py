@@ -141,13 +141,7 @@ async def test_no_money_is_lost_while_leaders_are_killed(tmp_path: Path) -> None
                 await asyncio.sleep(0.01)
 
         tasks = [asyncio.create_task(work(n)) for n in range(4)] + [asyncio.create_task(look())]
-        for node in cluster.nodes:
-            await asyncio.sleep(0.3)
-            cluster.kill(node)
-            await asyncio.sleep(0.3)
-            cluster.restart(node)
-            await cluster.wait_ready(node)
-            await asyncio.sleep(0.7)
+        await cluster.kill_each()
         stop.set()
         await asyncio.gather(*tasks)
         assert done > 20

@@ -273,6 +273,16 @@ class Cluster:
         """Start again on the same volume."""
         self.launch(member)
 
+    async def kill_each(self) -> None:
+        """Kill each node and start it again, one after another, with a moment before and after for those who work with them."""
+        for node in self.nodes:
+            await asyncio.sleep(0.3)
+            self.kill(node)
+            await asyncio.sleep(0.3)
+            self.restart(node)
+            await self.wait_ready(node)
+            await asyncio.sleep(0.7)
+
     def lose(self, member: Member) -> None:
         """The machine is gone for good, volume and all."""
         self.kill(member)
