@@ -21,7 +21,7 @@ from stele.consensus.replica import Replica
 from stele.model.errors import Code, Retryable
 from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
-from stele.tserver.wheel import PARTS
+from stele.tserver.wheel import Parts
 
 PROGRAM_BYTES = 192 << 20
 """Memory that an empty node with its compaction worker takes."""
@@ -115,8 +115,7 @@ class StoreMemory:
         self._unflushed: dict[StreamKey, Replica] = {}  # as of the last look, like what each of them holds
         self._held: dict[StreamKey, int] = {}
         self._bytes = 0
-        self._turn: list[StreamKey] = []  # those at rest that are not looked at again yet
-        self._turn_part = 0
+        self._parts = Parts(lambda: self._unflushed)
 
     @property
     def over(self) -> bool:
@@ -171,12 +170,7 @@ class StoreMemory:
 
     def _part(self) -> dict[StreamKey, Replica]:
         """The next ones of those with something to flush. In PARTS turns each comes once."""
-        if not self._turn:
-            self._turn = list(self._unflushed)
-            self._turn_part = -(-len(self._turn) // PARTS)
-        at = max(0, len(self._turn) - self._turn_part)
-        part, self._turn = self._turn[at:], self._turn[:at]
-        return {key: self._unflushed[key] for key in part if key in self._unflushed}
+        return {key: self._unflushed[key] for key in self._parts.next() if key in self._unflushed}
 
 
 def has_unflushed(replica: Replica) -> bool:

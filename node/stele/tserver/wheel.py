@@ -9,12 +9,32 @@ Invariant: each replica is looked at once in PARTS turns, whatever it does, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from stele.consensus.replica import Replica
 from stele.model.ids import StreamKey
 from stele.tserver.replicas import Replicas
 
 PARTS = 12
 """In so many turns, each replica is looked at once even if it rests all the time."""
+
+
+class Parts:
+    """Gives the keys that `all_of` names, a part at each call, each once in PARTS calls; then anew."""
+
+    def __init__(self, all_of: Callable[[], Iterable[StreamKey]]) -> None:
+        self._all_of = all_of
+        self._left: list[StreamKey] = []  # not given since it began anew
+        self._size = 0
+
+    def next(self) -> list[StreamKey]:
+        """The next part."""
+        if not self._left:
+            self._left = list(self._all_of())
+            self._size = -(-len(self._left) // PARTS)
+        at = max(0, len(self._left) - self._size)
+        part, self._left = self._left[at:], self._left[:at]
+        return part
 
 
 class Wheel:
@@ -24,17 +44,11 @@ class Wheel:
         self._replicas = replicas
         self._stirred = replicas.stirring()
         self._kept: dict[StreamKey, None] = {}
-        self._left: list[StreamKey] = []  # not looked at since the wheel began anew
-        self._part = 0
+        self._parts = Parts(replicas.keys)
 
     def turn(self) -> list[Replica]:
         """Whom to look at now. Each is there once."""
-        if not self._left:
-            self._left = list(self._replicas.keys())
-            self._part = -(-len(self._left) // PARTS)
-        at = max(0, len(self._left) - self._part)
-        part, self._left = self._left[at:], self._left[:at]
-        due = {**self._kept, **dict.fromkeys(self._stirred()), **dict.fromkeys(part)}
+        due = {**self._kept, **dict.fromkeys(self._stirred()), **dict.fromkeys(self._parts.next())}
         self._kept = {}
         by_key = self._replicas.by_key
         return [replica for key in due if (replica := by_key(key)) is not None]
