@@ -10,20 +10,18 @@ from pathlib import Path
 import pytest
 
 from stele.master.catalog import Catalog
-from stele.master.cluster_view import (
-    ONE_MESSAGE_BYTES_MAX,
-    VIEW_BYTES_MAX,
-    Scene,
-    all_view_bytes,
-    cluster_view,
-    view_bytes,
-    wanted_replicas,
-    written_left,
-)
+from stele.master.cluster_view import Scene, cluster_view, written_left
 from stele.master.leadership import MasterOptions
 from stele.master.liveness import Liveness
 from stele.master.port import put
 from stele.master.records import IntentRecord, NodeRecord, TableRecord, TabletRecord, encode, key_of
+from stele.master.view_size import (
+    ONE_MESSAGE_BYTES_MAX,
+    VIEW_BYTES_MAX,
+    all_view_bytes,
+    view_bytes,
+    wanted_replicas,
+)
 from stele.model.config import Configuration, Peer
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, ReplicaId, TableId, TabletId

@@ -16,7 +16,6 @@ from dataclasses import replace
 import structlog
 
 from stele.master.catalog import CURRENT_TABLETS
-from stele.master.cluster_view import all_view_bytes
 from stele.master.leadership import Leadership
 from stele.master.liveness import Report
 from stele.master.port import swap
@@ -24,6 +23,7 @@ from stele.master.records import TableRecord, TabletRecord
 from stele.master.reranging import Reranged, check_new_tablets, reranged
 from stele.master.tables import KINDS, ROOM_LOCK, check_there, check_view_bytes, is_name
 from stele.master.versions import require_version
+from stele.master.view_size import all_view_bytes
 from stele.model.alter import altered
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import TabletId

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stele.master.cluster_view import all_view_bytes, wanted_replicas
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import swap
 from stele.master.records import TableRecord
 from stele.master.tables import ROOM_LOCK, check_replicas, check_there, check_view_bytes
 from stele.master.versions import require_version
+from stele.master.view_size import all_view_bytes, wanted_replicas
 from stele.model.errors import Rejected
 from stele.model.schema import REPLICATION_FACTORS
 from stele.rpc.convert import id_from_pb

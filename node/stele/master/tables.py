@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stele.master.catalog import GONE_TABLES
-from stele.master.cluster_view import (
-    ONE_MESSAGE_BYTES_MAX,
-    VIEW_BYTES_MAX,
-    all_view_bytes,
-    view_bytes,
-    wanted_replicas,
-)
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
 from stele.master.records import TableRecord, TabletRecord
 from stele.master.removals import deleted
 from stele.master.versions import require_version
+from stele.master.view_size import (
+    ONE_MESSAGE_BYTES_MAX,
+    VIEW_BYTES_MAX,
+    all_view_bytes,
+    view_bytes,
+    wanted_replicas,
+)
 from stele.model.amounts import plural
 from stele.model.errors import Code, Rejected
 from stele.model.ids import NodeId, TableId, TabletId, new_id
