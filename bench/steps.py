@@ -38,7 +38,7 @@ from stele.model.layout import Layout
 from stele.model.rows import batch_from_rows
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
-from stele.rpc.client_stream import ClientStreams
+from stele.rpc.client_stream import ClientStreams, Sink
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import tserver_pb2 as pb
@@ -100,6 +100,9 @@ class _Answers:
 
     async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
         return pb.ClientResponse(kv=pb.KvResponse())
+
+    async def watch(self, request: pb.KvWatchRequest, sink: Sink) -> pb.KvWatchResponse:
+        return pb.KvWatchResponse(number=request.number)
 
 
 class _Service(TabletServerServiceServicer):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stele.client.async_client import AsyncClient
     from stele.client.blocking import Client
-    from stele.client.blocking_kv import KeySpace
+    from stele.client.blocking_kv import KeySpace, Lease, Watch
     from stele.client.blocking_scan import Scanner
     from stele.client.blocking_session import Session
     from stele.client.blocking_table import Table
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from stele.client.dropping import DroppedTable
     from stele.client.holds import TableHold
     from stele.client.jobs import Job, JobPart
-    from stele.client.kv import AsyncKeySpace
+    from stele.client.kv import AsyncKeySpace, KeySnapshot, KeyValue
+    from stele.client.lease import AsyncLease, KeyLease
     from stele.client.locations import TableInfo
     from stele.client.partitioning import hash, range
     from stele.client.results import RowErrors, WriteResult
     from stele.client.scan import AsyncScanner
     from stele.client.session import AsyncSession
     from stele.client.table import AsyncTable
+    from stele.client.watch import AsyncWatch, KeyChange, KeyWrite
     from stele.model.block import RowError
     from stele.model.column import Column
     from stele.model.errors import Closed, Code, Corrupt, InvariantViolation, Rejected, Retryable, SteleError
@@ -43,14 +45,15 @@ __version__ = "0.2.0.dev0"
 _MODULES = {
     "stele.client.async_client": ("AsyncClient",),
     "stele.client.blocking": ("Client",),
-    "stele.client.blocking_kv": ("KeySpace",),
+    "stele.client.blocking_kv": ("KeySpace", "Lease", "Watch"),
     "stele.client.blocking_scan": ("Scanner",),
     "stele.client.blocking_session": ("Session",),
     "stele.client.blocking_table": ("Table",),
     "stele.client.columns": ("column",),
     "stele.client.connect": ("connect", "connect_async"),
     "stele.client.holds": ("TableHold",),
-    "stele.client.kv": ("AsyncKeySpace",),
+    "stele.client.kv": ("AsyncKeySpace", "KeySnapshot", "KeyValue"),
+    "stele.client.lease": ("AsyncLease", "KeyLease"),
     "stele.client.dropping": ("DroppedTable",),
     "stele.client.jobs": ("Job", "JobPart"),
     "stele.client.locations": ("TableInfo",),
@@ -59,6 +62,7 @@ _MODULES = {
     "stele.client.scan": ("AsyncScanner",),
     "stele.client.session": ("AsyncSession",),
     "stele.client.table": ("AsyncTable",),
+    "stele.client.watch": ("AsyncWatch", "KeyChange", "KeyWrite"),
     "stele.model.block": ("RowError",),
     "stele.model.column": ("Column",),
     "stele.model.errors": (
@@ -79,9 +83,11 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "AsyncClient",
     "AsyncKeySpace",
+    "AsyncLease",
     "AsyncScanner",
     "AsyncSession",
     "AsyncTable",
+    "AsyncWatch",
     "Client",
     "Closed",
     "Code",
@@ -92,7 +98,13 @@ __all__ = [
     "InvariantViolation",
     "Job",
     "JobPart",
+    "KeyChange",
+    "KeyLease",
+    "KeySnapshot",
     "KeySpace",
+    "KeyValue",
+    "KeyWrite",
+    "Lease",
     "RangePartitioning",
     "Rejected",
     "Retryable",
@@ -105,6 +117,7 @@ __all__ = [
     "Table",
     "TableHold",
     "TableInfo",
+    "Watch",
     "WriteResult",
     "__version__",
     "column",

@@ -49,8 +49,34 @@ rpc_requests = Counter(
 )
 client_requests = Tally(
     "stele_client_requests_total",
-    "Requests on client streams answered, by kind (write, read, kv) and by the code of the answer.",
+    "Requests on client streams answered, by kind (write, read, kv, watch) and by the code of the answer.",
     ["kind", "code"],
+)
+leases = Gauge(
+    "stele_leases",
+    "Leases in the key spaces that this node leads.",
+    registry=REGISTRY,
+)
+leases_expired = Counter(
+    "stele_leases_expired_total",
+    "Leases that this node ended as a leader, because their holders were silent for the lease's time.",
+    registry=REGISTRY,
+)
+watches = Gauge(
+    "stele_watches",
+    "Watches on key spaces that this node serves.",
+    registry=REGISTRY,
+)
+watched_changes = Counter(
+    "stele_watched_changes_total",
+    "Changes of keys pushed to those who watch them; one that three watch counts three times.",
+    registry=REGISTRY,
+)
+watches_ended = Counter(
+    "stele_watches_ended_total",
+    "Watches that this node ended, by code: NOT_LEADER if another leads, COMPACTED if the client reads too slowly.",
+    ["code"],
+    registry=REGISTRY,
 )
 budget_used_bytes = Gauge(
     "stele_budget_used_bytes",

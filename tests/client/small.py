@@ -24,10 +24,11 @@ from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, NotLeader, Rejected, SteleError
 from stele.model.ids import ClusterId, NodeId, new_id
+from stele.model.kvop import encode_operations
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
 from stele.rpc.budget import ByteBudget
-from stele.rpc.client_stream import ClientStreams
+from stele.rpc.client_stream import ClientStreams, Sink
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.flight import FlightServer
 from stele.rpc.flight_plan import Endpoint, Planned
@@ -46,7 +47,8 @@ from stele.rpc.proto.tserver_pb2_grpc import (
 from stele.rpc.server import bind, make_server
 from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, with_incarnation
 from stele.tablet.view import key_array
-from stele.tserver.tablet_service import attempt_of
+from stele.tserver.leases import lost
+from stele.tserver.tablet_service import attempt_of, operations_of
 from tests.client.small_master import Master
 from tests.client.small_tablet import Tablet, maybe_fail
 
@@ -200,6 +202,9 @@ class SmallNode:
         await self._heard()
         return self._read(request.read) if request.HasField("read") else self._kv(request.kv)
 
+    async def watch(self, request: tserver_pb2.KvWatchRequest, sink: Sink) -> tserver_pb2.KvWatchResponse:
+        raise Rejected("nothing is watched here; use real nodes")
+
     def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
         write = asyncio.ensure_future(self._write(request))
         self.writes.add(write)
@@ -263,30 +268,31 @@ class SmallNode:
         return tserver_pb2.ClientResponse(read=answer)
 
     def _kv(self, request: tserver_pb2.KvRequest) -> tserver_pb2.ClientResponse:
-        from stele.model.kvop import KeyOp, KeyOperation, encode_operations
-
         tablet = self._leading(request.tablet_id)
         answer = tserver_pb2.KvResponse()
         if request.op == tserver_pb2.KV_READ:
             maybe_fail(tablet.before_read)
             value = tablet.store.read(request.key)
             if value is not None:
-                answer.pairs.add(key=request.key, value=value)
+                answer.pairs.add(key=request.key, value=value, revision=tablet.store.changed_at(request.key))
         elif request.op == tserver_pb2.KV_LIST:
             for key, value in tablet.store.list(request.key):
-                answer.pairs.add(key=key, value=value)
+                answer.pairs.add(key=key, value=value, revision=tablet.store.changed_at(key))
+        elif request.op == tserver_pb2.KV_LEASE_KEEP:
+            if request.lease not in tablet.store.leases:
+                raise lost(request.lease)
+            ttl_ms = tablet.store.leases.ttl_ms[request.lease]
+            answer.leases.add(lease=request.lease, ttl_ms=ttl_ms, left_ms=ttl_ms)
+        elif request.op == tserver_pb2.KV_LEASES:
+            for lease, ttl_ms in tablet.store.leases.ttl_ms.items():
+                keys = tablet.store.leases.keys_of(lease)
+                answer.leases.add(lease=lease, ttl_ms=ttl_ms, left_ms=ttl_ms, keys=keys)
         else:
-            ops = {
-                tserver_pb2.KV_REPLACE: KeyOp.REPLACE,
-                tserver_pb2.KV_INSERT: KeyOp.INSERT,
-                tserver_pb2.KV_DELETE: KeyOp.DELETE,
-            }
-            body = request.operations or encode_operations(
-                [KeyOperation(ops[request.op], request.key, request.value)]
-            )
+            body = encode_operations(operations_of(request))
             tablet.attempts.append(request)
             self._apply(tablet, request, body, writeop.BodyKind.KEYSPACE)
             maybe_fail(tablet.after)
+        answer.revision = tablet.store.revision
         return tserver_pb2.ClientResponse(kv=answer)
 
     # ScanProvider

@@ -27,6 +27,10 @@ ELSEWHERE = {
     "master form": "tests/master: it needs masters that are not formed",
     "node forget": "tests/client: it needs a node that is gone",
     "plan": "tests/driver, tests/operator",
+    **dict.fromkeys(
+        ("kv leases", "kv lease-grant", "kv lease-keep", "kv lease-revoke"), "tests/client/test_leases.py"
+    ),
+    "kv watch": "tests/client/test_watch.py",
     "driver run": "it needs the main thread, for signals",
 }
 

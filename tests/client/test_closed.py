@@ -64,6 +64,10 @@ def after_close(
         "replace": lambda: space.replace("a", "2"),
         "read": lambda: space.read("a"),
         "list": lambda: space.list(),
+        "snapshot": lambda: space.snapshot(),
+        "watch": lambda: space.watch(),
+        "lease": lambda: space.lease(),
+        "leases": lambda: space.leases(),
     }
 
 

@@ -18,7 +18,7 @@ def pairs() -> Iterator[tuple[str, Call, Call]]:
     """Each blocking call beside the asynchronous one."""
     for name in ("create", "compare", "restore", "drill", "verify", "prune", "remove"):
         yield f"backup.{name}", getattr(backup, name), getattr(backup, f"{name}_async")
-    for kind in ("Client", "Table", "Session", "Scanner", "KeySpace"):
+    for kind in ("Client", "Table", "Session", "Scanner", "KeySpace", "Watch", "Lease"):
         blocking, asynchronous = getattr(stele, kind), getattr(stele, f"Async{kind}")
         for name in vars(blocking):
             call = getattr(blocking, name)
@@ -27,10 +27,11 @@ def pairs() -> Iterator[tuple[str, Call, Call]]:
 
 
 def arguments(call: Call) -> list[tuple[str, Any, Any, Any]]:
-    """Name, kind, default and type of each argument. A client is of either kind."""
+    """Name, kind, default and type of each argument. Clients and leases are of either kind."""
     found = inspect.signature(call, eval_str=True).parameters.values()
     return [
-        (p.name, p.kind, p.default, p.annotation if p.name not in ("client", "self") else "") for p in found
+        (p.name, p.kind, p.default, p.annotation if p.name not in ("client", "self", "lease") else "")
+        for p in found
     ]
 
 

@@ -17,7 +17,7 @@ import stele
 from tests.docs.blocks import ROOT
 from tests.harness.standing import standing
 
-BLOCKING = ("Client", "Table", "Scanner", "Session", "KeySpace")
+BLOCKING = ("Client", "Table", "Scanner", "Session", "KeySpace", "Watch", "Lease")
 """Each method of these has an example of its own; those of the asynchronous classes are the same with `await`."""
 PUBLIC = [name for name in stele.__all__ if name != "__version__"]
 
@@ -81,7 +81,7 @@ def test_each_has_an_example(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - INTERNAL))
 def test_each_example_does_what_it_shows(name: str, names: dict[str, Any]) -> None:
-    if name.startswith("KeySpace.") and name != "KeySpace":
+    if name.startswith(("KeySpace.", "Key", "Watch", "Lease")) and name != "KeySpace":
         names["space"] = names["client"].create_keyspace("space")
     documentation = inspect.getdoc(EXAMPLES[name]) or ""
     (example,) = [doctest.DocTestParser().get_doctest(documentation, names, name, None, 0)]

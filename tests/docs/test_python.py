@@ -37,6 +37,7 @@ def test_the_guide(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_changing_a_table(masters: str) -> None:
     with stele.connect(masters) as client:
+        run(blocks("docs/keyspaces.md"), {"__name__": "__main__", "stele": stele, "client": client})
         for page in ("docs/altering.md", "docs/undelete.md", "docs/backup.md"):
             run(blocks(page), {"__name__": "__main__", "stele": stele, "client": client})
 

@@ -13,7 +13,7 @@ from stele.model.errors import Code, Rejected
 from stele.model.ids import ClusterId, NodeId, new_id
 from stele.rpc.budget import ByteBudget
 from stele.rpc.channels import ChannelPool
-from stele.rpc.client_stream import ClientStreams
+from stele.rpc.client_stream import ClientStreams, Sink
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import common_pb2, tserver_pb2
@@ -48,6 +48,9 @@ class Answering:
     def __init__(self, answer: Answer) -> None:
         self.answer: Any = answer
         self.writes: dict[int, asyncio.Future[int]] = {}
+
+    async def watch(self, request: tserver_pb2.KvWatchRequest, sink: Sink) -> tserver_pb2.KvWatchResponse:
+        raise Rejected("nothing is watched here")
 
     def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[int]:
         if request.block == b"bad":

@@ -211,10 +211,10 @@ def test_a_flush_begins_without_a_copy(tmp_path: Path) -> None:
     job = store.begin_flush()
     assert job is not None and job.pairs is there
     store.apply(replace_entry(2, b"a", b"2"))
-    assert job.pairs == {b"a": (b"1", 1)} and store.read(b"a") == b"2"
+    assert job.pairs == {b"a": (b"1", 1, 0)} and store.read(b"a") == b"2"
     job.write()
     store.finish_flush(job)
-    assert store._pairs._pairs is there and there == {b"a": (b"2", 2)}
+    assert store._pairs._pairs is there and there == {b"a": (b"2", 2, 0)}
 
 
 def test_a_large_key_space_is_flushed_for_a_quarter_of_its_size(tmp_path: Path) -> None:

@@ -259,7 +259,10 @@ def templates(
             key=b"k",
             client_id=nobody,
             operations=encode_write({b"k": b"v"}, {b"other": None}),
+            lease=1,
+            ttl_ms=1_000,
         ),
+        "watch": tserver_pb2.KvWatchRequest(tablet_id=id_to_pb(space), number=1, key=b"k", after=1),
     }
     return {
         STREAM: of_streams,

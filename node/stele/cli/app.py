@@ -122,7 +122,12 @@ _GROUPS = {
             "write": ("stele.cli.kv:write", "Change several keys at once, under conditions."),
             "delete": ("stele.cli.kv:delete", "Remove a key."),
             "list": ("stele.cli.kv:list_keys", "Print keys and values."),
-            "elect": ("stele.cli.kv:elect", "Compete for a name, and print each new holder."),
+            "leases": ("stele.cli.kv_lease:leases", "List leases, and their keys."),
+            "lease-grant": ("stele.cli.kv_lease:grant", "Take a lease: keys that end with their holder."),
+            "lease-keep": ("stele.cli.kv_lease:keep", "Keep a lease alive until interrupted."),
+            "lease-revoke": ("stele.cli.kv_lease:revoke", "End a lease, and remove its keys."),
+            "watch": ("stele.cli.kv_watch:watch", "Print changes of keys as they are made."),
+            "elect": ("stele.cli.kv_elect:elect", "Compete for a name, and print each new holder."),
         },
     ),
     "driver": (

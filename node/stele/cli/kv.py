@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
-import uuid
 from collections import Counter
 
 import click
 
 from stele.cli.errors import NO, error_line
-from stele.cli.options import json_option, masters_option, replication_option, timeout_option, with_client
+from stele.cli.options import (
+    json_option,
+    lease_option,
+    masters_option,
+    replication_option,
+    timeout_option,
+    with_client,
+)
 from stele.cli.output import raw_output, say, show_done, show_json
 from stele.model.errors import Code, Rejected
 
@@ -55,7 +61,7 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) 
         say(f"stele: no key {key} in {keyspace}", err=True)
         sys.exit(NO)
     if as_json:
-        show_json({**_as_json("key", key.encode()), **_as_json("value", value)})
+        show_json({**as_json_fields("key", key.encode()), **as_json_fields("value", value)})
     else:
         raw_output().write(value + b"\n")
 
@@ -64,10 +70,13 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) 
 @click.argument("keyspace")
 @click.argument("key")
 @click.argument("value")
+@lease_option
 @masters_option
 @timeout_option
 @json_option
-def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_json: bool) -> None:
+def put(
+    keyspace: str, key: str, value: str, lease: int | None, masters: str, timeout_s: float, as_json: bool
+) -> None:
     """Set KEY to VALUE, whether KEY exists or not.
 
     Example: stele kv put settings colour blue
@@ -75,7 +84,7 @@ def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_
     from stele.client import AsyncClient
 
     async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).replace(key, value)
+        await (await client.keyspace(keyspace)).replace(key, value, lease=lease)
 
     with_client(masters, work, timeout_s)
     _show_key(keyspace, key, as_json)
@@ -85,10 +94,13 @@ def put(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_
 @click.argument("keyspace")
 @click.argument("key")
 @click.argument("value")
+@lease_option
 @masters_option
 @timeout_option
 @json_option
-def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float, as_json: bool) -> None:
+def insert(
+    keyspace: str, key: str, value: str, lease: int | None, masters: str, timeout_s: float, as_json: bool
+) -> None:
     """Set KEY, which must not exist yet.
 
     Example: stele kv insert settings colour blue
@@ -96,7 +108,7 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float, 
     from stele.client import AsyncClient
 
     async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).insert(key, value)
+        await (await client.keyspace(keyspace)).insert(key, value, lease=lease)
 
     with_client(masters, work, timeout_s)
     _show_key(keyspace, key, as_json)
@@ -115,6 +127,7 @@ def insert(keyspace: str, key: str, value: str, masters: str, timeout_s: float, 
     help="Only if a key has this value.",
 )
 @click.option("--when-absent", "absent", multiple=True, metavar="KEY", help="Only if there is no such key.")
+@lease_option
 @masters_option
 @timeout_option
 @json_option
@@ -124,6 +137,7 @@ def write(
     deletes: tuple[str, ...],
     expected: tuple[tuple[str, str], ...],
     absent: tuple[str, ...],
+    lease: int | None,
     masters: str,
     timeout_s: float,
     as_json: bool,
@@ -141,7 +155,7 @@ def write(
     when = {**dict(expected), **dict.fromkeys(absent)}
 
     async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).write(values, when=when)
+        await (await client.keyspace(keyspace)).write(values, when=when, lease=lease)
 
     try:
         with_client(masters, work, timeout_s)
@@ -186,66 +200,48 @@ def delete(keyspace: str, key: str, masters: str, timeout_s: float, as_json: boo
 @click.command(name="list")
 @click.argument("keyspace")
 @click.option("--prefix", default="", help="Only keys with this prefix.")
+@click.option(
+    "--revision",
+    "with_revision",
+    is_flag=True,
+    help="With --json: one object, with the revision at which the keys were read, and that of each key.",
+)
 @masters_option
 @timeout_option
 @json_option
-def list_keys(keyspace: str, prefix: str, masters: str, timeout_s: float, as_json: bool) -> None:
+def list_keys(
+    keyspace: str, prefix: str, with_revision: bool, masters: str, timeout_s: float, as_json: bool
+) -> None:
     """Print keys and values in key order, separated by a tab.
 
     Example: stele kv list settings --prefix col
     """
-    from stele.client import AsyncClient
+    from stele.client import AsyncClient, KeySnapshot
+
+    if with_revision and not as_json:
+        raise click.UsageError("--revision needs --json")
+    if with_revision:
+
+        async def read(client: AsyncClient) -> KeySnapshot:
+            return await (await client.keyspace(keyspace)).snapshot(prefix=prefix)
+
+        state = with_client(masters, read, timeout_s)
+        keys = [
+            {**as_json_fields("key", k.key), **as_json_fields("value", k.value), "revision": k.revision}
+            for k in state.keys
+        ]
+        show_json({"revision": state.revision, "keys": keys})
+        return
 
     async def work(client: AsyncClient) -> list[tuple[bytes, bytes]]:
         return await (await client.keyspace(keyspace)).list(prefix)
 
     found = with_client(masters, work, timeout_s)
     if as_json:
-        show_json([{**_as_json("key", key), **_as_json("value", value)} for key, value in found])
+        show_json([{**as_json_fields("key", key), **as_json_fields("value", value)} for key, value in found])
         return
     for key, value in found:
         raw_output().write(key + b"\t" + value + b"\n")
-
-
-@click.command()
-@click.argument("keyspace")
-@click.argument("name")
-@click.option("--id", "candidate", default="", help="The name of this candidate [default: a new UUID].")
-@click.option("--once", is_flag=True, help="Print who holds the name, and end.")
-@masters_option
-@json_option
-def elect(keyspace: str, name: str, candidate: str, once: bool, masters: str, as_json: bool) -> None:
-    """Compete for NAME: take it if nobody holds it, then print each new holder.
-
-    The holder keeps the name until somebody deletes the key (`stele kv delete KEYSPACE NAME`).
-
-    Example: stele kv elect settings primary
-    """
-    from stele.client import AsyncClient
-
-    me = candidate or uuid.uuid4().hex
-
-    def tell(holder: str) -> None:
-        if as_json:
-            show_json({"name": name, "holder": holder, "me": holder == me}, one_line=True)
-        else:
-            say(f"{holder} holds {name}{' (me)' if holder == me else ''}")
-
-    async def work(client: AsyncClient) -> None:
-        space = await client.keyspace(keyspace)
-        while True:
-            holder = await space.elect(name, me)
-            tell(holder)
-            if once:
-                return
-            known = (
-                holder.encode()
-            )  # differs from the stored bytes if those are not UTF-8; then it is printed twice
-            while value := await space.changed(name, known):
-                known, holder = value, value.decode("utf-8", "replace")
-                tell(holder)
-
-    with_client(masters, work)
 
 
 def _show_key(keyspace: str, key: str, as_json: bool) -> None:
@@ -254,7 +250,7 @@ def _show_key(keyspace: str, key: str, as_json: bool) -> None:
         show_json({"keyspace": keyspace, "key": key})
 
 
-def _as_json(name: str, value: bytes) -> dict[str, str]:
+def as_json_fields(name: str, value: bytes) -> dict[str, str]:
     """Bytes for programs: as text; as hex, under another name, if they are not UTF-8."""
     try:
         return {name: value.decode()}

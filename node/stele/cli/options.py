@@ -32,6 +32,17 @@ class _Seconds(click.FloatRange):
         return seconds
 
 
+def lease_id(value: str) -> int:
+    """The id of a lease, as `stele kv lease-grant` prints it."""
+    try:
+        lease = int(value, 16)
+    except ValueError:
+        lease = 0
+    if not 0 < lease < 1 << 63:
+        raise click.BadParameter(f"{value}: expected the id of a lease, 16 hexadecimal digits")
+    return lease
+
+
 _SECONDS = _Seconds(min=0, min_open=True)
 _META = "stele.cli.early."
 _WORKERS = "stele.cli.workers"
@@ -153,6 +164,13 @@ def replication_option(default: int | None = 3) -> Callable[[F], F]:
         show_default=default is not None,
         help=f"Replicas of each tablet{' [default: 3]' if default is None else ''}.",
     )
+
+
+def lease_option(command: F) -> F:
+    """--lease."""
+    return click.option(
+        "--lease", type=lease_id, default=None, metavar="ID", help="Remove what is set once this lease ends."
+    )(command)
 
 
 def set_workers(make: Callable[[str], Workers]) -> None:

@@ -89,7 +89,10 @@ class Way:
         """
         target = self._place.target()
         self._address(request, timeout_s, sequencer)
-        return target, self._streams.to(target.node_id, target.address)
+        stream = self._streams.to(target.node_id, target.address)
+        if request.HasField("watch"):
+            stream.watches(request.watch.number)
+        return target, stream
 
     async def go_on(
         self,
@@ -228,6 +231,12 @@ class Way:
             request.read.tablet_id = tablet_id
             request.read.deadline_ms = deadline_ms
             request.read.tablet_incarnation = self._place.incarnation
+        elif kind == "watch":
+            watch = request.watch
+            watch.tablet_id = tablet_id
+            watch.deadline_ms = deadline_ms
+            watch.tablet_incarnation = self._place.incarnation
+            watch.number += 1  # two nodes may both take it: the silent one and the next
         else:
             request.kv.tablet_id = tablet_id
             request.kv.deadline_ms = deadline_ms

@@ -381,7 +381,7 @@ class Client:
 
         Example:
             >>> space = client.create_keyspace("settings")
-            >>> space.replace("colour", "blue")
+            >>> revision = space.replace("colour", "blue")
         """
         coroutine = self.asynchronous.create_keyspace(
             name, replication_factor=replication_factor, wait=wait, timeout_s=timeout_s

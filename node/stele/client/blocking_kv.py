@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from stele.client import reprs
-from stele.client.kv import AsyncKeySpace, ValuesByKey
+from stele.client.kv import AsyncKeySpace, KeySnapshot, ValuesByKey
+from stele.client.lease import AsyncLease, KeyLease
+from stele.client.watch import AsyncWatch, KeyWrite
 
 if TYPE_CHECKING:
     from stele.client.blocking import Client
@@ -16,7 +20,7 @@ class KeySpace:
 
     Example:
         >>> space = client.create_keyspace("settings")
-        >>> space.replace("colour", "blue")
+        >>> revision = space.replace("colour", "blue")
         >>> space.read("colour")
         b'blue'
     """
@@ -28,25 +32,30 @@ class KeySpace:
     def __repr__(self) -> str:
         return reprs.blocking(self._keyspace)
 
-    def replace(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key, whether or not it exists. A str is encoded as UTF-8. Raises Retryable if no leader
-        answered in time.
+    def replace(self, key: bytes | str, value: bytes | str, *, lease: Lease | int | None = None) -> int:
+        """Set a key, whether or not it exists. A str is encoded as UTF-8. Returns the revision; so do all
+        changes. Raises Retryable if no leader answered in time.
+
+        A revision of 0: the write is done, and its revision is not known any more. That is rare. `lease`: the key is
+        removed when this lease ends; without one it stays.
 
         Example:
-            >>> space.replace("colour", "blue")
-            >>> space.replace("colour", b"red")
+            >>> first = space.replace("colour", "blue")
+            >>> first < space.replace("colour", b"red")
+            True
         """
-        self._client.run(self._keyspace.replace(key, value))
+        return self._client.run(self._keyspace.replace(key, value, lease=_own(lease)))
 
-    def insert(self, key: bytes | str, value: bytes | str) -> None:
-        """Set a key that must not exist. Raises Rejected ALREADY_PRESENT; also what `replace` raises.
+    def insert(self, key: bytes | str, value: bytes | str, *, lease: Lease | int | None = None) -> int:
+        """Set a key that must not exist. Returns the revision. `lease`: see `replace`. Raises Rejected ALREADY_PRESENT, and
+        LEASE_LOST; also what `replace` raises.
 
         Example:
-            >>> space.insert("owner", "me")
+            >>> revision = space.insert("owner", "me")
             >>> space.read("owner")
             b'me'
         """
-        self._client.run(self._keyspace.insert(key, value))
+        return self._client.run(self._keyspace.insert(key, value, lease=_own(lease)))
 
     def read(self, key: bytes | str) -> bytes | None:
         """The present value of a key (linearizable); None if it does not exist. Raises what `replace` raises.
@@ -57,19 +66,19 @@ class KeySpace:
         """
         return self._client.run(self._keyspace.read(key))
 
-    def delete(self, key: bytes | str) -> None:
-        """Remove a key, whether or not it exists. Raises what `replace` raises.
+    def delete(self, key: bytes | str) -> int:
+        """Remove a key, whether or not it exists. Returns the revision. Raises what `replace` raises.
 
         Example:
-            >>> space.delete("nothing")
+            >>> revision = space.delete("nothing")
         """
-        self._client.run(self._keyspace.delete(key))
+        return self._client.run(self._keyspace.delete(key))
 
     def list(self, prefix: bytes | str = b"") -> list[tuple[bytes, bytes]]:
         """Keys that begin with `prefix`, with their values, in order. Raises what `replace` raises.
 
         Example:
-            >>> space.replace("colour", "blue")
+            >>> revision = space.replace("colour", "blue")
             >>> space.list("c")
             [(b'colour', b'blue')]
         """
@@ -80,38 +89,290 @@ class KeySpace:
         values: ValuesByKey,
         *,
         when: ValuesByKey | None = None,
-    ) -> None:
-        """Set several keys at once, if others have the expected values; else change nothing.
+        lease: Lease | int | None = None,
+    ) -> int:
+        """Set several keys at once, if others have the expected values; else change nothing. Returns the revision.
 
         `values`: the new value of each key; None removes it. `when`: the value that each of these keys must have; None:
-        it must not exist. At most 1,000 keys and 8 MiB. Raises Rejected CAS_FAILED, if a key of `when` has another value;
-        also what `replace` raises.
+        it must not exist. At most 1,000 keys and 8 MiB. `lease`: the keys that are set end with it. Raises Rejected
+        CAS_FAILED, if a key of `when` has another value, and LEASE_LOST; also what `replace` raises.
 
         Example:
-            >>> space.write({"colour": "blue", "owner": "me"}, when={"owner": None})
+            >>> revision = space.write({"colour": "blue", "owner": "me"}, when={"owner": None})
             >>> space.write({"colour": "red"}, when={"colour": "green"})
             Traceback (most recent call last):
             stele.model.errors.Rejected: CAS_FAILED: key 'colour' is not what was expected; read it again
             >>> space.list()
             [(b'colour', b'blue'), (b'owner', b'me')]
         """
-        self._client.run(self._keyspace.write(values, when=when))
+        return self._client.run(self._keyspace.write(values, when=when, lease=_own(lease)))
 
-    def elect(self, name: str, candidate: str) -> str:
-        """Become the holder of `name` if nobody is. Returns the present holder. Raises what `replace` raises.
+    def snapshot(self, key: bytes | str | None = None, *, prefix: bytes | str | None = None) -> KeySnapshot:
+        """One key, or those that begin with `prefix`, or all; with the revision at which they are read
+        (linearizable). Raises what `replace` raises.
 
         Example:
-            >>> space.elect("primary", "worker-1"), space.elect("primary", "worker-2")
-            ('worker-1', 'worker-1')
+            >>> revision = space.replace("colour", "blue")
+            >>> space.snapshot("colour").keys[0].value, space.snapshot().revision == revision
+            (b'blue', True)
         """
-        return self._client.run(self._keyspace.elect(name, candidate))
+        return self._client.run(self._keyspace.snapshot(key, prefix=prefix))
+
+    def watch(
+        self,
+        key: bytes | str | None = None,
+        *,
+        prefix: bytes | str | None = None,
+        after: int | None = None,
+    ) -> Watch:
+        """Watch one key, or those that begin with `prefix`, or all. Changes behind revision `after` come; None: from
+        now on.
+
+        Each change comes once, in order of the revisions. Those of one write come together. It goes on at a new
+        leader. Raises Rejected COMPACTED, if nodes no longer keep changes from so long ago; also later, if the caller
+        takes them too slowly. Then read all keys with `snapshot`, and watch behind its revision.
+
+        Example:
+            >>> revision = space.replace("colour", "blue")
+            >>> with space.watch("colour", after=0) as watch:
+            ...     next(watch).changes[0].value
+            b'blue'
+        """
+        return Watch(self._client, self._client.run(self._keyspace.watch(key, prefix=prefix, after=after)))
+
+    def lease(self, ttl_s: float = 10.0) -> Lease:
+        """Take a lease, and keep it alive. Keys that are set with it are removed once nobody has kept it alive for `ttl_s`.
+        Raises what `replace` raises.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     revision = space.replace("worker-1", "here", lease=lease)
+            >>> space.read("worker-1") is None
+            True
+        """
+        return Lease(self._client, self._client.run(self._keyspace.lease(ttl_s)))
+
+    def keep_lease(self, lease: int) -> Lease:
+        """Keep a lease alive from here on that was taken elsewhere, by its id. Raises Rejected LEASE_LOST if it is gone.
+
+        Example:
+            >>> taken = space.lease(10)
+            >>> taken.close()
+            >>> space.keep_lease(taken.id).alive
+            True
+        """
+        return Lease(self._client, self._client.run(self._keyspace.keep_lease(lease)))
+
+    def revoke_lease(self, lease: Lease | int) -> int:
+        """End a lease and remove its keys, also if it is gone. Returns the revision. Raises what `replace` raises.
+
+        Example:
+            >>> lease = space.lease(1)
+            >>> revision = space.revoke_lease(lease.id)
+            >>> lease.lost()
+            True
+        """
+        return self._client.run(self._keyspace.revoke_lease(lease if isinstance(lease, int) else lease.id))
+
+    def leases(self) -> tuple[KeyLease, ...]:
+        """All leases, with their keys (linearizable). Raises what `replace` raises.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     [each.ttl_s for each in space.leases()]
+            [10.0]
+        """
+        return self._client.run(self._keyspace.leases())
+
+    def elect(self, name: str, candidate: str, *, lease: Lease | int | None = None) -> str:
+        """Become the holder of `name` if nobody is. Returns the present holder. Raises what `replace` raises.
+
+        With a lease, the name is free again once that has ended: hold the name only while `lease.alive`. Without one, it is
+        held until its key is deleted.
+
+        Example:
+            >>> lease = space.lease(10)
+            >>> space.elect("primary", "worker-1", lease=lease), space.elect("primary", "worker-2")
+            ('worker-1', 'worker-1')
+            >>> lease.revoke()
+            >>> space.elect("primary", "worker-2")
+            'worker-2'
+        """
+        return self._client.run(self._keyspace.elect(name, candidate, lease=_own(lease)))
 
     def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
         """Wait until the value of a key differs from `known`, and return it. Looks twice a second.
 
         Example:
-            >>> space.replace("colour", "blue")
+            >>> revision = space.replace("colour", "blue")
             >>> space.changed("colour", known=None)
             b'blue'
         """
         return self._client.run(self._keyspace.changed(key, known))
+
+
+class Watch:
+    """Changes of keys as they are committed: `for write in space.watch(prefix="app/")`.
+
+    Iterating gives a `KeyWrite` for each write. It waits for the next one, and goes on by itself at a new leader. Use it in
+    `with`, or call `close`.
+
+    Example:
+        >>> with space.watch() as watch:
+        ...     revision = space.delete("colour"), space.replace("colour", "blue")
+        ...     for write in watch:  # to delete what is not there changes nothing
+        ...         print(write.changes[0].key, write.changes[0].value)
+        ...         break
+        b'colour' b'blue'
+    """
+
+    def __init__(self, client: Client, watch: AsyncWatch) -> None:
+        self._client = client
+        self._watch = watch
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self._watch)
+
+    @property
+    def revision(self) -> int:
+        """All changes up to this revision were given. Another watch may begin behind it.
+
+        Example:
+            >>> with space.watch() as watch:
+            ...     watch.revision == space.snapshot().revision
+            True
+        """
+        return self._watch.revision
+
+    def __iter__(self) -> Iterator[KeyWrite]:
+        return self
+
+    def __next__(self) -> KeyWrite:
+        try:
+            return self._client.run(self._watch.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """End the watch. Whoever waits for a change, in another thread, gets none.
+
+        Example:
+            >>> watch = space.watch("colour")
+            >>> watch.close()
+        """
+        self._client.end(self._watch.close())
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Lease:
+    """A lease of a key space, kept alive in the background until `revoke` or `close`, or until the client is closed.
+
+    `with` revokes it at its end. `id`: what other programs call it. `ttl_s`: its time.
+
+    Example:
+        >>> with space.lease(10) as lease:
+        ...     if space.elect("primary", "worker-1", lease=lease) == "worker-1" and lease.alive:
+        ...         print("worker-1 works")
+        worker-1 works
+    """
+
+    def __init__(self, client: Client, lease: AsyncLease) -> None:
+        self._client = client
+        self.asynchronous = lease
+        self.id = lease.id
+
+    def __repr__(self) -> str:
+        return reprs.blocking(self.asynchronous)
+
+    @property
+    def ttl_s(self) -> float:
+        """For how many seconds it lives without a sign of its holder.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     lease.ttl_s
+            10.0
+        """
+        return self.asynchronous.ttl_s
+
+    @property
+    def alive(self) -> bool:
+        """Whether nobody else can have what this lease holds. Look right before each step that needs it.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     lease.alive
+            True
+        """
+        return self.asynchronous.alive
+
+    @property
+    def left_s(self) -> float:
+        """For how many seconds it is alive at least; 0 if it is lost.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     0 < lease.left_s <= 9
+            True
+        """
+        return self.asynchronous.left_s
+
+    def keep(self) -> None:
+        """Send a sign now, and wait until it is confirmed. That is done in the background, too. Raises Rejected
+        LEASE_LOST; also what `replace` raises.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     lease.keep()
+        """
+        self._client.run(self.asynchronous.keep())
+
+    def lost(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is lost: nobody confirmed it in time, or it was revoked. Others may soon have what it holds.
+        Returns False if it was not lost within `timeout_s`.
+
+        Example:
+            >>> with space.lease(10) as lease:
+            ...     lease.lost(timeout_s=0)
+            False
+        """
+        return self._client.run(self.asynchronous.lost(timeout_s))
+
+    def revoke(self) -> None:
+        """End it: remove its keys. It is lost from now on, also if no leader answers. Raises what `replace` raises.
+
+        Example:
+            >>> lease = space.lease(10)
+            >>> lease.revoke()
+            >>> lease.alive, space.leases()
+            (False, ())
+        """
+        self._client.run(self.asynchronous.revoke())
+
+    def close(self) -> None:
+        """Send no more signs. It is called lost from now on; its keys end once its time has passed.
+
+        Example:
+            >>> lease = space.lease(10)
+            >>> lease.close()
+            >>> lease.alive, len(space.leases())
+            (False, 1)
+        """
+        self._client.end(self.asynchronous.close())
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.run(self.asynchronous.__aexit__(kind, exc, trace))
+
+
+def _own(lease: Lease | int | None) -> AsyncLease | int | None:
+    return lease.asynchronous if isinstance(lease, Lease) else lease

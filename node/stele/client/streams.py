@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from stele.client.brake import Brake
 from stele.model.errors import Closed, Code, Rejected, Retryable, SteleError, let_go
@@ -29,6 +30,8 @@ _REST_S = 0.05
 _SEARCHES_MAX = 16
 """The most searches for leaders at once (see stele.client.leader_search)."""
 
+_ATTEMPT_BITS = 24
+"""The low bits of a watch's number count its attempts."""
 _EARLY_S = 0.001
 """Loops count milliseconds, so a timer may fire this much early."""
 
@@ -46,6 +49,16 @@ class GivenUp(Retryable):
     """The caller no longer waits for this answer: TIMED_OUT, because the node may do the request."""
 
 
+class Watching(Protocol):
+    """Who watches keys. Both methods must not raise."""
+
+    def pushed(self, push: tserver_pb2.KvPushPB) -> bool:
+        """A node has pushed something for one of its attempts. Returns whether more is wanted under that number."""
+
+    def broken(self, number: int, error: SteleError) -> None:
+        """The stream of this attempt has ended."""
+
+
 class Streams:
     """Streams by node id and address. One per client.
 
@@ -59,6 +72,8 @@ class Streams:
         self.closed = False
         self.searches = asyncio.Semaphore(_SEARCHES_MAX)
         self._streams: dict[tuple[str, str], NodeStream] = {}
+        self._watches: weakref.WeakValueDictionary[int, Watching] = weakref.WeakValueDictionary()
+        self._next_watch = 1
         self._background: set[asyncio.Task[None]] = set()
 
     def ensure_open(self) -> None:
@@ -83,7 +98,40 @@ class Streams:
         stream = self._streams.get((node_id, address))
         if stream is None:
             stream = self._streams[node_id, address] = NodeStream(self.pool, node_id, address)
+            stream.on_push = self._pushed
+            stream.on_failed = self._failed
         return stream
+
+    # --- watches
+
+    def add_watch(self, watch: Watching) -> int:
+        """Give a watch what nodes push for it, as long as somebody holds it. Returns the number of its first attempt; later
+        attempts count from there."""
+        base, self._next_watch = self._next_watch, self._next_watch + 1
+        self._watches[base] = watch
+        return base << _ATTEMPT_BITS
+
+    def remove_watch(self, number: int) -> None:
+        """Give a watch nothing more. A node that still pushes for it is told to stop."""
+        base = number >> _ATTEMPT_BITS
+        self._watches.pop(base, None)
+        for stream in self._streams.values():
+            if (pushing := stream.watched.pop(base, None)) is not None:
+                stream.stop_watch(pushing)
+
+    def _pushed(self, stream: NodeStream, push: tserver_pb2.KvPushPB) -> None:
+        watch = self._watches.get(push.number >> _ATTEMPT_BITS)
+        if watch is None:
+            stream.watched.pop(push.number >> _ATTEMPT_BITS, None)
+            stream.stop_watch(push.number)
+        elif not watch.pushed(push):
+            stream.stop_watch(push.number)
+
+    def _failed(self, numbers: Iterable[int], error: SteleError) -> None:
+        for number in numbers:
+            watch = self._watches.get(number >> _ATTEMPT_BITS)
+            if watch is not None:
+                watch.broken(number, error)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task for `work`, which is cancelled when the client is closed."""
@@ -111,6 +159,9 @@ class NodeStream:
         self._address = address
         self._loop = asyncio.get_running_loop()
         self.brake = Brake()
+        self.watched: dict[int, int] = {}  # by watch: its attempt that was sent here last
+        self.on_push: Callable[[NodeStream, tserver_pb2.KvPushPB], None] = lambda stream, push: None
+        self.on_failed: Callable[[Iterable[int], SteleError], None] = lambda numbers, error: None
         self._next_id = 1
         self._queue: deque[tuple[int, bytes]] = deque()  # by ascending number
         self._waiting: dict[int, _Asked] = {}
@@ -188,6 +239,16 @@ class NodeStream:
     def abandon(self, request_id: int) -> None:
         """Forget a request whose caller left. If it is still queued, it is not sent."""
         self._waiting.pop(request_id, None)
+
+    def watches(self, number: int) -> None:
+        """A request to watch is about to be sent here, under this number."""
+        self.watched[number >> _ATTEMPT_BITS] = number
+
+    def stop_watch(self, number: int) -> None:
+        """Tell the node to push nothing more under this number. Nobody waits for an answer."""
+        if self._connection is not None and not self.closed:
+            request = tserver_pb2.ClientRequest(watch=tserver_pb2.KvWatchRequest(number=number, stop=True))
+            self.start(request, _DIAL_TIMEOUT_S, lambda end: None)
 
     def give_up(self, request_id: int, why: str) -> None:
         """End a waiting request: with GivenUp, or with NotSent if it never left."""
@@ -285,6 +346,8 @@ class NodeStream:
                 asked = self._waiting.pop(each.request_id, None)
                 if asked is not None:
                     asked[0](end)
+                elif each.HasField("push"):
+                    self.on_push(self, each.push)
 
     def _full(self, full: bool) -> None:
         if not full:
@@ -307,6 +370,9 @@ class NodeStream:
         waiting, self._waiting = self._waiting, {}
         for request_id, (ended, _, _) in waiting.items():
             ended(unsent if request_id >= unsent_from else error)
+        if self.watched:
+            watched, self.watched = self.watched, {}
+            self.on_failed(watched.values(), error)
 
 
 def settle(future: asyncio.Future[Any], end: object) -> None:

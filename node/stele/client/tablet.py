@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stele.client.attempts import Asking, Way
 from stele.client.locations import Locations, TabletPlace
 from stele.client.reshaping import reshaped
 from stele.client.sequencer import Sequencer
-from stele.client.streams import Response, Streams, settle
+from stele.client.streams import Response, Streams, Watching, settle
 from stele.model.block import version_told
 from stele.model.clock import from_physical_us, physical_us
 from stele.model.errors import Code, Rejected, Retryable, SteleError
@@ -26,6 +26,13 @@ from stele.model.writeop import HEADER_BYTES_MAX, WRITE_BYTES_MAX, digest
 from stele.rpc.proto import tserver_pb2
 
 _T = TypeVar("_T")
+_READS = (
+    tserver_pb2.KV_READ,
+    tserver_pb2.KV_LIST,
+    tserver_pb2.KV_LEASE_KEEP,
+    tserver_pb2.KV_LEASES,
+)
+"""Operations on a key space that change nothing in its log."""
 
 FAR_US = 60_000_000
 """A timestamp further ahead of this machine's clock than this is not used for reads of other tables."""
@@ -192,8 +199,7 @@ class TabletClient:
 
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
         """A key space operation. Raises what `write` and `read` raise."""
-        changes = request.op not in (tserver_pb2.KV_READ, tserver_pb2.KV_LIST)
-        if not changes:
+        if request.op in _READS:
             return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
         sequencer = self._sequencer()
         request.client_id, request.first_attempt_us, request.sequence = sequencer.begin()
@@ -203,6 +209,29 @@ class TabletClient:
             sequencer.finish(request.sequence)
         sequencer.known = True
         return answer.kv
+
+    async def watch(
+        self, request: tserver_pb2.KvWatchRequest, *, timeout_s: float
+    ) -> tserver_pb2.KvWatchResponse:
+        """Begin to watch keys. Raises what `read` raises."""
+        return (await self._ask(tserver_pb2.ClientRequest(watch=request), timeout_s)).watch
+
+    def add_watch(self, watch: Watching) -> int:
+        """As `Streams.add_watch`."""
+        return self._streams.add_watch(watch)
+
+    def remove_watch(self, number: int) -> None:
+        """As `Streams.remove_watch`."""
+        self._streams.remove_watch(number)
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """As `Streams.in_background`."""
+        return self._streams.in_background(work)
+
+    @property
+    def cluster_version(self) -> int:
+        """The cluster version, as the masters said last."""
+        return self._way.locations.cluster_version
 
     def _sequencer(self) -> Sequencer:
         """The sequencer for the next write."""

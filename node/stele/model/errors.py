@@ -59,6 +59,8 @@ class Code(IntEnum):
     CLOCK_BEHIND = 41  # the caller's clock is late, so its client ids are too old
     CURSOR_LOST = 42  # changes were asked for that history no longer has
     JOB_TOO_OLD = 43  # a tablet no longer knows what earlier attempts of this job have written
+    COMPACTED = 44  # a watch asks for changes that the key space no longer keeps
+    LEASE_LOST = 45  # a lease of a key space has expired, or was revoked
     # Corrupt
     CORRUPT = 50
     IO_ERROR = 51

@@ -3,9 +3,10 @@ applied by stele.tablet.keyspace; opens no files.
 
 Layout, little-endian: u8 version (1), u8 zero, u16 number of operations. Then each operation:
 
-- u8 op, u8 flags (1: expected value given), u16 zero
+- u8 op, u8 flags (1: expected value given, 2: a lease), u16 zero
 - u32 key length, u32 value length, u32 expected length
 - key, value, expected
+- with flag 2: u64 lease
 
 Invariant: a batch is applied whole or not at all.
 """
@@ -30,7 +31,15 @@ WRITE_BYTES_MAX = 8 << 20
 """Most bytes of one write of a client: keys, values, expected values, and 16 more for each key."""
 _HEADER = struct.Struct("<BBH")
 _OP = struct.Struct("<BBHIII")
+_LEASE = struct.Struct("<Q")
 _FLAG_EXPECTED = 1
+_FLAG_LEASE = 2
+LEASES_VERSION = 2
+"""The cluster version from which leases may be written."""
+LEASE_MAX = (1 << 63) - 1
+"""The highest id of a lease; 0 is none."""
+TTL_MIN_MS, TTL_MAX_MS = 1_000, 86_400_000
+"""How long a lease may live without its holder. An election may take most of a second."""
 _NOTHING = "key space write: it changes no key"
 
 
@@ -40,7 +49,10 @@ class KeyOp(IntEnum):
     REPLACE sets it in any case. INSERT fails (ALREADY_PRESENT) if the key is present. DELETE removes it,
     present or not. CAS sets it if its value is `expected` (None: absent), else fails (CAS_FAILED). CHECK
     changes nothing, and fails (CAS_FAILED) unless the value is `expected`. DELETE with an `expected` value
-    fails (CAS_FAILED) for another value.
+    fails (CAS_FAILED) for another value. REPLACE, INSERT and CAS attach the key to a lease, if one is given.
+
+    GRANT begins a lease, whose time in ms is the value; REVOKE ends one, and removes its keys. Both have the lease as key:
+    see `lease_key`. Only programs of cluster version 2 read them, and leases of other operations.
     """
 
     REPLACE = 1
@@ -48,8 +60,12 @@ class KeyOp(IntEnum):
     DELETE = 3
     CAS = 4
     CHECK = 5
+    GRANT = 6
+    REVOKE = 7
 
 
+LEASE_OPS = frozenset((KeyOp.GRANT, KeyOp.REVOKE))
+"""What is done with leases: their keys are no keys of the key space."""
 _CHANGES = (KeyOp.REPLACE, KeyOp.DELETE)
 
 
@@ -61,6 +77,36 @@ class KeyOperation:
     key: bytes
     value: bytes = b""
     expected: bytes | None = None
+    lease: int = 0
+
+
+def lease_key(lease: int) -> bytes:
+    """A lease's id as the key of GRANT and REVOKE."""
+    return _LEASE.pack(lease)
+
+
+def lease_of(operation: KeyOperation) -> int:
+    """The id that GRANT or REVOKE names. Raises Corrupt if it is none."""
+    if len(operation.key) != _LEASE.size:
+        raise Corrupt(f"a lease's id has {len(operation.key)} bytes; expected {_LEASE.size}")
+    return int(_LEASE.unpack(operation.key)[0])
+
+
+def grant(lease: int, ttl_ms: int) -> KeyOperation:
+    """Begin a lease."""
+    return KeyOperation(KeyOp.GRANT, lease_key(lease), _LEASE.pack(ttl_ms))
+
+
+def ttl_of(operation: KeyOperation) -> int:
+    """The time in ms that GRANT gives. Raises Corrupt if it is none."""
+    if len(operation.value) != _LEASE.size:
+        raise Corrupt(f"a lease's time has {len(operation.value)} bytes; expected {_LEASE.size}")
+    return int(_LEASE.unpack(operation.value)[0])
+
+
+def revoke(lease: int) -> KeyOperation:
+    """End a lease and remove its keys."""
+    return KeyOperation(KeyOp.REVOKE, lease_key(lease))
 
 
 def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
@@ -73,7 +119,7 @@ def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
     faults = []
     if not 0 < len(operations) <= OPERATIONS_MAX:
         faults.append(f"it has {len(operations)} operations; expected 1 to {OPERATIONS_MAX}")
-    written: set[bytes] = set()
+    written: set[tuple[bool, bytes]] = set()
     parts = [_HEADER.pack(VERSION, 0, len(operations) & 0xFFFF)]
     for operation in operations:
         if not 0 < len(operation.key) <= KEY_BYTES_MAX:
@@ -84,26 +130,30 @@ def encode_operations(operations: Sequence[KeyOperation]) -> bytes:
                 f"at most {VALUE_BYTES_MAX} are allowed"
             )
         if operation.op is not KeyOp.CHECK:
-            if operation.key in written:
+            place = operation.op in LEASE_OPS, operation.key
+            if place in written:
                 faults.append(f"key {operation.key!r} is written twice in one batch")
-            written.add(operation.key)
+            written.add(place)
         expected = operation.expected
-        flags = 0 if expected is None else _FLAG_EXPECTED
+        flags = (0 if expected is None else _FLAG_EXPECTED) | (_FLAG_LEASE if operation.lease else 0)
         expected = expected or b""
         parts.append(
             _OP.pack(operation.op, flags, 0, len(operation.key), len(operation.value), len(expected))
             + operation.key
             + operation.value
             + expected
+            + (_LEASE.pack(operation.lease) if operation.lease else b"")
         )
     if faults:
         raise Rejected("key space batch: " + "; ".join(faults))
     return b"".join(parts)
 
 
-def encode_write(values: Mapping[bytes, bytes | None], when: Mapping[bytes, bytes | None]) -> bytes:
+def encode_write(
+    values: Mapping[bytes, bytes | None], when: Mapping[bytes, bytes | None], lease: int = 0
+) -> bytes:
     """The bytes of a client's write: each key of `when` must have its value, then each key of `values` gets its own.
-    None: the key is absent.
+    None: the key is absent. `lease`: what the keys that are set are attached to.
 
     Raises:
         Rejected: it changes no key; TOO_LARGE; as `encode_operations`.
@@ -113,7 +163,9 @@ def encode_write(values: Mapping[bytes, bytes | None], when: Mapping[bytes, byte
     _check_size(len(values) + len(when), 0)
     checks = [KeyOperation(KeyOp.CHECK, key, expected=value) for key, value in when.items()]
     changes = [
-        KeyOperation(KeyOp.DELETE, key) if value is None else KeyOperation(KeyOp.REPLACE, key, value)
+        KeyOperation(KeyOp.DELETE, key)
+        if value is None
+        else KeyOperation(KeyOp.REPLACE, key, value, lease=lease)
         for key, value in values.items()
     ]
     data = encode_operations(checks + changes)
@@ -133,9 +185,10 @@ def decode_write(data: bytes) -> list[KeyOperation]:
     except Corrupt as exc:  # a client's bytes, not a disk's
         raise Rejected(str(exc.args[0])) from exc
     for operation in operations:
-        if operation.op is not KeyOp.CHECK and (
+        wrong = operation.op is not KeyOp.CHECK and (
             operation.op not in _CHANGES or operation.expected is not None
-        ):
+        )
+        if wrong or (operation.lease and operation.op is not KeyOp.REPLACE):
             raise Rejected(
                 f"key space write: operation {operation.op.name}; expected REPLACE, DELETE or CHECK"
             )
@@ -173,10 +226,10 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
         for _ in range(count):
             op, flags, zero, key_length, value_length, expected_length = _OP.unpack_from(data, at)
             at += _OP.size
-            if op not in _OPS or flags & ~_FLAG_EXPECTED or zero:
+            if op not in _OPS or flags & ~(_FLAG_EXPECTED | _FLAG_LEASE) or zero:
                 raise Rejected(
                     f"key space operation {op}, flags {flags}, reserved bytes {zero}; this program knows operations "
-                    f"{min(_OPS)} to {max(_OPS)}, flag {_FLAG_EXPECTED}, zeros",
+                    f"{min(_OPS)} to {max(_OPS)}, flags {_FLAG_EXPECTED} and {_FLAG_LEASE}, zeros",
                     code=Code.UNSUPPORTED_VERSION,
                 )
             end = at + key_length + value_length + expected_length
@@ -187,7 +240,11 @@ def decode_operations(data: bytes | memoryview) -> list[KeyOperation]:
             key = bytes(data[at : at + key_length])
             value = bytes(data[at + key_length : at + key_length + value_length])
             expected = bytes(data[end - expected_length : end]) if flags & _FLAG_EXPECTED else None
-            found.append(KeyOperation(KeyOp(op), key, value, expected))
+            lease = 0
+            if flags & _FLAG_LEASE:
+                (lease,) = _LEASE.unpack_from(data, end)
+                end += _LEASE.size
+            found.append(KeyOperation(KeyOp(op), key, value, expected, lease))
             at = end
     except struct.error as exc:
         raise Corrupt(f"key space batch of {len(data)} bytes: {exc}") from exc

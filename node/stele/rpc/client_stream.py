@@ -41,6 +41,8 @@ REQUESTS_PER_TURN = 256
 """After this many requests and frames of one stream, the loop gets a turn."""
 WRITE_DEADLINE_MS = 10_000
 """How long a write waits for its outcome if its client does not say."""
+PUSHED_BYTES_MAX = 1 << 20
+"""While so many bytes of pushed messages wait to be sent, a stream is full."""
 _LOOK_AGAIN_S = 0.02
 """The least time between two checks for writes past their deadline. Callers may hear of it this much late."""
 
@@ -57,6 +59,26 @@ class Answers(Protocol):
 
     def answer(self, request: tserver_pb2.ClientRequest) -> Coroutine[Any, Any, tserver_pb2.ClientResponse]:
         """Answer any other request by setting `read` or `kv`. The stream fills in `request_id`."""
+
+    def watch(
+        self, request: tserver_pb2.KvWatchRequest, sink: Sink
+    ) -> Coroutine[Any, Any, tserver_pb2.KvWatchResponse]:
+        """Begin to push changes of keys to the client, or stop. What is pushed leaves behind the answer."""
+
+
+class Sink(Protocol):
+    """A client's stream, for what it did not ask for. Whoever pushes holds back what it has while the stream is full."""
+
+    @property
+    def full(self) -> bool:
+        """Whether what was sent before still waits."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended."""
+
+    def push(self, response: bytes) -> None:
+        """Send an encoded ClientResponse."""
 
 
 class _Write(NamedTuple):
@@ -127,6 +149,7 @@ class _Stream:
         self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
         self._ready_charged = 0  # bytes of answers that the client does not read yet
+        self._pushed_bytes = 0  # of pushed messages in `_ready`
         self._flushing = False
         connection.on_frames = self._take_all
         connection.on_full = self._full
@@ -233,7 +256,11 @@ class _Stream:
     async def _respond(self, request: tserver_pb2.ClientRequest, charged_bytes: int) -> None:
         kind = request.WhichOneof("body") or "none"
         try:
-            response = await self._answers.answer(request)
+            if kind == "watch":
+                watch = await self._answers.watch(request.watch, self)
+                response = tserver_pb2.ClientResponse(watch=watch)
+            else:
+                response = await self._answers.answer(request)
             response.request_id = request.request_id
             metrics.client_requests.cell(kind, "OK")[0] += 1
         except Exception as exc:  # noqa: BLE001 - the border: foreign errors are logged and sent as INTERNAL
@@ -300,6 +327,24 @@ class _Stream:
             next_s = min(write.due_s for write in self._writes.values())
             self._look_at(max(next_s, now_s + _LOOK_AGAIN_S))
 
+    # --- Sink
+
+    @property
+    def full(self) -> bool:
+        """Whether what was sent before still waits."""
+        return self._connection.full or self._pushed_bytes >= PUSHED_BYTES_MAX
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has ended."""
+        return self._connection.lost.done()
+
+    def push(self, response: bytes) -> None:
+        """Send an encoded ClientResponse."""
+        if not self.ended:
+            self._pushed_bytes += len(response)
+            self._send(response)
+
     # --- answers
 
     def _put(self, response: tserver_pb2.ClientResponse) -> None:
@@ -316,6 +361,9 @@ class _Stream:
             if self._connection.lost.done():
                 return
             raw = self._kept(response, raw)
+        self._send(raw)
+
+    def _send(self, raw: bytes) -> None:
         self._ready.append(raw)
         if not self._flushing:
             self._flushing = True
@@ -353,8 +401,10 @@ class _Stream:
         self._flushing = False
         while self._ready and not self._connection.full:
             self._connection.send(client_responses(self._ready))
-        if self._ready_charged and not self._ready:
-            self._give_back_ready()
+        if not self._ready:
+            self._pushed_bytes = 0
+            if self._ready_charged:
+                self._give_back_ready()
 
 
 def request_ids_of(raw: bytes) -> list[int]:

@@ -7,6 +7,7 @@ Called by both halves of both streams. Invariant: the result is exactly what pro
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from stele.rpc.proto import consensus_pb2, tserver_pb2
 
@@ -28,6 +29,8 @@ _REQUEST = _tag(tserver_pb2.ClientRequests.DESCRIPTOR, "requests")
 _REQUESTS = _tag(tserver_pb2.ClientRequest.DESCRIPTOR, "many")
 _RESPONSE = _tag(tserver_pb2.ClientResponses.DESCRIPTOR, "responses")
 _RESPONSES = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "many")
+_PUSH = _tag(tserver_pb2.ClientResponse.DESCRIPTOR, "push")
+_CHANGE = _tag(tserver_pb2.KvPushPB.DESCRIPTOR, "changes")
 
 
 def frame(body: bytes) -> bytes:
@@ -54,6 +57,18 @@ def client_responses(responses: deque[bytes]) -> bytes:
     """A frame with one ClientResponse of the encoded ones that fit, at least one. Removes them from the
     queue."""
     return _wrapped(responses, _RESPONSE, _RESPONSES)
+
+
+def pushed_change(change: tserver_pb2.KvChangePB) -> bytes:
+    """A change as a field of a KvPushPB, to be encoded once for all who watch it."""
+    raw = change.SerializeToString()
+    return _CHANGE + _varint(len(raw)) + raw
+
+
+def pushed_changes(head: bytes, changes: Sequence[bytes]) -> bytes:
+    """An encoded ClientResponse with a KvPushPB: `head`, the rest of its fields, and what `pushed_change` gave."""
+    body = head + b"".join(changes)
+    return _PUSH + _varint(len(body)) + body
 
 
 def _wrapped(queue: deque[bytes], inner: bytes, outer: bytes) -> bytes:

@@ -95,11 +95,16 @@ def _compare(header: tuple[int, int, int], length: int, crc: int, version: int, 
 
 @contextlib.contextmanager
 def opened(
-    path: Path, magic: bytes, version: int, read: Callable[[int], None] = lambda size: None
+    path: Path,
+    magic: bytes,
+    version: int,
+    read: Callable[[int], None] = lambda size: None,
+    *,
+    oldest: int | None = None,
 ) -> Iterator[BinaryIO]:
     """The checked file at `path`, open at the start of its body, after its checksum was compared.
 
-    Calls `read` with the number of bytes of each piece.
+    `oldest`: the oldest version that is read, too; None: no other. Calls `read` with the number of bytes of each piece.
 
     Raises:
         Corrupt: missing or damaged; or IO_ERROR.
@@ -115,6 +120,8 @@ def opened(
                 read(len(piece))
                 length += len(piece)
                 crc = google_crc32c.extend(crc, piece)
+            if oldest is not None and oldest <= header[0] <= version:
+                version = header[0]
             _compare(header, length, crc, version, path.name)
             file.seek(HEADER_BYTES)
             yield file

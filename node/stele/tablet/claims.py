@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from stele.model.errors import Code, Rejected
-from stele.model.kvop import KeyOp, KeyOperation
+from stele.model.kvop import LEASE_OPS, KeyOp, KeyOperation
 from stele.tablet.pairs import PAIR_BYTES, Pairs, size_of
 
 
@@ -65,7 +65,7 @@ class Claims:
                 # succeed.
                 there = old is not None and operation.key not in self._owner
                 return 0 if there else size_of(operation.key, operation.value)
-            case KeyOp.CHECK:
+            case KeyOp.CHECK | KeyOp.GRANT | KeyOp.REVOKE:
                 return 0
             case _:
                 assert_never(operation.op)
@@ -78,6 +78,8 @@ class Claims:
                 key that is present.
         """
         for operation in operations:
+            if operation.op in LEASE_OPS:
+                continue
             if operation.key in self._owner:
                 raise Rejected(
                     f"key {_shown(operation.key)}: another change of it is in progress; try again",
@@ -87,7 +89,7 @@ class Claims:
                 raise Rejected(f"key {_shown(operation.key)} is present", code=Code.ALREADY_PRESENT)
         token = self._next_token
         self._next_token += 1
-        written = [o.key for o in operations if o.op is not KeyOp.CHECK]
+        written = [o.key for o in operations if o.op is not KeyOp.CHECK and o.op not in LEASE_OPS]
         self._owner.update(dict.fromkeys(written, token))
         self._claims[token] = _Claim(written)
         return token

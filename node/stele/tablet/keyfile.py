@@ -5,9 +5,11 @@ large bytes.
 
 Layout of the body, little-endian:
 
-- u32 length and text (JSON: term, index, ceiling, timestamp)
+- u32 length and text (JSON: term, index, ceiling, timestamp; in version 2, leases)
 - u32 length and exactly-once state
-- each pair: u32 key length, u32 value length, u64 log index of the entry that set it, key, value
+- each pair: u32 key length, u32 value length, u64 log index of the entry that set it; in version 2, u64 lease; key, value
+
+A key space without leases is written as version 1, which release 0.1.0 reads.
 
 Invariant: nothing of a file is used before the checksum of all of it was compared.
 """
@@ -26,43 +28,63 @@ from stele.model.jsons import parse_json
 from stele.tablet import exactly_once
 from stele.tablet.checked import PIECE_BYTES, opened, seal_pieces
 from stele.tablet.exactly_once import ExactlyOnce
-from stele.tablet.pairs import PACKED, Pair, Pairs, packed
+from stele.tablet.leases import Leases
+from stele.tablet.pairs import LEASED, PACKED, Pair, Pairs, packed, packed_with_lease
 from stele.tablet.progress import Progress
 
 FILE_NAME = "keyspace"
 _MAGIC = b"STLKEYSP"
-_VERSION = 1
+_VERSION = 2
+_WITHOUT_LEASES = 1
 _LENGTH = struct.Struct("<I")
 
 
 def parts(
-    opid: OpId, ceiling: int, timestamp: int, once: Any, pairs: Mapping[bytes, Pair]
+    opid: OpId,
+    ceiling: int,
+    timestamp: int,
+    once: Any,
+    pairs: Mapping[bytes, Pair],
+    leases: Mapping[int, int],
 ) -> Iterator[bytes]:
-    """The file's bytes. `once`: the result of `ExactlyOnce.frozen`. `pairs` must not change meanwhile."""
-    head = {"term": opid.term, "index": opid.index, "ceiling": ceiling, "timestamp": timestamp}
+    """The file's bytes. `once`: the result of `ExactlyOnce.frozen`. `leases`: the time of each in ms. `pairs` must not
+    change meanwhile."""
+    head: dict[str, Any] = {
+        "term": opid.term,
+        "index": opid.index,
+        "ceiling": ceiling,
+        "timestamp": timestamp,
+    }
+    if leases:
+        head["leases"] = sorted(leases.items())
+    pack = packed_with_lease if leases else packed
     start = _with_length(json.dumps(head).encode()) + _with_length(exactly_once.encode(once))
 
     def body() -> Iterator[bytes]:
         yield from _cut(start)
-        yield from _gathered(packed(key, pair) for key, pair in pairs.items())
+        yield from _gathered(pack(key, pair) for key, pair in pairs.items())
 
-    return seal_pieces(_MAGIC, _VERSION, body)
+    return seal_pieces(_MAGIC, _VERSION if leases else _WITHOUT_LEASES, body)
 
 
-def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs]:
+def read(path: Path) -> tuple[Progress, ExactlyOnce, Pairs, Leases]:
     """The content of a file.
 
     Raises:
         Corrupt: missing or damaged.
         Rejected: UNSUPPORTED_VERSION.
     """
-    with opened(path, _MAGIC, _VERSION) as body:
+    with opened(path, _MAGIC, _VERSION, oldest=_WITHOUT_LEASES) as body:
         try:
             head = parse_json(_text(body))
             once = ExactlyOnce.decode(_text(body))
             applied = OpId(int(head["term"]), int(head["index"]))
             progress = Progress(applied, int(head["ceiling"]), int(head["timestamp"]))
-            return progress, once, Pairs(dict(_pairs(body)))
+            leases = Leases({int(lease): int(ttl) for lease, ttl in head.get("leases", ())})
+            pairs = dict(_pairs(body, bool(leases)))
+            for key, (_, _, lease) in pairs.items():
+                leases.move(key, 0, lease)
+            return progress, once, Pairs(pairs), leases
         except (ValueError, TypeError, KeyError, struct.error) as exc:
             raise Corrupt(f"{path.name}: {exc!r}; the file is damaged; copy the replica from a peer") from exc
 
@@ -74,7 +96,7 @@ def verify(path: Path, progress: Callable[[int], None]) -> None:
     Raises:
         Corrupt, Rejected: see `read`.
     """
-    with opened(path, _MAGIC, _VERSION, progress):
+    with opened(path, _MAGIC, _VERSION, progress, oldest=_WITHOUT_LEASES):
         pass
 
 
@@ -105,7 +127,8 @@ def _text(body: BinaryIO) -> bytes:
     return body.read(length)
 
 
-def _pairs(body: BinaryIO) -> Iterator[tuple[bytes, Pair]]:
-    while head := body.read(PACKED.size):
-        key_length, value_length, index = PACKED.unpack(head)
-        yield body.read(key_length), (body.read(value_length), index)
+def _pairs(body: BinaryIO, leased: bool) -> Iterator[tuple[bytes, Pair]]:
+    lengths = LEASED if leased else PACKED
+    while head := body.read(lengths.size):
+        key_length, value_length, index, *lease = lengths.unpack(head)
+        yield body.read(key_length), (body.read(value_length), index, lease[0] if lease else 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -20,16 +21,18 @@ from stele.model import writeop
 from stele.model.entry import Entry, EntryKind
 from stele.model.errors import Code, Corrupt, Rejected
 from stele.model.ids import OpId
-from stele.model.kvop import KeyOp, KeyOperation, decode_operations
+from stele.model.kvop import LEASE_OPS, KeyOp, KeyOperation, decode_operations, lease_of, ttl_of
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet import keyfile
 from stele.tablet.claims import Claims
 from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.files import FILES, Files, translate
 from stele.tablet.keyfile import FILE_NAME
+from stele.tablet.leases import LEASE_KEYS_MAX, LEASES_MAX, Leases
 from stele.tablet.machine import Checkpoint, FlushJob, Found, Lookup, Outcome
 from stele.tablet.pairs import Pairs
 from stele.tablet.progress import Progress
+from stele.tablet.recent import Change, Recent
 
 BYTES_MAX = 64 << 20
 """The most bytes of keys and values, plus 256 for each key. All of it is in memory, and each flush writes all
@@ -54,6 +57,7 @@ class KeySpaceFlush:
         self._ceiling = store.max_ceiling
         self._timestamp = store._progress.last_timestamp
         self._once = store._once.frozen()
+        self._leases = dict(store.leases.ttl_ms)
         self.pairs = store._pairs.freeze()
 
     def write(self) -> None:
@@ -65,7 +69,7 @@ class KeySpaceFlush:
             raise
 
     def _write(self, store: KeySpace) -> None:
-        parts = keyfile.parts(self.opid, self._ceiling, self._timestamp, self._once, self.pairs)
+        parts = keyfile.parts(self.opid, self._ceiling, self._timestamp, self._once, self.pairs, self._leases)
         temporary = store.directory / (FILE_NAME + ".tmp")
         with store._file_lock:
             store._files.write_new(temporary, parts)
@@ -85,6 +89,7 @@ class KeySpace:
         once: ExactlyOnce,
         progress: Progress,
         pairs: Pairs,
+        leases: Leases,
     ) -> None:
         self.directory = directory
         self.bytes_max = bytes_max
@@ -95,6 +100,8 @@ class KeySpace:
         self._flushed = progress.applied
         self._on_disk = progress.applied
         self._pairs = pairs
+        self.leases = leases
+        self.recent = Recent(progress.applied.index)
         self._listeners: list[CommitListener] = []
         self._claims = Claims(pairs)
         self._job: KeySpaceFlush | None = None
@@ -115,7 +122,9 @@ class KeySpace:
         directory.mkdir(parents=True, exist_ok=True)
         if (directory / FILE_NAME).exists():
             raise Rejected(f"{directory.name} already holds a key space", code=Code.ALREADY_PRESENT)
-        store = KeySpace(directory, files, flush_bytes, bytes_max, ExactlyOnce(), Progress(), Pairs())
+        store = KeySpace(
+            directory, files, flush_bytes, bytes_max, ExactlyOnce(), Progress(), Pairs(), Leases()
+        )
         KeySpaceFlush(store).write()
         store._pairs.thaw()
         return store
@@ -130,9 +139,9 @@ class KeySpace:
             Corrupt: missing or damaged.
             Rejected: UNSUPPORTED_VERSION.
         """
-        progress, once, pairs = keyfile.read(directory / FILE_NAME)
+        progress, once, pairs, leases = keyfile.read(directory / FILE_NAME)
         files.remove(directory / (FILE_NAME + ".tmp"))
-        return KeySpace(directory, files, flush_bytes, bytes_max, once, progress, pairs)
+        return KeySpace(directory, files, flush_bytes, bytes_max, once, progress, pairs, leases)
 
     # --- reading
 
@@ -192,6 +201,11 @@ class KeySpace:
         """Hybrid time of the newest applied write."""
         return self._progress.last_timestamp
 
+    @property
+    def revision(self) -> int:
+        """The log index up to which changes are applied: the same state on all replicas. It rises, with gaps."""
+        return self._progress.applied.index
+
     def read(self, key: bytes) -> bytes | None:
         """The value of a key; None if absent."""
         found = self._pairs.get(key)
@@ -201,6 +215,11 @@ class KeySpace:
         """Log index of the entry that last set the key; 0 if absent."""
         found = self._pairs.get(key)
         return 0 if found is None else found[1]
+
+    def lease_of(self, key: bytes) -> int:
+        """The lease that the key ends with; 0 for none."""
+        found = self._pairs.get(key)
+        return 0 if found is None else found[2]
 
     def list(
         self, prefix: bytes = b"", *, after: bytes = b"", limit: int | None = None
@@ -217,9 +236,9 @@ class KeySpace:
         return len(self._pairs)
 
     def checksum(self) -> int:
-        """64 bits over keys, values and exactly-once state. Equal on replicas that applied the same
+        """64 bits over keys, values, leases and exactly-once state. Equal on replicas that applied the same
         entries."""
-        return (self._once.checksum() + self._pairs.checksum) & ((1 << 64) - 1)
+        return (self._once.checksum() + self._pairs.checksum + self.leases.checksum) & ((1 << 64) - 1)
 
     # --- before proposing
 
@@ -287,13 +306,20 @@ class KeySpace:
             raise writeop.not_understood(header, body, exc) from exc
         outcome = self._check(operations, entry)
         if outcome.code is Code.OK:
-            self._commit(operations, entry.opid)
+            self._commit(operations, entry)
         self._once.record(header, outcome)
         return outcome
 
     def _check(self, operations: Sequence[KeyOperation], entry: Entry) -> Outcome:
         """The messages are replicated state and part of the checksum, so their words must never change."""
+        attached: Counter[int] = Counter()
         for operation in operations:
+            if operation.op in LEASE_OPS or operation.lease:
+                refused = self._check_lease(operation, attached, entry)
+                if refused is not None:
+                    return refused
+                if operation.op in LEASE_OPS:
+                    continue
             present = self.read(operation.key)
             if operation.op is KeyOp.INSERT and present is not None:
                 return Outcome(
@@ -314,22 +340,72 @@ class KeySpace:
                 )
         return Outcome(entry.timestamp)
 
-    def _commit(self, operations: Sequence[KeyOperation], opid: OpId) -> None:
+    def _check_lease(self, operation: KeyOperation, attached: Counter[int], entry: Entry) -> Outcome | None:
+        """Why a lease cannot be granted, or a key not be attached to one; None if it can. The words must never change.
+
+        `attached`: how many keys of the same write are new to each lease."""
+        leases = self.leases
+        if operation.op is KeyOp.REVOKE:
+            return None  # also if it is gone
+        if operation.op is KeyOp.GRANT:
+            lease, _ = lease_of(operation), ttl_of(operation)
+            if lease in leases:
+                return Outcome(
+                    entry.timestamp, code=Code.ALREADY_PRESENT, message=f"lease {lease:016x} is present"
+                )
+            if len(leases) >= LEASES_MAX:
+                return Outcome(
+                    entry.timestamp,
+                    code=Code.TOO_LARGE,
+                    message=f"the key space has {LEASES_MAX} leases; revoke some",
+                )
+            return None
+        lease, held = operation.lease, leases.keys_of(operation.lease)
+        if lease not in leases:
+            return Outcome(
+                entry.timestamp,
+                code=Code.LEASE_LOST,
+                message=f"lease {lease:016x} has expired, or was revoked; take another",
+            )
+        attached[lease] += operation.key not in held
+        if len(held) + attached[lease] > LEASE_KEYS_MAX:
+            return Outcome(
+                entry.timestamp,
+                code=Code.TOO_LARGE,
+                message=f"lease {lease:016x} has {LEASE_KEYS_MAX} keys; take another lease for more",
+            )
+        return None
+
+    def _commit(self, operations: Sequence[KeyOperation], entry: Entry) -> None:
+        opid = entry.opid
         changes: list[tuple[bytes, bytes | None, bytes | None]] = []
         for operation in operations:
             key = operation.key
             if operation.op is KeyOp.CHECK:
                 continue
+            if operation.op is KeyOp.GRANT:
+                self.leases.grant(lease_of(operation), ttl_of(operation))
+                continue
+            if operation.op is KeyOp.REVOKE:
+                for held in self.leases.end(lease_of(operation)):
+                    old = self._pairs.remove(held)
+                    if old is not None:
+                        changes.append((held, old[0], None))
+                continue
             if operation.op is KeyOp.DELETE:
                 old = self._pairs.remove(key)
                 if old is not None:
+                    self.leases.move(key, old[2], 0)
                     changes.append((key, old[0], None))
                 continue
-            old = self._pairs.put(key, (operation.value, opid.index))
+            old = self._pairs.put(key, (operation.value, opid.index, operation.lease))
+            self.leases.move(key, 0 if old is None else old[2], operation.lease)
             changes.append((key, None if old is None else old[0], operation.value))
         for change in changes:
             for listener in self._listeners:
                 listener(*change, opid)
+        new: list[Change] = [(key, value) for key, _, value in changes]
+        self.recent.add(opid.index, entry.timestamp, new)
 
     # --- flushing
 

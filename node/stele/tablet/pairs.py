@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping
 
 import xxhash
 
-Pair = tuple[bytes, int]
-"""A value, and the log index of the entry that set it."""
+Pair = tuple[bytes, int, int]
+"""A value, the log index of the entry that set it, and the lease that it is attached to; 0: none."""
 
 PAIR_BYTES = 256
 """About how much memory a key takes, besides its own bytes and those of its value."""
 PACKED = struct.Struct("<IIQ")
 """The header before a key and its value: their lengths, and the index."""
+LEASED = struct.Struct("<IIQQ")
+"""The same with the lease."""
 _MASK = (1 << 64) - 1
 
 
@@ -30,9 +32,17 @@ def size_of(key: bytes, value: bytes) -> int:
 
 
 def packed(key: bytes, pair: Pair) -> bytes:
-    """A pair as bytes, for files and checksums."""
-    value, index = pair
+    """A pair as bytes, for files and checksums. Without a lease they are those of release 0.1.0."""
+    value, index, lease = pair
+    if lease:
+        return packed_with_lease(key, pair)
     return PACKED.pack(len(key), len(value), index) + key + value
+
+
+def packed_with_lease(key: bytes, pair: Pair) -> bytes:
+    """A pair as bytes, for files of key spaces with leases."""
+    value, index, lease = pair
+    return LEASED.pack(len(key), len(value), index, lease) + key + value
 
 
 class Pairs:
@@ -43,7 +53,7 @@ class Pairs:
         self._pairs = pairs or {}
         self._changes: dict[bytes, Pair | None] | None = None
         self._keys = sorted(self._pairs)
-        self.bytes = sum(size_of(key, value) for key, (value, _) in self._pairs.items())
+        self.bytes = sum(size_of(key, value) for key, (value, _, _) in self._pairs.items())
         self.checksum = sum(_digest(key, pair) for key, pair in self._pairs.items()) & _MASK
 
     def __len__(self) -> int:

@@ -10,10 +10,12 @@ from stele.consensus.replica import ReplicaState
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from stele.tserver.holds import held_bytes
+from stele.tserver.leases import LeaseKeeper
 from stele.tserver.memory import StoreMemory
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.watching import Watches
 
 
 def set_gauges(
@@ -22,6 +24,8 @@ def set_gauges(
     quiet: QuietGroups,
     sessions: CopySessions,
     wall_clock: WallClock,
+    watches: Watches,
+    leases: LeaseKeeper,
     *,
     log_bytes: int,
     disk_free_bytes: int,
@@ -40,6 +44,8 @@ def set_gauges(
     metrics.store_memory_bytes.set(stores.bytes)
     spaces = (r.machine.held_bytes for r in replicas if isinstance(r.machine, KeySpace))
     metrics.keyspace_bytes.set(max(spaces, default=0))
+    metrics.leases.set(len(leases))
+    metrics.watches.set(len(watches))
     metrics.wal_bytes.set(log_bytes)
     metrics.disk_free_bytes.set(disk_free_bytes)
     metrics.copy_sessions.set(len(sessions))

@@ -16,12 +16,13 @@ import structlog
 from stele.consensus.ports import Host
 from stele.consensus.replica import Replica
 from stele.model.clock import physical_us, utc
-from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
+from stele.model.errors import Code, Corrupt, Rejected, SteleError
 from stele.model.holds import VERSION_NEEDED, Action, HoldOrder, faults_of, too_costly
 from stele.model.ids import StreamKey
 from stele.rpc.client_stream import WRITE_DEADLINE_MS
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.tablet.store import TabletStore
+from stele.tserver.gate import require_version
 from stele.tserver.reads import check_tablet, store_of
 from stele.tserver.replicas import Replicas
 from stele.tserver.wheel import Wheel
@@ -58,7 +59,7 @@ async def hold_history(
     order = HoldOrder(action, request.hold, request.since, request.expires_in_ms, request.bytes_max)
     if faults := faults_of(order):
         raise Rejected("; ".join(faults))
-    _check_version(cluster_version, request.hold)
+    require_version(cluster_version, VERSION_NEEDED, f"hold {request.hold}")
     if action is Action.RELEASE:
         # A full node takes releases. One of what is not there adds nothing to its log.
         await replica.reads.linearizable_read(deadline_ms)
@@ -74,21 +75,6 @@ async def hold_history(
     if order.action is Action.TAKE and order.since:
         _check_there(store, order)  # a flush or a merge may have begun before the entry was applied
     return _answer(store)
-
-
-def _check_version(present: int, name: str) -> None:
-    if not present:
-        raise Retryable(
-            f"hold {name}: this node has not heard a leader master since its start, so it does not know the cluster version; "
-            "try again",
-            code=Code.NOT_READY,
-        )
-    if present < VERSION_NEEDED:
-        raise Rejected(
-            f"hold {name}: this needs cluster version {VERSION_NEEDED}, but the cluster has {present}, so that the release "
-            "before can come back; once all masters and nodes run this release, `stele cluster finalize` allows it",
-            code=Code.UNSUPPORTED_VERSION,
-        )
 
 
 def _check_there(store: TabletStore, order: HoldOrder) -> None:

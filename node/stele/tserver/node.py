@@ -39,6 +39,7 @@ from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
+from stele.tserver.leases import LeaseKeeper
 from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.manager import TabletManager
@@ -58,6 +59,7 @@ from stele.tserver.threads import NodeThreads
 from stele.tserver.ticker import ReplicaClock, Ticker
 from stele.tserver.volume import Volume
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.watching import Watches
 from stele.tserver.withdrawal import Withdrawal
 from stele.wal.log import Log
 
@@ -100,6 +102,8 @@ class Node:
     startup: Startup
     health: NodeHealth
     plans: Plans
+    watches: Watches
+    leases: LeaseKeeper
     servers: Servers
     extension: Extension
     life: AsyncExitStack
@@ -272,6 +276,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         extra_ready=extension.why_unready,
     )
     plans = Plans(description, replicas, lambda: heartbeater.addresses, threads.in_thread)
+    watches, leases = Watches(replicas), LeaseKeeper(replicas, host)
     server = make_server(
         description,
         book,
@@ -289,6 +294,8 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         monitor,
         host,
         plans,
+        watches,
+        leases,
     )
     extension.add_services(server)
     servers = Servers(
@@ -304,6 +311,8 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
             messenger.quiet,
             sessions,
             wall_clock,
+            watches,
+            leases,
             log_bytes=node_log.bytes_on_disk,
             disk_free_bytes=monitor.disk_bytes[0],
         ),
@@ -340,6 +349,8 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         startup=startup,
         health=health,
         plans=plans,
+        watches=watches,
+        leases=leases,
         servers=servers,
         extension=extension,
         life=life,
@@ -373,6 +384,9 @@ async def _begin(node: Node) -> None:
     life.push_async_callback(node.servers.stop_serving)
     node.extension.start()
     await node.servers.start()
+    life.push_async_callback(node.watches.close)
+    node.leases.start()
+    life.push_async_callback(node.leases.close)
     life.push_async_callback(node.startup.close)
     life.push_async_callback(node.fencing.close)
     life.push_async_callback(node.withdrawal.close)

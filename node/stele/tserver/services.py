@@ -30,6 +30,7 @@ from stele.tserver.description import NodeDescription
 from stele.tserver.fences import Fences
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
+from stele.tserver.leases import LeaseKeeper
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
 from stele.tserver.monitor import NodeMonitor
@@ -38,6 +39,7 @@ from stele.tserver.replicas import Replicas
 from stele.tserver.tablet_service import TabletService
 from stele.tserver.threads import NodeThreads
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.watching import Watches
 
 
 def make_server(
@@ -57,6 +59,8 @@ def make_server(
     monitor: NodeMonitor,
     host: NodeHost,
     plans: Plans,
+    watches: Watches,
+    leases: LeaseKeeper,
 ) -> grpc.aio.Server:
     """A gRPC server with the node's services, which does not listen yet."""
     identity = description.identity
@@ -75,6 +79,8 @@ def make_server(
             in_read_thread=threads.in_read_thread,
             status=status,
             cluster_version=lambda: heartbeater.cluster_version,
+            watches=watches,
+            leases=leases,
             make_streams=partial(ClientStreams, identity, book, budget, streams),
         ),
         server,

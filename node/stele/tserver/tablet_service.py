@@ -18,16 +18,27 @@ from stele.model.clock import utc
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import CATALOG_TABLET_ID, NodeId
 from stele.model.job import Attempt
-from stele.model.kvop import KeyOp, KeyOperation, decode_write, encode_operations
+from stele.model.kvop import (
+    LEASE_MAX,
+    LEASES_VERSION,
+    KeyOp,
+    KeyOperation,
+    decode_write,
+    encode_operations,
+    grant,
+    revoke,
+)
 from stele.model.writeop import BodyKind, WriteHeader
-from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams
+from stele.rpc.client_stream import WRITE_DEADLINE_MS, Answers, ClientStreams, Sink
 from stele.rpc.convert import id_from_pb, opid_to_pb
 from stele.rpc.errors import RETRY_AFTER_MS_MAX, error_to_pb
 from stele.rpc.proto import common_pb2
 from stele.rpc.proto import tserver_pb2 as pb
 from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome, StateMachine
+from stele.tserver.gate import require_version
 from stele.tserver.holds import hold_history
+from stele.tserver.leases import LeaseKeeper, check_ttl
 from stele.tserver.reads import (
     check_incarnation,
     check_tablet,
@@ -40,6 +51,7 @@ from stele.tserver.reads import (
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_reports
 from stele.tserver.wall_clock import WallClock
+from stele.tserver.watching import Watches
 
 PREPARED_MAX = 1_000
 """The most tablets of one request to prepare a snapshot."""
@@ -62,6 +74,8 @@ class TabletService(TabletServerServiceServicer):
         in_read_thread: InThread,
         status: Callable[[], pb.GetNodeStatusResponse],
         cluster_version: Callable[[], int],
+        watches: Watches,
+        leases: LeaseKeeper,
         make_streams: Callable[[Answers], ClientStreams],
     ) -> None:
         self._node_id = node_id
@@ -70,6 +84,8 @@ class TabletService(TabletServerServiceServicer):
         self._in_read_thread = in_read_thread
         self._status = status
         self._cluster_version = cluster_version
+        self._watches = watches
+        self._leases = leases
         self._streams = make_streams(self)
 
     # --- stele.rpc.client_stream.Answers
@@ -83,6 +99,10 @@ class TabletService(TabletServerServiceServicer):
                 return pb.ClientResponse(kv=await self._kv(request.kv))
             case other:
                 raise Rejected(f"client request of kind {other}; expected write, read or kv")
+
+    async def watch(self, request: pb.KvWatchRequest, sink: Sink) -> pb.KvWatchResponse:
+        """Begin a watch on keys, or stop it."""
+        return await self._watches.begin(request, sink)
 
     def begin_write(self, request: pb.WriteRequest) -> asyncio.Future[Outcome]:
         """Propose a block."""
@@ -164,13 +184,24 @@ class TabletService(TabletServerServiceServicer):
             else:
                 value = machine.read(request.key)
                 pairs = [] if value is None else [(request.key, value)]
-            return pb.KvResponse(pairs=[pb.KvPairPB(key=k, value=v) for k, v in pairs])
+            changed_at, lease_of = machine.changed_at, machine.lease_of
+            return pb.KvResponse(
+                pairs=[
+                    pb.KvPairPB(key=k, value=v, revision=changed_at(k), lease=lease_of(k)) for k, v in pairs
+                ],
+                revision=machine.revision,
+            )
+        if request.op in (pb.KV_LEASE_KEEP, pb.KV_LEASES):
+            return await self._leases.answer(replica, request)
         if replica.tablet_id == CATALOG_TABLET_ID:
             raise Rejected(
                 "the catalog is written by the masters alone; use MasterService", code=Code.PERMISSION_DENIED
             )
-        operations = _operations_of(request)
+        operations = operations_of(request)
+        if request.lease or any(operation.lease for operation in operations):
+            require_version(self._cluster_version(), LEASES_VERSION, "a lease of a key space")
         replica.check_leader()
+        space = key_space_of(replica)
         body = encode_operations(operations)
         header = WriteHeader(
             client_id=_client_id(request.client_id),
@@ -186,7 +217,9 @@ class TabletService(TabletServerServiceServicer):
         )
         if (error := outcome.error()) is not None:
             raise error
-        return pb.KvResponse()
+        if request.op == pb.KV_LEASE_GRANT:
+            self._leases.granted(replica)
+        return pb.KvResponse(revision=space.recent.revision_at(outcome.timestamp))
 
     async def _propose_keys(
         self,
@@ -351,16 +384,22 @@ def _expect(machine: StateMachine, header: WriteHeader, write: asyncio.Future[Ou
     write.add_done_callback(lambda _: machine.stop_expecting(header))
 
 
-def _operations_of(request: pb.KvRequest) -> list[KeyOperation]:
+def operations_of(request: pb.KvRequest) -> list[KeyOperation]:
     """What a request changes in a key space."""
     if request.op == pb.KV_WRITE:
         return decode_write(request.operations)
+    if request.op in (pb.KV_LEASE_GRANT, pb.KV_LEASE_REVOKE):
+        if not 0 < request.lease <= LEASE_MAX:
+            raise Rejected(f"lease {request.lease}: expected 1 to {LEASE_MAX}")
+        granted = request.op == pb.KV_LEASE_GRANT
+        return [grant(request.lease, check_ttl(request.ttl_ms)) if granted else revoke(request.lease)]
     op = _KV_OPS.get(request.op)
     if op is None:
         raise Rejected(
-            f"key space operation {request.op}; expected replace, insert, read, delete, list or write"
+            f"key space operation {request.op}; expected replace, insert, read, delete, list, write or one of leases"
         )
-    return [KeyOperation(op, request.key, request.value)]
+    lease = 0 if op is KeyOp.DELETE else request.lease
+    return [KeyOperation(op, request.key, request.value, lease=lease)]
 
 
 def _client_id(raw: bytes) -> bytes:

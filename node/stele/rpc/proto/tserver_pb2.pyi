@@ -33,6 +33,13 @@ class _KvOpPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvOpPB.ValueTy
     KV_DELETE: _KvOpPB.ValueType  # 4
     KV_LIST: _KvOpPB.ValueType  # 5
     KV_WRITE: _KvOpPB.ValueType  # 6
+    KV_LEASE_GRANT: _KvOpPB.ValueType  # 7
+    KV_LEASE_REVOKE: _KvOpPB.ValueType  # 8
+    """also if it is gone; removes its keys"""
+    KV_LEASE_KEEP: _KvOpPB.ValueType  # 9
+    """LEASE_LOST if it is gone"""
+    KV_LEASES: _KvOpPB.ValueType  # 10
+    """one, or all"""
 
 class KvOpPB(_KvOpPB, metaclass=_KvOpPBEnumTypeWrapper): ...
 
@@ -43,6 +50,13 @@ KV_READ: KvOpPB.ValueType  # 3
 KV_DELETE: KvOpPB.ValueType  # 4
 KV_LIST: KvOpPB.ValueType  # 5
 KV_WRITE: KvOpPB.ValueType  # 6
+KV_LEASE_GRANT: KvOpPB.ValueType  # 7
+KV_LEASE_REVOKE: KvOpPB.ValueType  # 8
+"""also if it is gone; removes its keys"""
+KV_LEASE_KEEP: KvOpPB.ValueType  # 9
+"""LEASE_LOST if it is gone"""
+KV_LEASES: KvOpPB.ValueType  # 10
+"""one, or all"""
 Global___KvOpPB: _TypeAlias = KvOpPB  # noqa: Y015
 
 class _HoldActionPB:
@@ -81,6 +95,7 @@ class ClientRequest(_message.Message):
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     MANY_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def write(self) -> Global___WriteRequest: ...
@@ -92,6 +107,8 @@ class ClientRequest(_message.Message):
     def many(self) -> Global___ClientRequests:
         """what one turn of the client's loop wrote; request_id 0"""
 
+    @_builtins.property
+    def watch(self) -> Global___KvWatchRequest: ...
     def __init__(
         self,
         *,
@@ -100,12 +117,13 @@ class ClientRequest(_message.Message):
         read: Global___ReadRequest | None = ...,
         kv: Global___KvRequest | None = ...,
         many: Global___ClientRequests | None = ...,
+        watch: Global___KvWatchRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many", "watch"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -141,6 +159,8 @@ class ClientResponse(_message.Message):
     READ_FIELD_NUMBER: _builtins.int
     KV_FIELD_NUMBER: _builtins.int
     MANY_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.ErrorPB:
@@ -156,6 +176,12 @@ class ClientResponse(_message.Message):
     def many(self) -> Global___ClientResponses:
         """what became ready in one turn of the node's loop; request_id 0"""
 
+    @_builtins.property
+    def watch(self) -> Global___KvWatchResponse: ...
+    @_builtins.property
+    def push(self) -> Global___KvPushPB:
+        """of a watch that has begun, unasked; request_id 0"""
+
     def __init__(
         self,
         *,
@@ -165,12 +191,14 @@ class ClientResponse(_message.Message):
         read: Global___ReadResponse | None = ...,
         kv: Global___KvResponse | None = ...,
         many: Global___ClientResponses | None = ...,
+        watch: Global___KvWatchResponse | None = ...,
+        push: Global___KvPushPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "read", b"read", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "push", b"push", "read", b"read", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "read", b"read", "request_id", b"request_id", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "error", b"error", "kv", b"kv", "many", b"many", "push", b"push", "read", b"read", "request_id", b"request_id", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["write", "read", "kv", "many", "watch", "push"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -427,6 +455,8 @@ class KvRequest(_message.Message):
     LOWEST_UNFINISHED_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     op: Global___KvOpPB.ValueType
     key: _builtins.bytes
@@ -440,6 +470,10 @@ class KvRequest(_message.Message):
     tablet_incarnation: _builtins.int
     operations: _builtins.bytes
     """KV_WRITE: stele.model.kvop; REPLACE, DELETE and CHECK"""
+    lease: _builtins.int
+    """what is set is attached to it; which lease is meant; KV_LEASES: 0 is all"""
+    ttl_ms: _builtins.int
+    """KV_LEASE_GRANT"""
     def __init__(
         self,
         *,
@@ -454,14 +488,46 @@ class KvRequest(_message.Message):
         lowest_unfinished: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
         operations: _builtins.bytes = ...,
+        lease: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lease", b"lease", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvRequest: _TypeAlias = KvRequest  # noqa: Y015
+
+@_typing.final
+class KvLeasePB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    LEFT_MS_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    lease: _builtins.int
+    ttl_ms: _builtins.int
+    left_ms: _builtins.int
+    """at least so long, unless its holder is heard before"""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        lease: _builtins.int = ...,
+        ttl_ms: _builtins.int = ...,
+        left_ms: _builtins.int = ...,
+        keys: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "lease", b"lease", "left_ms", b"left_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvLeasePB: _TypeAlias = KvLeasePB  # noqa: Y015
 
 @_typing.final
 class KvPairPB(_message.Message):
@@ -469,17 +535,25 @@ class KvPairPB(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     value: _builtins.bytes
+    revision: _builtins.int
+    """of the change that set it; 0 from release 0.1.0"""
+    lease: _builtins.int
+    """that it ends with; 0: none"""
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
         value: _builtins.bytes = ...,
+        revision: _builtins.int = ...,
+        lease: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "lease", b"lease", "revision", b"revision", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,20 +564,167 @@ class KvResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PAIRS_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    revision: _builtins.int
+    """of the key space as read, or of this write; 0: not known"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPairPB]: ...
+    @_builtins.property
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLeasePB]: ...
     def __init__(
         self,
         *,
         pairs: _abc.Iterable[Global___KvPairPB] | None = ...,
+        revision: _builtins.int = ...,
+        leases: _abc.Iterable[Global___KvLeasePB] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvResponse: _TypeAlias = KvResponse  # noqa: Y015
+
+@_typing.final
+class KvWatchRequest(_message.Message):
+    """Begin to watch keys, or stop. The answer says from where on; changes follow as KvPushPB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLET_ID_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    FROM_NOW_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    tablet_id: _builtins.bytes
+    tablet_incarnation: _builtins.int
+    """0: any"""
+    deadline_ms: _builtins.int
+    number: _builtins.int
+    """the client's; unique on its stream"""
+    key: _builtins.bytes
+    prefix: _builtins.bool
+    """all keys that begin with `key`"""
+    after: _builtins.int
+    """changes behind this revision"""
+    from_now: _builtins.bool
+    """... or behind the present one"""
+    stop: _builtins.bool
+    """end the watch of this number; all else is ignored"""
+    def __init__(
+        self,
+        *,
+        tablet_id: _builtins.bytes = ...,
+        tablet_incarnation: _builtins.int = ...,
+        deadline_ms: _builtins.int = ...,
+        number: _builtins.int = ...,
+        key: _builtins.bytes = ...,
+        prefix: _builtins.bool = ...,
+        after: _builtins.int = ...,
+        from_now: _builtins.bool = ...,
+        stop: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "deadline_ms", b"deadline_ms", "from_now", b"from_now", "key", b"key", "number", b"number", "prefix", b"prefix", "stop", b"stop", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvWatchRequest: _TypeAlias = KvWatchRequest  # noqa: Y015
+
+@_typing.final
+class KvWatchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    revision: _builtins.int
+    """changes behind it follow"""
+    tablet_incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        tablet_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "revision", b"revision", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvWatchResponse: _TypeAlias = KvWatchResponse  # noqa: Y015
+
+@_typing.final
+class KvChangePB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    value: _builtins.bytes
+    deleted: _builtins.bool
+    revision: _builtins.int
+    """the same for all changes of one write, which come in one message"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+        deleted: _builtins.bool = ...,
+        revision: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "key", b"key", "revision", b"revision", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvChangePB: _TypeAlias = KvChangePB  # noqa: Y015
+
+@_typing.final
+class KvPushPB(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    revision: _builtins.int
+    """all changes up to it have been sent"""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvChangePB]: ...
+    @_builtins.property
+    def error(self) -> _common_pb2.ErrorPB:
+        """the watch has ended"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        changes: _abc.Iterable[Global___KvChangePB] | None = ...,
+        error: _common_pb2.ErrorPB | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "error", b"error", "number", b"number", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvPushPB: _TypeAlias = KvPushPB  # noqa: Y015
 
 @_typing.final
 class ListTabletsRequest(_message.Message):

@@ -1,0 +1,80 @@
+"""The newest changes of a key space, in memory, for those who watch it. Owned by KeySpace; used in the owner's thread.
+
+A revision is the log index of a committed change, so it is the same on all replicas and after a restart. Revisions rise,
+with gaps. What is kept is bounded by count and bytes. A replica that starts keeps what it applies from its last flush on.
+
+Invariant: every change behind `start` is here, in order, and those of one write are together.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+
+from stele.tablet.pairs import size_of
+
+WRITES_MAX = 8_192
+"""The most writes that are kept."""
+BYTES_MAX = 4 << 20
+"""The most bytes that are kept: keys and values, with 256 more for each key. The newest write is kept whatever its size."""
+_TIMES_MAX = 1_024
+_revision = attrgetter("revision")
+
+Change = tuple[bytes, bytes | None]
+"""A key, and its new value; None: it was removed."""
+
+
+class Written:
+    """What one write has changed. `encoded`: a place for whoever sends it, so that it is encoded once."""
+
+    __slots__ = ("changes", "encoded", "revision", "size_bytes")
+
+    def __init__(self, revision: int, changes: Sequence[Change]) -> None:
+        self.revision = revision
+        self.changes = changes
+        self.encoded: Sequence[bytes] | None = None
+        self.size_bytes = sum(size_of(key, value or b"") for key, value in changes)
+
+
+class Recent:
+    """The changes behind revision `start`. `on_written` is called for each new one, and must not raise."""
+
+    def __init__(self, start: int, *, writes_max: int = WRITES_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self.start = start
+        self.on_written: Callable[[], None] | None = None
+        self._writes_max = writes_max
+        self._bytes_max = bytes_max
+        self._writes: deque[Written] = deque()
+        self._bytes = 0
+        self._times: deque[tuple[int, int]] = deque(maxlen=_TIMES_MAX)  # (timestamp, revision), ascending
+
+    def add(self, revision: int, timestamp: int, changes: Sequence[Change]) -> None:
+        """A write was applied; it may have changed nothing."""
+        self._times.append((timestamp, revision))
+        if not changes:
+            return
+        written = Written(revision, changes)
+        self._writes.append(written)
+        self._bytes += written.size_bytes
+        while len(self._writes) > 1 and (
+            len(self._writes) > self._writes_max or self._bytes > self._bytes_max
+        ):
+            oldest = self._writes.popleft()
+            self._bytes -= oldest.size_bytes
+            self.start = oldest.revision
+        if self.on_written is not None:
+            self.on_written()
+
+    def after(self, revision: int) -> Iterator[Written]:
+        """The writes behind a revision, which is `start` or later. Nothing may change meanwhile."""
+        at = bisect.bisect_right(self._writes, revision, key=_revision)
+        return itertools.islice(self._writes, at, None)
+
+    def revision_at(self, timestamp: int) -> int:
+        """The revision of the write with this time; 0 if it is not known any more."""
+        at = bisect.bisect_left(self._times, (timestamp, 0))
+        found = self._times[at] if at < len(self._times) else (0, 0)
+        return found[1] if found[0] == timestamp else 0

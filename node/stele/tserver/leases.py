@@ -1,0 +1,232 @@
+"""The time of leases in key spaces that this node leads: until when each lives, and the entries that end those that are over.
+
+Called by tablet_service.py. The rules of what a lease is are in `stele.tablet.leases`, which is replicated and knows no clock.
+
+Invariants:
+- A lease ends by an entry of the leader alone. The leader proposes it once the lease's time has passed, by its monotonic
+  clock, since it last confirmed a sign of the holder.
+- A new leader gives every lease its whole time. It cannot know what the one before has confirmed last.
+- A sign is confirmed as a linearizable read is: no other led when it came. So whoever leads later began later, and gives the
+  lease its whole time from then on. While an entry that ends a lease is under way, no sign of it is confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from stele import metrics
+from stele.consensus.ports import Host
+from stele.consensus.replica import Replica
+from stele.model import writeop
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
+from stele.model.ids import StreamKey
+from stele.model.kvop import TTL_MAX_MS, TTL_MIN_MS, encode_operations, revoke
+from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader
+from stele.rpc.proto import tserver_pb2 as pb
+from stele.tablet.keyspace import KeySpace
+from stele.tserver.reads import key_space_of
+from stele.tserver.replicas import Replicas
+from stele.tserver.wheel import Wheel
+
+log = structlog.get_logger("stele.tserver.leases")
+
+LOOK_S = 0.1
+"""Pause between two looks at leases. So much later than its time a lease may end."""
+_SEARCH_S = 1.0
+"""Pause between two searches for key spaces with leases that this node has come to lead."""
+_ENDED_AT_ONCE = 100
+"""The most leases that one entry ends."""
+
+
+class _Term:
+    """The leases of one key space while this node leads it in one term.
+
+    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed."""
+
+    __slots__ = ("ending", "ends_ms", "replica", "space", "term")
+
+    def __init__(self, replica: Replica, space: KeySpace) -> None:
+        self.replica = replica
+        self.space = space
+        self.term = replica.term
+        self.ends_ms: dict[int, int] = {}
+        self.ending: set[int] = set()
+
+    def stands(self) -> bool:
+        """Whether this node still leads in that term."""
+        replica = self.replica
+        return replica.is_leader and replica.term == self.term and replica.machine is self.space
+
+    def follow(self, now_ms: int) -> None:
+        """Give their time to leases that are new here, and forget those that are gone."""
+        ttl_ms, ends_ms = self.space.leases.ttl_ms, self.ends_ms
+        for lease, ttl in ttl_ms.items():
+            if lease not in ends_ms:
+                ends_ms[lease] = now_ms + ttl
+        if len(ends_ms) > len(ttl_ms):
+            for lease in [lease for lease in ends_ms if lease not in ttl_ms]:
+                del ends_ms[lease]
+
+
+class LeaseKeeper:
+    """Leases of all key spaces led here."""
+
+    def __init__(self, replicas: Replicas, host: Host) -> None:
+        self._host = host
+        self._wheel = Wheel(replicas)
+        self._terms: dict[StreamKey, _Term] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._searched_s = 0.0
+
+    def __len__(self) -> int:
+        return sum(len(term.space.leases) for term in self._terms.values())
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._in_background(self._run())
+
+    async def close(self) -> None:
+        """The node stops: end no more leases."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- for clients
+
+    async def answer(self, replica: Replica, request: pb.KvRequest) -> pb.KvResponse:
+        """Confirm a sign of a lease's holder, or tell the leases. Raises what `keep` and `left_ms` raise."""
+        if request.op == pb.KV_LEASE_KEEP:
+            ttl_ms = await self.keep(replica, request.lease, request.deadline_ms)
+            return pb.KvResponse(leases=[pb.KvLeasePB(lease=request.lease, ttl_ms=ttl_ms, left_ms=ttl_ms)])
+        left_ms = await self.left_ms(replica, request.deadline_ms)
+        space = key_space_of(replica)
+        return pb.KvResponse(
+            revision=space.revision,
+            leases=[
+                pb.KvLeasePB(
+                    lease=lease,
+                    ttl_ms=space.leases.ttl_ms[lease],
+                    left_ms=left,
+                    keys=sorted(space.leases.keys_of(lease)),
+                )
+                for lease, left in sorted(left_ms.items())
+                if request.lease in (0, lease)
+            ],
+        )
+
+    def granted(self, replica: Replica) -> None:
+        """A lease was granted in a key space that is led here."""
+        if isinstance(replica.machine, KeySpace) and replica.is_leader:
+            self._term_of(replica, replica.machine)
+
+    async def keep(self, replica: Replica, lease: int, deadline_ms: int) -> int:
+        """Confirm a sign of a lease's holder. Returns the lease's time in ms, which begins anew.
+
+        Raises:
+            Rejected: LEASE_LOST: it is gone.
+            Retryable: NOT_READY: its end is under way. NOT_LEADER and other codes of `Reads.linearizable_read`.
+        """
+        await replica.reads.linearizable_read(deadline_ms)
+        replica.check_leader()
+        space = key_space_of(replica)
+        ttl_ms = space.leases.ttl_ms.get(lease)
+        if ttl_ms is None:
+            raise lost(lease)
+        term = self._term_of(replica, space)
+        if lease in term.ending:
+            raise Retryable(f"lease {lease:016x} is about to end; ask again", code=Code.NOT_READY)
+        term.ends_ms[lease] = self._host.now_ms() + ttl_ms
+        return ttl_ms
+
+    async def left_ms(self, replica: Replica, deadline_ms: int) -> dict[int, int]:
+        """For each lease of a key space, how many ms it lives at least. Raises what `Reads.linearizable_read` raises."""
+        await replica.reads.linearizable_read(deadline_ms)
+        replica.check_leader()
+        space, now_ms = key_space_of(replica), self._host.now_ms()
+        term = self._term_of(replica, space)
+        return {
+            lease: 0 if lease in term.ending else max(0, term.ends_ms[lease] - now_ms)
+            for lease in space.leases.ttl_ms
+        }
+
+    def _term_of(self, replica: Replica, space: KeySpace) -> _Term:
+        key = replica.superblock.key
+        term = self._terms.get(key)
+        if term is None or not term.stands():
+            term = self._terms[key] = _Term(replica, space)
+        term.follow(self._host.now_ms())
+        return term
+
+    # --- in the background
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S if self._terms else _SEARCH_S)
+            try:
+                self._look()
+            except Exception:
+                log.exception("a look at leases failed; the next one follows")
+
+    def _look(self) -> None:
+        """Propose to end the leases that are over."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._searched_s >= 0.9 * _SEARCH_S:
+            self._searched_s = now_s
+            self._search()
+        now_ms = self._host.now_ms()
+        for key, term in list(self._terms.items()):
+            if not term.stands() or not len(term.space.leases):
+                del self._terms[key]
+                continue
+            term.follow(now_ms)
+            over = [n for n, ends in term.ends_ms.items() if now_ms > ends and n not in term.ending]
+            for at in range(0, len(over), _ENDED_AT_ONCE):
+                some = over[at : at + _ENDED_AT_ONCE]
+                term.ending.update(some)
+                self._in_background(self._end(term, some))
+
+    def _search(self) -> None:
+        for replica in self._wheel.turn():
+            space = replica.machine
+            if isinstance(space, KeySpace) and len(space.leases) and replica.is_leader:
+                self._term_of(replica, space)
+
+    async def _end(self, term: _Term, leases: list[int]) -> None:
+        """End leases that are over. They are `ending` until this is known to be done or not."""
+        body = encode_operations([revoke(lease) for lease in leases])
+        header = WriteHeader(NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
+        tablet = term.replica.tablet_id
+        try:
+            await term.replica.writes.propose(writeop.encode(header, body), small=True)
+            metrics.leases_expired.inc(len(leases))
+            log.info("leases have expired", tablet=tablet, leases=[f"{lease:016x}" for lease in leases])
+        except SteleError as exc:
+            let_go(exc)
+            log.info("leases are not ended yet", tablet=tablet, error=str(exc))
+        finally:
+            term.ending.difference_update(leases)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def lost(lease: int) -> Rejected:
+    """The error for a lease that is gone."""
+    return Rejected(f"lease {lease:016x} has expired, or was revoked; take another", code=Code.LEASE_LOST)
+
+
+def check_ttl(ttl_ms: int) -> int:
+    """The time that a client wants for a lease.
+
+    Raises:
+        Rejected: it is too short or too long.
+    """
+    if not TTL_MIN_MS <= ttl_ms <= TTL_MAX_MS:
+        raise Rejected(f"a lease of {ttl_ms} ms; expected {TTL_MIN_MS} to {TTL_MAX_MS} ms")
+    return ttl_ms

@@ -1,0 +1,359 @@
+"""Watches on key spaces that this node leads: what is committed is pushed to those who watch it, in order, each change once.
+
+Called by tablet_service.py. Each change is encoded once, however many watch it. Nothing is kept for a client that does not
+read: its watch stands at a revision. It goes on from there out of the newest changes (stele.tablet.recent). If those no longer
+reach back so far, the watch ends with COMPACTED.
+
+Invariants: only what is applied is pushed, so only what is committed. A watch ends once this node no longer leads, or cannot
+confirm that it does. It then says so, and its client goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from stele import metrics
+from stele.consensus.replica import Replica
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
+from stele.model.ids import StreamKey
+from stele.model.kvop import KEY_BYTES_MAX
+from stele.rpc.client_stream import WRITE_DEADLINE_MS, Sink
+from stele.rpc.errors import error_to_pb
+from stele.rpc.frames import pushed_change, pushed_changes
+from stele.rpc.proto import tserver_pb2 as pb
+from stele.tablet.keyspace import KeySpace
+from stele.tablet.recent import Written
+from stele.tserver.reads import check_tablet, key_space_of
+from stele.tserver.replicas import Replicas
+
+log = structlog.get_logger("stele.tserver.watching")
+
+WATCHES_MAX = 16_384
+"""The most watches of a node. Each takes about 1 KB."""
+MARK_S = 2.0
+"""Pause between two marks: a quiet watcher is told up to where nothing has changed."""
+_LOOK_S = 0.05
+"""Pause between two looks: whether this node still leads, and whether clients that were full read again."""
+_PUSH_BYTES = 1 << 20
+"""No write is added to a message of this size."""
+
+
+class Watch:
+    """One watch of a client. `sent`: all changes up to this revision were pushed; it counts only while it is `behind`."""
+
+    __slots__ = ("behind", "key", "number", "prefix", "sent", "sink")
+
+    def __init__(self, sink: Sink, number: int, key: bytes, prefix: bool, sent: int) -> None:
+        self.sink = sink
+        self.number = number
+        self.key = key
+        self.prefix = prefix
+        self.sent = sent
+        self.behind = True
+
+    def wants(self, key: bytes) -> bool:
+        """Whether it watches this key."""
+        return key.startswith(self.key) if self.prefix else key == self.key
+
+
+class Feed:
+    """The watches on one key space. `term`: that in which this replica leads."""
+
+    def __init__(self, replica: Replica, space: KeySpace) -> None:
+        self.replica = replica
+        self.space = space
+        self.term = replica.term
+        self.marked_s = asyncio.get_running_loop().time()
+        self.marking: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._recent = space.recent
+        self._recent.on_written = self._wake
+        self._due = False
+        self._sent = space.revision
+        self._watches: dict[tuple[Sink, int], Watch] = {}
+        self._by_key: dict[bytes, dict[Watch, None]] = {}
+        self._by_prefix: dict[bytes, dict[Watch, None]] = {}
+        self._lengths: Counter[int] = Counter()  # of the prefixes
+        self._behind: dict[Watch, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def __contains__(self, place: tuple[Sink, int]) -> bool:
+        return place in self._watches
+
+    def forget_ended(self) -> None:
+        """Drop the watches whose streams have ended."""
+        for place in [place for place in self._watches if place[0].ended]:
+            self.remove(place)
+
+    def check_reaches(self, revision: int) -> None:
+        """Refuse a watch from a revision that is not kept any more, or is not there yet.
+
+        Raises:
+            Rejected: COMPACTED; INVALID_ARGUMENT.
+        """
+        if revision < self._recent.start:
+            raise self._compacted(revision, "begin")
+        if revision > self.space.revision:
+            raise Rejected(
+                f"revision {revision} is newer than the key space, which is at {self.space.revision}; read again, and watch "
+                "from that revision"
+            )
+
+    def _compacted(self, revision: int, what: str) -> Rejected:
+        return Rejected(
+            f"the watch cannot {what} behind revision {revision}: changes up to revision {self._recent.start} are no longer "
+            "kept; read all keys, and watch from that read's revision",
+            code=Code.COMPACTED,
+        )
+
+    def add(self, watch: Watch) -> None:
+        """Begin a watch at its revision."""
+        self._watches[watch.sink, watch.number] = watch
+        (self._by_prefix if watch.prefix else self._by_key).setdefault(watch.key, {})[watch] = None
+        if watch.prefix:
+            self._lengths[len(watch.key)] += 1
+        self._behind[watch] = None
+        self._wake()
+
+    def remove(self, place: tuple[Sink, int]) -> None:
+        """End a watch without a word."""
+        watch = self._watches.pop(place, None)
+        if watch is None:
+            return
+        index = self._by_prefix if watch.prefix else self._by_key
+        del index[watch.key][watch]
+        if not index[watch.key]:
+            del index[watch.key]
+        if watch.prefix:
+            self._lengths[len(watch.key)] -= 1
+            if not self._lengths[len(watch.key)]:
+                del self._lengths[len(watch.key)]
+        self._behind.pop(watch, None)
+
+    def end(self, error: SteleError) -> None:
+        """End all watches with an error."""
+        if self._recent.on_written == self._wake:  # else a later feed has it
+            self._recent.on_written = None
+        for watch in list(self._watches.values()):
+            self._tell_end(watch, error)
+
+    def _tell_end(self, watch: Watch, error: SteleError) -> None:
+        metrics.watches_ended.labels(error.code.name).inc()
+        told = pb.KvPushPB(number=watch.number, error=error_to_pb(error))
+        watch.sink.push(pb.ClientResponse(push=told).SerializeToString())
+        self.remove((watch.sink, watch.number))
+
+    # --- pushing
+
+    def _wake(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Push what was applied since the last time, and what those behind lack."""
+        self._due = False
+        before, self._sent = self._sent, self.space.revision
+        found: dict[Watch, list[bytes]] = {}
+        for written in self._recent.after(before):
+            for (key, _), encoded in zip(written.changes, encoded_changes(written)):
+                for watch in self._wanting(key):
+                    found.setdefault(watch, []).append(encoded)
+        for watch, changes in found.items():
+            if watch.behind:
+                continue
+            if watch.sink.full or sum(map(len, changes)) > _PUSH_BYTES:
+                watch.behind, watch.sent = True, before
+                self._behind[watch] = None
+            else:
+                self._push(watch, changes, self._sent)
+        self.catch_up()
+
+    def _wanting(self, key: bytes) -> Iterator[Watch]:
+        yield from self._by_key.get(key, ())
+        for length in self._lengths:
+            if length <= len(key):
+                yield from self._by_prefix.get(key[:length], ())
+
+    def catch_up(self) -> None:
+        """Push to those behind what they lack, as far as their clients read."""
+        for watch in list(self._behind):
+            self._catch_up(watch)
+
+    def _catch_up(self, watch: Watch) -> None:
+        while not watch.sink.full:
+            if watch.sent < self._recent.start:
+                self._tell_end(
+                    watch, self._compacted(watch.sent, "go on, because its client reads too slowly")
+                )
+                return
+            changes, upto = self._lacking(watch)
+            if changes or upto > watch.sent:
+                self._push(watch, changes, upto)
+            watch.sent = upto
+            if upto == self._sent:
+                watch.behind = False
+                del self._behind[watch]
+                return
+
+    def _lacking(self, watch: Watch) -> tuple[list[bytes], int]:
+        """(what it lacks, up to which revision), for one message."""
+        changes, size, upto = list[bytes](), 0, watch.sent
+        for written in self._recent.after(watch.sent):
+            if written.revision > self._sent:
+                break
+            if size >= _PUSH_BYTES:
+                return changes, upto
+            for (key, _), encoded in zip(written.changes, encoded_changes(written)):
+                if watch.wants(key):
+                    changes.append(encoded)
+                    size += len(encoded)
+            upto = written.revision
+        return changes, self._sent
+
+    def _push(self, watch: Watch, changes: Sequence[bytes], upto: int) -> None:
+        head = pb.KvPushPB(number=watch.number, revision=upto).SerializeToString()
+        watch.sink.push(pushed_changes(head, changes))
+        metrics.watched_changes.inc(len(changes))
+
+    def mark(self) -> None:
+        """Tell all watches up to where they have everything."""
+        self.flush()
+        for watch in self._watches.values():
+            if not watch.behind and not watch.sink.full:
+                self._push(watch, (), self._sent)
+
+
+def encoded_changes(written: Written) -> Sequence[bytes]:
+    """The changes of a write as messages, encoded once."""
+    if written.encoded is None:
+        revision = written.revision
+        written.encoded = [
+            pushed_change(
+                pb.KvChangePB(key=key, value=value or b"", deleted=value is None, revision=revision)
+            )
+            for key, value in written.changes
+        ]
+    return written.encoded
+
+
+class Watches:
+    """All watches of a node."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._feeds: dict[StreamKey, Feed] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._feeds.values()))
+
+    async def begin(self, request: pb.KvWatchRequest, sink: Sink) -> pb.KvWatchResponse:
+        """Begin a watch, or stop one.
+
+        Raises:
+            Rejected: COMPACTED; INVALID_ARGUMENT; STALE_INCARNATION.
+            Retryable: NOT_LEADER and other codes of `Reads.linearizable_read`. THROTTLED: there are too many.
+        """
+        if request.stop:
+            for feed in self._feeds.values():
+                feed.remove((sink, request.number))
+            return pb.KvWatchResponse(number=request.number)
+        if len(request.key) > KEY_BYTES_MAX:
+            raise Rejected(f"a watch of a key of {len(request.key)} bytes; at most {KEY_BYTES_MAX}")
+        if len(self) >= WATCHES_MAX:
+            raise Retryable(f"this node has {WATCHES_MAX:,} watches; end some", code=Code.THROTTLED)
+        replica = self._replicas.of_request(request.tablet_id)
+        check_tablet(replica, "keyspace", request.tablet_incarnation)
+        await replica.reads.linearizable_read(request.deadline_ms or WRITE_DEADLINE_MS)
+        replica.check_leader()
+        feed = self._feed_of(replica)
+        after = feed.space.revision if request.from_now else request.after
+        feed.check_reaches(after)
+        if (sink, request.number) in feed:
+            raise Rejected(f"watch {request.number} has begun on this stream")
+        feed.add(Watch(sink, request.number, request.key, request.prefix, after))
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look())
+        return pb.KvWatchResponse(
+            number=request.number,
+            revision=after,
+            tablet_incarnation=replica.superblock.tablet_incarnation,
+        )
+
+    def _feed_of(self, replica: Replica) -> Feed:
+        key, space = replica.superblock.key, key_space_of(replica)
+        feed = self._feeds.get(key)
+        if feed is not None and (feed.space is not space or feed.term != replica.term):
+            self._end(
+                key,
+                feed,
+                Retryable("this replica was led by another meanwhile; watch again", code=Code.NOT_LEADER),
+            )
+            feed = None
+        if feed is None:
+            feed = self._feeds[key] = Feed(replica, space)
+        return feed
+
+    async def _look(self) -> None:
+        """Look at all feeds again and again, as long as there are some."""
+        while self._feeds:
+            await asyncio.sleep(_LOOK_S)
+            for key, feed in list(self._feeds.items()):
+                try:
+                    self._look_at(key, feed)
+                except SteleError as exc:
+                    let_go(exc)
+                    self._end(key, feed, exc)
+                except Exception as exc:  # the other feeds go on
+                    log.exception("a look at watches failed", tablet=key.tablet_id)
+                    self._end(
+                        key, feed, Retryable(f"the watch failed: {exc!r}; watch again", code=Code.NOT_LEADER)
+                    )
+        self._looking = None
+
+    def _look_at(self, key: StreamKey, feed: Feed) -> None:
+        feed.forget_ended()
+        if not len(feed):
+            self._end(key, feed, Retryable("nobody watches"))
+            return
+        self._replicas.for_client(feed.replica.tablet_id)  # refuses what was dropped
+        feed.replica.check_leader()
+        if feed.replica.term != feed.term or feed.replica.machine is not feed.space:
+            raise Retryable("this replica was led by another meanwhile; watch again", code=Code.NOT_LEADER)
+        feed.catch_up()
+        now_s = asyncio.get_running_loop().time()
+        if feed.marking is None and now_s - feed.marked_s >= MARK_S:
+            feed.marked_s = now_s
+            feed.marking = asyncio.get_running_loop().create_task(self._mark(key, feed))
+
+    async def _mark(self, key: StreamKey, feed: Feed) -> None:
+        try:
+            await feed.replica.reads.linearizable_read()
+            feed.mark()
+        except SteleError as exc:
+            let_go(exc)
+            self._end(key, feed, exc)
+        finally:
+            feed.marking = None
+
+    def _end(self, key: StreamKey, feed: Feed, error: SteleError) -> None:
+        feed.end(error)
+        if self._feeds.get(key) is feed:
+            del self._feeds[key]
+
+    async def close(self) -> None:
+        """The node stops: end all watches."""
+        for key, feed in list(self._feeds.items()):
+            self._end(key, feed, Retryable("this node stops; ask another", code=Code.NOT_LEADER))
+        if self._looking is not None:
+            self._looking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._looking

@@ -1,0 +1,184 @@
+"""Leases as locks on real processes: never two holders at once, while each node is killed and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stele.client import AsyncClient, AsyncKeySpace
+from stele.client.admin import cluster_view
+from stele.model.errors import Retryable, SteleError
+from stele.rpc.convert import id_from_pb
+from stele.rpc.proto import tserver_pb2
+from tests.client.commands import runner
+from tests.consensus.cluster import WAIT_S
+from tests.harness import Cluster
+from tests.linear.held import Hold, faults_of
+from tests.tserver.local import LocalCluster
+
+NAME = "the-one"
+
+
+async def _holder(space: AsyncKeySpace, me: str, stop: asyncio.Event, holds: list[Hold]) -> None:
+    """Take the name, hold it while the lease lives, and let go: in order, or as a program that is gone."""
+    rng = random.Random(me)
+    while not stop.is_set():
+        try:
+            lease = await space.lease(1.0)
+            won = await space.elect(NAME, me, lease=lease) == me
+        except SteleError:
+            await asyncio.sleep(0.05)
+            continue
+        begun = last = time.monotonic()
+        until = begun + rng.uniform(0.1, 2.5)
+        seen = 0
+        while won and lease.alive and last < until and not stop.is_set():
+            now = time.monotonic()
+            if lease.alive:
+                last, seen = now, seen + 1
+            await asyncio.sleep(0.005)
+        if won and seen:
+            holds.append(Hold(me, begun, last))
+        if rng.random() < 0.5:
+            await lease.close()  # as if it had crashed
+        else:
+            with contextlib.suppress(SteleError):
+                await lease.revoke()
+        await asyncio.sleep(rng.uniform(0.0, 0.2))
+
+
+async def test_two_never_hold_one_name_while_leaders_are_killed(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as one,
+        AsyncClient(cluster.master_addresses) as other,
+    ):
+        spaces = [await one.create_keyspace("s"), await other.keyspace("s")]
+        stop, holds = asyncio.Event(), list[Hold]()
+        kept = await spaces[0].lease(3.0)
+        await spaces[0].insert("kept", "1", lease=kept)
+        tasks = [asyncio.create_task(_holder(spaces[n % 2], f"c{n}", stop, holds)) for n in range(4)]
+        await cluster.kill_each()
+        await asyncio.sleep(1.0)
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert faults_of(holds) == []
+        assert len(holds) > 5 and len({hold.holder for hold in holds}) > 1
+        if kept.alive:
+            assert await spaces[1].read("kept") == b"1", "its holder was not told that it is lost"
+
+
+async def test_a_holder_that_is_cut_off_knows_before_another_can_have_it(tmp_path: Path) -> None:
+    """All nodes stand still, so nobody confirms a sign. When they go on, the next leader gives the lease its whole time."""
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        space = await client.create_keyspace("s")
+        lease = await space.lease(1.5)
+        assert await space.elect(NAME, "first", lease=lease) == "first"
+        for node in cluster.nodes:
+            cluster.kill(node)
+        async with asyncio.timeout(WAIT_S):
+            assert await lease.lost()
+        lost = time.monotonic()
+        for node in cluster.nodes:
+            cluster.restart(node)
+        await cluster.wait_ready()
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    second = await space.lease(5.0)
+                    if await space.elect(NAME, "second", lease=second) == "second":
+                        break
+                except SteleError:
+                    pass
+                await asyncio.sleep(0.02)
+        assert time.monotonic() > lost
+
+
+async def test_a_leader_that_is_cut_off_confirms_no_sign(tmp_path: Path) -> None:
+    """The others stand still, so it cannot know whether they have elected another."""
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        space = await client.create_keyspace("s")
+        lease = await space.lease(30.0)
+        view = await cluster_view(client.masters)
+        (tablet,) = [each for each in view.tablets if each.table_name == "s"]
+        others = [node for node in cluster.nodes if node.node_id != id_from_pb(tablet.leader_node)]
+        assert len(others) == 2
+        for node in others:
+            cluster.pause(node)
+        try:
+            request = tserver_pb2.KvRequest(op=tserver_pb2.KV_LEASE_KEEP, lease=lease.id)
+            with pytest.raises(Retryable):
+                await space._tablet.kv(request, timeout_s=2.0)
+        finally:
+            for node in others:
+                cluster.resume(node)
+        await lease.keep()
+        assert lease.alive
+
+
+async def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = LocalCluster(tmp_path)
+    try:
+        await cluster.start()
+        async with cluster.client() as client:
+            space = await client.create_keyspace("s")
+            run = runner(cluster, monkeypatch)
+            code, lease, _ = await run("kv", "lease-grant", "s", "--ttl", "30")
+            lease = lease.strip()
+            assert code == 0 and len(lease) == 16
+            assert (await run("kv", "put", "s", "a", "1", "--lease", lease))[0] == 0
+            assert (await run("kv", "insert", "s", "b", "2", "--lease", lease))[0] == 0
+            assert (await run("kv", "write", "s", "--put", "c", "3", "--lease", lease))[0] == 0
+            code, out, _ = await run("kv", "leases", "s", "--json")
+            (told,) = json.loads(out)
+            assert told.pop("leftS") > 0
+            assert told == {"lease": lease, "ttlS": 30.0, "keys": [{"key": "a"}, {"key": "b"}, {"key": "c"}]}
+            assert f"{lease}  30" in (await run("kv", "leases", "s"))[1]
+            assert (await run("kv", "lease-revoke", "s", lease))[0] == 0
+            assert await space.list() == []
+            code, _, err = await run("kv", "lease-keep", "s", lease)
+            assert code == 1 and "LEASE_LOST" in err
+            code, _, err = await run("kv", "put", "s", "a", "1", "--lease", "no")
+            assert code == 2 and "16 hexadecimal digits" in err
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "stele.cli",
+                    "kv",
+                    "elect",
+                    "s",
+                    "primary",
+                    "--id",
+                    "me",
+                    "--ttl",
+                    "1",
+                ),
+                *("--masters", cluster.master_address, "--json"),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            assert process.stdout is not None
+            try:
+                line = json.loads(await process.stdout.readline())
+                assert line == {"name": "primary", "holder": "me", "me": True}
+            finally:
+                process.kill()
+                await process.wait()
+            async with asyncio.timeout(WAIT_S):
+                while await space.read("primary") is not None:
+                    await asyncio.sleep(0.05)
+    finally:
+        await cluster.close()

@@ -1,0 +1,166 @@
+"""Leases on real nodes in this process: when they end, who confirms a sign of their holder, and what a new leader gives them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stele.client import AsyncClient, AsyncKeySpace
+from stele.consensus.replica import Replica
+from stele.model.errors import Code, Rejected, Retryable
+from stele.tserver.node import Node
+from tests.consensus.cluster import WAIT_S
+from tests.tserver.local import LocalCluster
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[AsyncClient]:
+    async with cluster.client() as made:
+        yield made
+
+
+@pytest.fixture
+async def space(client: AsyncClient) -> AsyncKeySpace:
+    return await client.create_keyspace("s")
+
+
+def leader(cluster: LocalCluster) -> tuple[Node, Replica]:
+    """The node that leads the one key space, and its replica."""
+    ((node, replica),) = [
+        (node, replica)
+        for name, node in cluster.running.items()
+        for replica in node.replicas
+        if name != "master" and replica.is_leader
+    ]
+    return node, replica
+
+
+async def gone(space: AsyncKeySpace, key: str) -> float:
+    """When a key was seen to be gone."""
+    async with asyncio.timeout(WAIT_S):
+        while await space.read(key) is not None:
+            await asyncio.sleep(0.01)
+    return time.monotonic()
+
+
+async def test_it_ends_once_its_time_has_passed_and_not_before(space: AsyncKeySpace) -> None:
+    lease = await space.lease(1.0)
+    await space.insert("a", "1", lease=lease)
+    await space.write({"b": "2", "c": "3"}, lease=lease)
+    await space.replace("free", "4")
+    watch = await space.watch()
+    await lease.keep()
+    kept = time.monotonic()
+    await lease.close()
+    assert not lease.alive and lease.left_s == 0
+    assert await gone(space, "a") >= kept + 1.0 - 0.05, (
+        "the leader confirmed the last sign before `keep` returned"
+    )
+    assert await space.list() == [(b"free", b"4")]
+    write = await anext(watch)
+    assert [(c.key, c.value) for c in write.changes] == [(b"a", None), (b"b", None), (b"c", None)]
+    with pytest.raises(Rejected, match="has expired, or was revoked; take another") as refused:
+        await space.insert("a", "1", lease=lease)
+    assert refused.value.code is Code.LEASE_LOST
+    with pytest.raises(Rejected) as unknown:
+        await space.keep_lease(lease.id)
+    assert unknown.value.code is Code.LEASE_LOST
+
+
+async def test_its_holder_keeps_it_alive_and_others_see_it(space: AsyncKeySpace) -> None:
+    async with await space.lease(1.0) as lease:
+        await space.insert("a", "1", lease=lease)
+        (state,) = (await space.snapshot("a")).keys
+        assert state.lease == lease.id
+        for _ in range(25):
+            await asyncio.sleep(0.1)
+            assert lease.alive and 0 < lease.left_s <= 0.9
+        (seen,) = await space.leases()
+        assert (seen.id, seen.ttl_s, seen.keys) == (lease.id, 1.0, (b"a",)) and 0 < seen.left_s <= 1.0
+        assert await space.read("a") == b"1"
+        assert not await lease.lost(0)
+    assert await space.list() == [] and await space.leases() == (), "it is revoked at the end of the block"
+    assert await lease.lost() and not lease.alive
+    with pytest.raises(Rejected):
+        await lease.keep()
+
+
+async def test_another_that_revokes_it_is_noticed(space: AsyncKeySpace) -> None:
+    lease = await space.lease(1.0)
+    await space.insert("a", "1", lease=lease)
+    await space.revoke_lease(lease.id)
+    assert await space.read("a") is None
+    async with asyncio.timeout(WAIT_S):
+        assert await lease.lost()
+
+
+async def test_a_new_leader_gives_every_lease_its_whole_time(
+    cluster: LocalCluster, space: AsyncKeySpace
+) -> None:
+    lease = await space.lease(2.0)
+    await space.insert("a", "1", lease=lease)
+    await lease.close()
+    await asyncio.sleep(1.5)
+    node, replica = leader(cluster)
+    moved = time.monotonic()
+    await node.replicas.transfer(replica)
+    assert await gone(space, "a") >= moved + 2.0 - 0.05
+
+
+async def test_no_sign_is_confirmed_while_the_end_is_under_way(
+    cluster: LocalCluster, space: AsyncKeySpace
+) -> None:
+    lease = await space.lease(1.0)
+    await lease.close()
+    node, replica = leader(cluster)
+    (term,) = node.leases._terms.values()
+    term.ending.add(lease.id)
+    with pytest.raises(Retryable, match="is about to end") as refused:
+        await node.leases.keep(replica, lease.id, 1_000)
+    assert refused.value.code is Code.NOT_READY
+    term.ending.discard(lease.id)
+    assert await node.leases.keep(replica, lease.id, 1_000) == 1_000
+
+
+async def test_no_lease_is_written_before_the_upgrade_is_finalized(
+    cluster: LocalCluster, client: AsyncClient, space: AsyncKeySpace
+) -> None:
+    lease = await space.lease(5.0)
+    for node in cluster.running.values():
+        node.heartbeater._cluster_version = 1
+    node, _ = leader(cluster)
+    calls = (
+        space.lease(5.0),
+        space.insert("a", "1", lease=lease),
+        space.write({"a": "1"}, lease=lease),
+        space.revoke_lease(lease),
+    )
+    for call in calls:
+        node.heartbeater._cluster_version = 1
+        with pytest.raises(Rejected, match="`stele cluster finalize` allows it") as refused:
+            await call
+        assert refused.value.code is Code.UNSUPPORTED_VERSION
+    await space.replace("a", "1")
+
+
+async def test_times_that_are_no_times_are_refused(space: AsyncKeySpace) -> None:
+    for wrong in (0.5, 86_401, -1, "x"):
+        with pytest.raises(Rejected) as refused:
+            await space.lease(wrong)  # type: ignore[arg-type]
+        assert refused.value.code is Code.INVALID_ARGUMENT
+
+
+async def test_a_name_moves_to_the_newest_lease_of_its_candidate(space: AsyncKeySpace) -> None:
+    """A candidate that starts again does not lose the name when its first lease ends."""
+    first, second = await space.lease(1.0), await space.lease(5.0)
+    assert await space.elect("n", "me", lease=first) == "me"
+    assert await space.elect("n", "you", lease=second) == "me"
+    assert await space.elect("n", "me", lease=second) == "me"
+    await first.revoke()
+    assert await space.read("n") == b"me"
+    await second.revoke()
+    third = await space.lease(5.0)
+    assert await space.elect("n", "you", lease=third) == "you"
