@@ -207,6 +207,7 @@ class Node(TabletServerAdminServiceServicer, ConsensusServiceServicer):
                 has_report=True,
                 disk_free_bytes=1 << 40,
                 disk_used_bytes=1 << 30,
+                load=0,
                 tablets=[self.status(t) for t in keys],
             )
             if register:

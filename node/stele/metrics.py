@@ -152,6 +152,11 @@ replicas = Gauge(
     registry=REGISTRY,
 )
 replicas_leading = Gauge("stele_replicas_leading", "Replicas on this node that lead.", registry=REGISTRY)
+leader_load = Gauge(
+    "stele_leader_load",
+    "What clients ask of the leaders here a second, a mean of some 30 s: requests, and each 4 KiB that they bring.",
+    registry=REGISTRY,
+)
 replicas_resting = Gauge(
     "stele_replicas_resting",
     "Replicas whose group is quiet: no heartbeats, the nodes hear each other instead.",

@@ -95,6 +95,7 @@ def said(known: Known) -> Any:
         judged.young,
         groups._groups,
         groups._kept,
+        groups._loads,
         {t: place.counts_as for t, place in places._places.items()},
         {n: c for n, c in places.replicas.items() if c},
         {n: c for n, c in places.bytes.items() if c},
@@ -316,6 +317,50 @@ def test_views_that_change_at_random(first: int) -> None:
                 policy = POLICY
             steps |= {type(s).__name__ for s in twin(view, policy, remembered(view, rng))}
     assert {"BeginIntent", "MoveLeader", "Blocked", "RemovePeer"} <= steps
+
+
+def with_load(t: TabletView, rng: random.Random) -> TabletView:
+    """The tablet with another load of one of its replicas."""
+    one, load = rng.randrange(len(t.replicas)), rng.choice((0, 0, 300, 1_000, 5_000))
+    return replace(
+        t, replicas=tuple(replace(r, load=load) if k == one else r for k, r in enumerate(t.replicas))
+    )
+
+
+def test_loads_that_change_at_random() -> None:
+    """Known loads, and that nothing was found to exchange, must be forgotten as soon as anything that decides it changes."""
+    exchanged = 0
+    for seed in range(10):
+        rng, twin = random.Random(seed), Twin()
+        view = cluster_of(rng.randint(6, 14))
+        view = replace(view, nodes=tuple(replace(n, load=0) for n in view.nodes))
+        for _ in range(80):
+            tablets, nodes = list(view.tablets), list(view.nodes)
+            at, of = rng.randrange(len(nodes)), rng.randrange(len(tablets))
+            if rng.random() < 0.9:
+                tablets[of] = with_load(tablets[of], rng)
+            else:
+                peer = rng.choice(tablets[of].config.peers)
+                kept = rng.choice((0, 0, 0, 200))
+                tablets[of] = replace(tablets[of], leader_node=peer.node_id, leader_kept_until_us=kept)
+            if rng.random() < 0.1:
+                nodes = [replace(n, load=1) for n in nodes]
+                nodes[at] = replace(nodes[at], load=rng.choice((None, 0, 0, 2)))
+            elif rng.random() < 0.1:
+                nodes[at] = replace(nodes[at], zone=rng.choice(("z0", "z1")))
+            view = replace(view, tablets=tuple(tablets), nodes=tuple(nodes))
+            calm = frozenset(t.tablet_id for t in tablets if rng.random() < 0.1)
+            leaders = LeaderTrials(left=rng.choice((1, 2, 100)), loads=rng.random() < 0.9, calm=calm)
+            steps = twin(view, replace(POLICY, rebalance=False), Trials(leaders=leaders))
+            moves = {s.tablet_id: s for s in steps if isinstance(s, MoveLeader) and "load" in s.reason}
+            exchanged += len(moves)
+            led = (
+                replace(t, leader_node=moves[t.tablet_id].target_node) if t.tablet_id in moves else t
+                for t in tablets
+            )
+            if rng.random() < 0.8:
+                view = replace(view, tablets=tuple(led))
+    assert exchanged > 50
 
 
 def test_time_alone_may_change_what_a_leader_says() -> None:

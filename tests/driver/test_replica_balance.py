@@ -168,6 +168,38 @@ def test_two_nodes_of_one_machine_never_hold_the_same_tablet() -> None:
     assert settle(cluster) == 0  # each tablet has a replica on machine m3
 
 
+def test_of_nodes_alike_the_one_whose_machine_has_fewer_gets_one_more() -> None:
+    cluster = Cluster(2, 1, 6, 1)
+    for number in range(6):
+        place(cluster, [1], number)
+    for number, machine in ((3, "m2"), (4, "m3")):
+        cluster.nodes[node_name(number)] = ModelNode(node_name(number), machine, "z0")
+    assert settle(cluster) == 4
+    found = replicas(cluster)
+    assert [found[node_name(n)] for n in (1, 2, 3, 4)] == [2, 1, 1, 2]
+
+
+def test_two_nodes_of_a_machine_have_as_many_each_as_others() -> None:
+    """Their disks are as large. No replica moves for the sake of the machine."""
+    cluster = Cluster(3, 1, 8, 1)
+    cluster.nodes[node_name(3)].machine = "m2"
+    cluster.nodes[node_name(4)] = ModelNode(node_name(4), "m4", "z0")
+    settle(cluster)
+    assert set(replicas(cluster).values()) == {2} and settle(cluster) == 0
+
+
+def test_a_new_replica_goes_to_a_machine_with_fewer() -> None:
+    cluster = Cluster(4, 1, 2, 3)
+    place(cluster, [1, 2, 3], 0)
+    place(cluster, [2, 3, 4], 1)
+    for number, machine in ((5, "m4"), (6, "m6")):
+        cluster.nodes[node_name(number)] = ModelNode(node_name(number), machine, "z0")
+    cluster.nodes[node_name(1)].alive = False
+    cluster.advance()
+    (begin,) = [s for s in plan(cluster.view(), POLICY) if isinstance(s, BeginIntent)]
+    assert begin.target_node == node_name(6)
+
+
 def test_few_moves_at_once() -> None:
     cluster = Cluster(3, 1, 12, 3)
     cluster.nodes[node_name(4)] = ModelNode(node_name(4), "m4", "z0")

@@ -149,6 +149,13 @@ def test_leaders_of_new_tablets_go_to_nodes_that_lead_few() -> None:
     assert [int(placement.choose(3)[0], 16) for _ in range(6)] == [0, 0, 1, 0, 1, 2]
 
 
+def test_of_nodes_alike_the_one_whose_machine_has_fewer_is_chosen() -> None:
+    machines = ("m0", "m0", "m1", "m2")
+    candidates = [Candidate(NodeId(f"{i:032x}"), machine, "z", 0) for i, machine in enumerate(machines)]
+    placement = Placement(candidates)
+    assert [int(placement.choose(1)[0], 16) for _ in range(6)] == [0, 2, 3, 1, 2, 3]
+
+
 @pytest.mark.parametrize("rf", [0, 2, 4, 7])
 def test_replication_factors_that_cannot_be(rf: int) -> None:
     with pytest.raises(Rejected):

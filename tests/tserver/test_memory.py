@@ -105,7 +105,7 @@ async def begun(node: Node, scans: Scans) -> Iterator[pa.RecordBatch]:
 async def test_what_slow_readers_hold_of_memory_is_bounded(cluster: LocalCluster) -> None:
     """Each held the memtable that it was begun on, flushed or not: 32 of them beside a writer took 4 to 5 GB."""
     node = cluster.running["node-0"]
-    scans = Scans(node.plans.plan, node.replicas, node.scan_memory)
+    scans = Scans(node.plans.plan, node.replicas, node.scan_memory, node.load)
     node.scan_memory.bytes_max = 1
     refusals = partial(REGISTRY.get_sample_value, "stele_flight_throttled_total", {"want": "memory"})
     before = refusals() or 0.0

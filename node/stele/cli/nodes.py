@@ -23,7 +23,7 @@ def list_nodes(masters: str, as_json: bool) -> None:
     """List nodes and masters with their state seen and wanted.
 
     `seen`: live, silent and for how long, or never if it has not started yet. `wanted`: in service, or what
-    somebody asked for. `left`: how long that lasts.
+    somebody asked for. `left`: how long that lasts. `load`: what clients ask of its leaders a second.
 
     Example: stele node list
     """
@@ -39,7 +39,7 @@ def list_nodes(masters: str, as_json: bool) -> None:
     show_table(
         (
             *("name", "id", "role", "machine", "zone", "address", "seen", "wanted", "left", "by"),
-            *("replicas", "leaders", "used", "free", "reason"),
+            *("replicas", "leaders", "load", "used", "free", "reason"),
         ),
         [_row(n) for n in nodes],
         all_shown_by="stele node list --json",
@@ -52,7 +52,8 @@ def _row(n: NodeStatus) -> tuple[object, ...]:
     disk = [byte_size(b) if b is not None else "-" for b in (n.disk_used_bytes, n.disk_free_bytes)]
     place = (n.name or "-", short(n.node_id), n.role, n.machine or "-", n.zone or "-", n.address or "-")
     wanted = (in_words(n), left, n.wanted_by)
-    return (*place, seen, *wanted, n.replicas, n.leaders, *disk, n.wanted_reason)
+    leaders = (n.leaders, f"{n.load:,}/s" if n.load is not None else "-")
+    return (*place, seen, *wanted, n.replicas, *leaders, *disk, n.wanted_reason)
 
 
 def node_as_json(n: NodeStatus) -> dict[str, Any]:

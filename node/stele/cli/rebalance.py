@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only show the moves, with bytes and reasons.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only show the moves, with bytes and reasons, and leaders that would move.",
+)
 @click.option(
     "--wait-for",
     "wait_s",
@@ -50,7 +55,7 @@ def rebalance(dry_run: bool, wait_s: float, masters: str, as_json: bool) -> None
 
     moves, why, view = with_client(masters, look)
     if dry_run:
-        _show(moves, why, view, as_json)
+        _show(moves, _leaders(view), why, view, as_json)
         return
     holder = driver_of(view)
     steps = 0
@@ -74,7 +79,38 @@ def _moves(view: master_pb2.GetClusterViewResponse) -> tuple[list[Move], str]:
     return rebalancing(view_from_pb(view), Policy(rebalance=True))
 
 
-def _show(moves: list[Move], why: str, view: master_pb2.GetClusterViewResponse, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Leader:
+    """A leader that would move."""
+
+    tablet_id: str
+    table_name: str
+    source: str
+    target: str
+    reason: str
+
+
+def _leaders(view: master_pb2.GetClusterViewResponse) -> list[_Leader]:
+    from stele.driver.policy import Policy
+    from stele.driver.rebalancing import leaders_to_move
+    from stele.driver.wire import view_from_pb
+
+    seen = view_from_pb(view)
+    found = ((step, seen.tablet(step.tablet_id)) for step in leaders_to_move(seen, Policy()))
+    return [
+        _Leader(t.tablet_id, t.table_name, t.leader_node, step.target_node, step.reason)
+        for step, t in found
+        if t is not None
+    ]
+
+
+def _show(
+    moves: list[Move],
+    leaders: list[_Leader],
+    why: str,
+    view: master_pb2.GetClusterViewResponse,
+    as_json: bool,
+) -> None:
     from stele.client.health import examine
     from stele.driver.progress import with_names
 
@@ -94,11 +130,37 @@ def _show(moves: list[Move], why: str, view: master_pb2.GetClusterViewResponse, 
                     }
                     for m in moves
                 ],
+                "leaders": [
+                    {
+                        "tablet": m.tablet_id,
+                        "table": m.table_name,
+                        "from": m.source,
+                        "to": m.target,
+                        "reason": m.reason,
+                    }
+                    for m in leaders
+                ],
             }
         )
         return
     names = names_of_nodes(examine(view))
     by_digits = {node_id[:8]: name for node_id, name in names.items()}
+    if leaders:
+        show_table(
+            ("tablet", "table", "leader", "to", "why"),
+            [
+                (
+                    short(m.tablet_id),
+                    m.table_name,
+                    names.get(m.source, short(m.source)),
+                    names.get(m.target, short(m.target)),
+                    with_names(m.reason, by_digits),
+                )
+                for m in leaders
+            ],
+            all_shown_by="--json, or a pipe,",
+        )
+        say(f"{plural(len(leaders), 'leader')} would move")
     if moves:
         show_table(
             ("tablet", "table", "from", "to", "bytes", "why"),
@@ -119,6 +181,8 @@ def _show(moves: list[Move], why: str, view: master_pb2.GetClusterViewResponse, 
     say(
         f"{len(moves)} replicas would be moved, {byte_size(total)} in all"
         if moves
+        else "no replica needs to move"
+        if leaders
         else "nothing needs to move"
     )
     if why:

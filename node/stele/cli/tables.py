@@ -73,7 +73,7 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     """Show columns, partitioning, size and tablets of a table.
 
     The sizes come from the leaders of its tablets. Rows are an estimate: a replaced row counts until its
-    versions are merged.
+    versions are merged. The load of a tablet is what clients ask of its leader a second.
 
     Example: stele table describe flights
     """
@@ -128,11 +128,12 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     address = {node.node_id: node.address for node in health.nodes}
     called = names_of_nodes(health)
     show_table(
-        ("tablet", "leader", "replicas"),
+        ("tablet", "leader", "load", "replicas"),
         [
             (
                 short(tablet.tablet_id),
                 called.get(tablet.leader, short(tablet.leader)) if tablet.led else "-",
+                f"{tablet.load:,}/s",
                 " ".join(
                     f"{called.get(node, short(node))}@{address.get(node, '')}" for node in tablet.members
                 ),

@@ -38,7 +38,13 @@ def list_tablets(table: str, masters: str, as_json: bool) -> None:
     if as_json:
         show_json(
             [
-                {"tablet": t.tablet_id, "table": t.table_name, "state": t.state, "leader": t.leader}
+                {
+                    "tablet": t.tablet_id,
+                    "table": t.table_name,
+                    "state": t.state,
+                    "leader": t.leader,
+                    "load": t.load,
+                }
                 for t in chosen
             ]
         )

@@ -40,6 +40,8 @@ class TabletHealth:
     reasons: list[str] = field(default_factory=list)
     members: list[str] = field(default_factory=list)
     """The nodes in its configuration."""
+    load: int = 0
+    """What clients ask of its leader a second."""
 
     @property
     def led(self) -> bool:
@@ -273,7 +275,8 @@ def _tablet(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> Tab
         state = "healthy"
     ids = (id_from_pb(pb.tablet_id), id_from_pb(pb.table_id))
     members = [id_from_pb(p.node_id) for p in peers]
-    return TabletHealth(*ids, pb.table_name, state, leader, wanted, with_data, reasons, members)
+    load = max((r.status.load for r in pb.replicas if id_from_pb(r.node_id) in alive), default=0)
+    return TabletHealth(*ids, pb.table_name, state, leader, wanted, with_data, reasons, members, load)
 
 
 def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) -> dict[int, str]:

@@ -74,6 +74,8 @@ class NodeStatus:
     copies: int
     disk_used_bytes: int | None
     disk_free_bytes: int | None
+    load: int | None = None
+    """What clients ask of its leaders a second; None if it does not report it."""
 
     @property
     def label(self) -> str:
@@ -373,6 +375,7 @@ def _statuses(pb: master_pb2.GetClusterViewResponse) -> list[NodeStatus]:
                 copies=copies[node.node_id],
                 disk_used_bytes=node.disk_used_bytes if told else None,
                 disk_free_bytes=node.disk_free_bytes if told else None,
+                load=node.load,
             )
         )
     return sorted(found, key=lambda n: (n.role, n.name, n.node_id))

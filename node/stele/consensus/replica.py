@@ -44,6 +44,8 @@ class Replica:
         self.started: StartedReplica | None = None
         self.committed_elsewhere = 0
         """The highest commit index that a leader has sent since this replica FAILED."""
+        self.load = 0
+        """What clients ask of it a second, as masters are to be told (`stele.tserver.leader_load`)."""
 
     # --- its parts
 
@@ -208,7 +210,9 @@ class Replica:
 
     def status(self) -> common_pb2.ReplicaStatusPB:
         """What it knows of itself and, as leader, of its peers."""
-        return replica_status(self.standing, self.started)
+        status = replica_status(self.standing, self.started)
+        status.load = self.load
+        return status
 
     def add_role_listener(self, listener: RoleListener) -> None:
         """Call `listener` at each change of role, term or leader, and once now."""

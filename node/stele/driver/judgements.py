@@ -6,7 +6,7 @@ a plan skips them (`is_quiet`). It looks at the others (`restless`). Only the si
 those of 10,000 tablets would take 7 MB.
 
 Invariant: after `renew`, everything equals what a new object says of the same view. Numbers of nodes that
-change all the time are excepted (`_standing`): ages, disk space, clocks. Take these from the view.
+change all the time are excepted (`_standing`): ages, disk space, clocks, loads. Take these from the view.
 """
 
 from __future__ import annotations
@@ -191,5 +191,6 @@ def _standing(node: NodeView, policy: Policy) -> tuple[object, ...]:
         disk_used_bytes=0,
         clock_ahead_us=0,
         wanted_left_ms=0,
+        load=None,
     )
     return plain, is_dead(node, policy), is_back(node, policy), serves(node, policy)

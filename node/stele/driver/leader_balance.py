@@ -15,6 +15,8 @@ The measure of an assignment is compared in this order:
 3. the sum of the squares of all leaders per node;
 4. the same per zone, then the same per machine.
 
+Where nothing is left to move by this measure, `leader_loads.py` exchanges leaders of different loads.
+
 The last two decide only between nodes of which one leads one more. Nodes go before zones and machines, since
 these may have different numbers of nodes.
 
@@ -61,6 +63,12 @@ class Move:
     share: int
     of_zone: tuple[int, int] = (0, 0)
     of_machine: tuple[int, int] = (0, 0)
+    loads: tuple[int, int] | None = None
+    """Set if it moves for its load (`leader_loads.py`): that of source and target, or of their zones or machines."""
+    evens: str = "node"
+    """What those are the loads of: node, zone or machine."""
+    returns: bool = False
+    """Whether it goes in exchange for a busier one."""
 
 
 @dataclass(frozen=True, slots=True)

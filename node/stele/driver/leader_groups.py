@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stele.driver.leader_balance import Group, Move, Sites, choose_moves
+from stele.driver.leader_loads import choose_exchanges
 from stele.driver.leader_trials import NO_LEADER_TRIALS, LeaderTrials
 from stele.driver.policy import Policy
 from stele.driver.situation import Member, Situation
@@ -34,11 +35,15 @@ class Groups:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._groups: dict[str, Group] = {}
+        self._loads: dict[str, int] = {}
+        """What clients ask of leaders, by tablet, without zeros."""
         self._kept: set[str] = set()
         """Tablets whose leader an administrator moved at some time."""
         self._spread: tuple[tuple[Group, ...], Sites] | None = None
         """The groups that differed from `_groups` when nothing was left to move, and where nodes were; None: something
         may be."""
+        self._even: tuple[object, ...] | None = None
+        """The same for the moves for load, with all else that decides them."""
 
     def take(self, tablet_id: str, s: Situation | None) -> None:
         """A tablet was judged again; None: it is gone."""
@@ -47,7 +52,14 @@ class Groups:
         if group is not None:
             self._groups[tablet_id] = group
         if group != before:
-            self._spread = None
+            self._spread = self._even = None
+        load = _load(s)
+        if load != self._loads.get(tablet_id, 0):
+            self._even = None
+        if load:
+            self._loads[tablet_id] = load
+        else:
+            self._loads.pop(tablet_id, None)
         kept = s is not None and s.tablet.leader_kept_until_us
         (self._kept.add if kept else self._kept.discard)(tablet_id)
 
@@ -68,12 +80,28 @@ class Groups:
                 others[tablet_id] = group
         nodes = [n for n in view.nodes if n.role == "node"]
         sites = Sites({n.node_id: n.zone for n in nodes}, {n.node_id: n.host for n in nodes})
-        if self._spread == (tuple(others.values()), sites):
+        if self._spread != (tuple(others.values()), sites):
+            groups = {**self._groups, **others}
+            moves = choose_moves([groups[t] for t in sorted(groups)], most, sites)
+            self._spread = None if moves else (tuple(others.values()), sites)
+            if moves:
+                return moves
+        if not self._loads or not trials.loads:
             return ()
-        groups = {**self._groups, **others}
-        moves = choose_moves([groups[t] for t in sorted(groups)], most, sites)
-        self._spread = None if moves else (tuple(others.values()), sites)
+        # A node of release 0.1 tells no load. Then counts alone decide.
+        scene = tuple(others.values()), sites, trials.calm, most
+        if self._even == scene or any(serves(n, self._policy) and n.load is None for n in nodes):
+            return ()
+        moves = choose_exchanges({**self._groups, **others}, self._loads, most, sites, trials.calm)
+        self._even = None if moves else scene
         return moves
+
+
+def _load(s: Situation | None) -> int:
+    """What clients ask of the tablet's leader a second. A new one counts from 0, so the one before it still tells its own."""
+    if s is None or s.tablet.node_role != "node":
+        return 0
+    return max((m.report.load for m in s.members if m.report is not None and m.live), default=0)
 
 
 def _group(s: Situation, now_us: int, policy: Policy, trials: LeaderTrials) -> Group | None:

@@ -91,19 +91,33 @@ def _step(move: Move, view: ClusterView) -> MoveLeader:
 
 def _reason(move: Move, table: str, view: ClusterView) -> str:
     source, target = f"node {move.source[:8]}", f"node {move.target[:8]}"
+    if move.loads is not None:
+        return _by_load(move, move.loads, view)
     if move.leads[0] > move.share:
         return f"{source} leads {_tablets(move.leads[0])}, but its share is {move.share}"
     if move.leads[0] < move.leads[1] + STEP and not _is_of_table(move):
-        nodes = view.node(move.source), view.node(move.target)
-        for count, kind, names in (
-            (move.of_zone, "zone", [n.zone if n is not None else "" for n in nodes]),
-            (move.of_machine, "machine", [n.host if n is not None else "" for n in nodes]),
-        ):
-            if names[0] != names[1] and count[0] >= count[1] + STEP:
-                first, second = (f"{kind} {name or '(none)'}" for name in names)
+        for count, kind in ((move.of_zone, "zone"), (move.of_machine, "machine")):
+            first, second = _places(move, kind, view)
+            if first != second and count[0] >= count[1] + STEP:
                 return f"{first} leads {_tablets(count[0])}, {second} leads {count[1]}"
     (leads, of), there = (move.of_table, f" of {table}") if _is_of_table(move) else (move.leads, "")
     return f"{source} leads {_tablets(leads)}{there}, {target} leads {of}"
+
+
+def _by_load(move: Move, loads: tuple[int, int], view: ClusterView) -> str:
+    source, target = _places(move, move.evens, view)
+    told = f"the load of the leaders of {source} is {loads[0]:,}/s, that of {target} {loads[1]:,}/s"
+    return f"in exchange for a busier leader: {told}" if move.returns else told
+
+
+def _places(move: Move, kind: str, view: ClusterView) -> list[str]:
+    """Source and target in words, or their zones or machines."""
+    found = []
+    for node_id in (move.source, move.target):
+        node = view.node(node_id)
+        name = "" if node is None else node.zone if kind == "zone" else node.host
+        found.append(f"node {node_id[:8]}" if kind == "node" else f"{kind} {name or '(none)'}")
+    return found
 
 
 def _is_of_table(move: Move) -> bool:

@@ -32,6 +32,12 @@ RESTS_MS = 15_000
 FELL_BACK_MS, FELL_BACK_MAX_MS = 30_000, 600_000
 """How long a tablet's leader is not moved again to a node which it left within `RESTS_MS`: the node may be too slow to
 lead. Each further time it is twice as long, up to the second."""
+LOADS_EVERY_MS = 10_000
+"""How often a driver looks whether leaders should move for their load."""
+LOADS_REST_MS = 30_000
+"""How long none moves for its load after a driver began, or has moved a leader. Loads are told again meanwhile."""
+CALM_MS = 120_000
+"""How long a leader that moved does not move again for its load. Loads go up and down."""
 _MINUTE_MS = 60_000
 _WAITS_MS = {
     Code.UNSAFE_CHANGE: GONE_MS,
@@ -45,12 +51,15 @@ _WAITS_MS = {
 class LeaderTrials:
     """`moved`: the tablets whose leaders this driver moved just now, with the node to which each went.
     `rests`: tablets whose leaders it moved lately. `refused`: (tablet, node) of moves that failed lately, or did not
-    last. `left`: how many more leaders may move now."""
+    last. `left`: how many more leaders may move now. `loads`: whether leaders may move for their load now, except the `calm`
+    ones."""
 
     moved: Mapping[str, str] = field(default_factory=dict)
     rests: frozenset[str] = frozenset()
     refused: frozenset[tuple[str, str]] = frozenset()
     left: int = 1_000_000
+    loads: bool = True
+    calm: frozenset[str] = frozenset()
 
 
 NO_LEADER_TRIALS = LeaderTrials()
@@ -88,10 +97,14 @@ class LeaderMemory:
         """How often a leader did not stay where it was moved, and until when that counts."""
         self._ordered_ms: deque[int] = deque()
         self._rests_until_ms: int | None = None
+        self._loads_from_ms: int | None = None
+        self._calm: dict[str, int] = {}
+        """Until when a leader is calm, by tablet."""
 
     def begins(self, now_ms: int) -> None:
         """The driver has taken the claim."""
         self._rest(now_ms + BEGINS_MS)
+        self._loads_from_ms = now_ms + LOADS_REST_MS
 
     def rests(self, now_ms: int) -> bool:
         """Whether no leader may move for a moment."""
@@ -118,6 +131,10 @@ class LeaderMemory:
                 self._fell(tablet_id, move.target, now_ms)
         self._refused = {key: until for key, until in self._refused.items() if now_ms < until}
         self._fell_back = {key: fell for key, fell in self._fell_back.items() if now_ms < fell[1]}
+        self._calm = {tablet_id: until for tablet_id, until in self._calm.items() if now_ms < until}
+        loads = self._loads_from_ms is None or now_ms >= self._loads_from_ms
+        if loads:
+            self._loads_from_ms = now_ms + LOADS_EVERY_MS
         while self._ordered_ms and now_ms - self._ordered_ms[0] >= _MINUTE_MS:
             self._ordered_ms.popleft()
         return LeaderTrials(
@@ -125,6 +142,8 @@ class LeaderMemory:
             frozenset(self._moved),
             frozenset(self._refused),
             0 if self.rests(now_ms) else max(0, per_minute - len(self._ordered_ms)),
+            loads,
+            frozenset(self._calm),
         )
 
     def _fell(self, tablet_id: str, target: str, now_ms: int) -> None:
@@ -142,6 +161,8 @@ class LeaderMemory:
         self._ordered_ms.append(now_ms)
         if error is None:
             self._moved[step.tablet_id] = _Moved(step.target_node, now_ms)
+            self._calm[step.tablet_id] = now_ms + CALM_MS
+            self._loads_from_ms = now_ms + LOADS_REST_MS
         else:
             wait_ms = _WAITS_MS.get(error.code, REFUSED_MS)
             if error.code is Code.UNSAFE_CHANGE:

@@ -1,4 +1,4 @@
-"""The next round of moves for balance, for `stele rebalance` and tests. Pure; begins none.
+"""The next round of moves for balance, of replicas and of leaders, for `stele rebalance` and tests. Pure; begins none.
 
 Each tablet moves once in a round. After it there may be another, smaller one.
 """
@@ -11,7 +11,9 @@ from stele.driver.known import Known
 from stele.driver.moves import unrest
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
+from stele.driver.progress import spreads_leaders
 from stele.driver.replica_balance import Move, ReplicaBalance
+from stele.driver.steps import MoveLeader
 from stele.driver.targets import Load
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import ClusterView
@@ -25,3 +27,9 @@ def rebalancing(view: ClusterView, policy: Policy, trials: Trials = NO_TRIALS) -
     load = Load(view, trials.avoid)
     why_not = unrest(known.judged, heals, view, policy, load)
     return list(ReplicaBalance(view, policy, known.places, load).moves()), why_not
+
+
+def leaders_to_move(view: ClusterView, policy: Policy) -> list[MoveLeader]:
+    """The leaders that would move now, all at once; none while anything heals."""
+    alone = replace(policy, rebalance=False, balance_leaders=True, leader_moves_at_once=len(view.tablets))
+    return [step for step in plan(view, alone) if isinstance(step, MoveLeader) and spreads_leaders(step)]

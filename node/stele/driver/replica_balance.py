@@ -11,7 +11,8 @@ A move of a tablet with the size s (in mean replicas) from a to b lessens it by 
 
 The last s is multiplied by 1.5, so that small changes of sizes move nothing back. No move reduces the spread
 of a tablet over zones. Each move lessens a sum that cannot fall below zero, so there is always an end. Of all
-moves the one that lessens it most is chosen: a smaller one first may have to be taken back later.
+moves the one that lessens it most is chosen: a smaller one first may have to be taken back later. Of several alike, the one
+between machines that differ most. Nothing moves for machines alone, since the disks of nodes decide how much they hold.
 
 Invariant: it moves only tablets at rest, never two replicas onto one machine, only to nodes that may get
 replicas and have room.
@@ -158,8 +159,12 @@ class ReplicaBalance:
         return self._done(place, source, target, self._why(place, source, target.node_id))
 
     def _pairs(self) -> list[tuple[str, NodeView]]:
-        """Pairs of nodes between which a move may be worth it, those that differ most first."""
+        """Pairs of nodes between which a move may be worth it, those that differ most first. Of several alike, those whose
+        machines differ most: of moves that are worth the same, the first is chosen."""
         of_table = self._largest_difference()
+        machines: Counter[str] = Counter()
+        for node, count in self._replicas.items():
+            machines[host_of(self._nodes, node)] += count
         found = []
         for source in (n for n, count in self._replicas.items() if count > 0):
             for target in self._targets:
@@ -169,9 +174,10 @@ class ReplicaBalance:
                 most: float = replicas - 1 + _TABLE_WEIGHT * max(0, of_table - 1)
                 most += heavier * heavier / 6 if heavier > 0 else 0.0
                 if source != target.node_id and most >= STEP:
-                    found.append((-(replicas + heavier), source, target.node_id, target))
-        found.sort(key=lambda f: f[:3])
-        return [(source, target) for _, source, _, target in found[:_PAIRS_MAX]]
+                    crowded = machines[host_of(self._nodes, source)] - machines[target.host]
+                    found.append((-(replicas + heavier), -crowded, source, target.node_id, target))
+        found.sort(key=lambda f: f[:4])
+        return [(source, target) for *_, source, _, target in found[:_PAIRS_MAX]]
 
     def _largest_difference(self) -> int:
         """The largest surplus of a node in replicas of one table, compared with a possible target."""

@@ -128,7 +128,7 @@ def choose_target(
     """The best node for one more replica of the tablet, or None.
 
     It is on another machine than each peer. Among these nodes it prefers, in this order: one not to avoid,
-    one asked for by hand, a zone with fewer peers. Then fewer replicas, more free bytes, a smaller id.
+    one asked for by hand, a zone with fewer peers. Then fewer replicas, fewer on its machine, more free bytes, a smaller id.
     `without`: ignore this peer, because it is removed first. `any_room`: accept a node whose disk has no room
     beside the copies under way. `among`: only these nodes.
     """
@@ -145,7 +145,10 @@ def choose_target(
     roomy = (n for n in able if any_room or has_room(n, load.bytes_due[n.node_id] + bytes_needed, policy))
     free = (n for n in roomy if n.host not in taken and n.node_id not in load.out_of_reach)
     asked = (n for n in free if among is None or n.node_id in among)
-    return _best(asked, zones, load, situation.tablet.by_hand)
+    machines: Counter[str] = Counter()
+    for node in view.nodes:
+        machines[node.host] += load.of(node.node_id)
+    return _best(asked, zones, machines, load, situation.tablet.by_hand)
 
 
 def host_of(nodes: Mapping[str, NodeView], node_id: str) -> str:
@@ -154,7 +157,9 @@ def host_of(nodes: Mapping[str, NodeView], node_id: str) -> str:
     return node.host if node is not None else node_id
 
 
-def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load, by_hand: ByHand) -> NodeView | None:
+def _best(
+    nodes: Iterable[NodeView], zones: Counter[str], machines: Counter[str], load: Load, by_hand: ByHand
+) -> NodeView | None:
     return min(
         nodes,
         key=lambda n: (
@@ -163,6 +168,7 @@ def _best(nodes: Iterable[NodeView], zones: Counter[str], load: Load, by_hand: B
             n.node_id not in by_hand.pinned,
             zones[n.zone],
             load.of(n.node_id),
+            machines[n.host],
             -n.disk_free_bytes,
             n.node_id,
         ),

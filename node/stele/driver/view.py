@@ -95,6 +95,8 @@ class NodeView:
     wanted_by: str = ""
     wanted_reason: str = ""
     wanted_left_ms: int = 0
+    load: int | None = None
+    """What clients ask of its leaders a second; None: its version does not count."""
 
     @property
     def asked(self) -> Wanted:
@@ -158,6 +160,8 @@ class ReplicaView:
     """Leader only: peers that need log entries that the leader no longer has."""
     unreached_ms: Mapping[ReplicaId, int] = field(default_factory=lambda: NOBODY, hash=False)
     """Leader only: peers that do not answer it, and for how long."""
+    load: int = 0
+    """What clients ask of it a second, while it leads and for a minute after."""
 
     @property
     def waits(self) -> bool:

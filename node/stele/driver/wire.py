@@ -138,6 +138,7 @@ def node_from_pb(pb: master_pb2.NodeViewPB) -> NodeView:
         wanted_by=pb.wanted_by,
         wanted_reason=pb.wanted_reason,
         wanted_left_ms=pb.wanted_left_ms,
+        load=pb.load if pb.HasField("load") else None,
     )
 
 
@@ -187,6 +188,7 @@ def replica_from_pb(node_id: str, pb: common_pb2.ReplicaStatusPB, age_ms: int = 
         lacking_peers=tuple(ReplicaId(p.replica_id) for p in pb.peers if p.needs_copy),
         unreached_ms={ReplicaId(p.replica_id): p.last_heard_ms + age_ms for p in pb.peers if p.unreached}
         or NOBODY,
+        load=pb.load,
     )
 
 

@@ -276,6 +276,7 @@ def _node(scene: Scene, row: NodeRecord, replicas: int) -> master_pb2.NodeViewPB
         wanted_by=node.asked_by,
         wanted_reason=cut(node.reason) if node.asked_by else "",
         wanted_left_ms=scene.left_ms(node) if node.asked_by else 0,
+        load=life.load if life is not None else None,
     )
     bound_registration(found.registration)
     return found

@@ -3,7 +3,7 @@
 A heartbeat is never refused for its content, because its node would then count as lost, with all its
 replicas. What is kept goes into every cluster view, which is one message of at most 16 MiB.
 
-Invariant: on return each text of the registration and each status is within its bound. Identifiers are valid.
+Invariant: on return each text of the registration, each load and each status is within its bound. Identifiers are valid.
 Configurations can be parsed and have plausible numbers.
 """
 
@@ -15,6 +15,7 @@ from stele.model.bounds import (
     ADDRESS_CHARS_MAX,
     INCARNATION_MAX,
     INDEX_MAX,
+    LOAD_MAX,
     PLACE_CHARS_MAX,
     REPLICA_ID_MAX,
     STATUS_BYTES_MAX,
@@ -48,6 +49,8 @@ async def bound_heartbeat(request: master_pb2.TSHeartbeatRequest) -> int:
     """
     if request.HasField("registration"):
         bound_registration(request.registration)
+    if request.load > LOAD_MAX:
+        request.load = LOAD_MAX
     beyond = 0
     for number, status in enumerate(request.tablets, 1):
         if number % STATUSES_AT_ONCE == 0:
@@ -86,6 +89,8 @@ def bound_status(status: common_pb2.ReplicaStatusPB) -> None:
         status.ClearField("committed_config")
     if status.HasField("pending_config") and not _sound(status.pending_config):
         status.ClearField("pending_config")
+    if status.load > LOAD_MAX:
+        status.load = LOAD_MAX
     if len(status.error) > TEXT_CHARS_MAX:
         status.error = cut(status.error)
     if status.HasField("copy"):

@@ -68,7 +68,7 @@ class NodeLife:
     """One node as this master hears it. `heard`: it was heard since this master took its present role.
     `full`: it has told all replicas of this incarnation. `tablets`: those with a report of it.
 
-    `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
+    `load`: what clients ask of its leaders a second; None: it does not count. `dropped_digest`: names the dropped tables that it serves to nobody. `wall_base_us`: its wall clock minus this
     master's monotonic clock. `wall_ahead_us`: how far it says that it is ahead of most clocks. `last_start`: its newest vetted start. `registered`: the same for the catalog,
     from registration and each RECORD_MS. `proven`: a process at the start's address has confirmed it
     (starts.py). Claims of an unproven start are not used to judge other starts.
@@ -85,6 +85,7 @@ class NodeLife:
     disk_free_bytes: int = 0
     disk_used_bytes: int = 0
     disk_low: bool = False
+    load: int | None = None
     dropped_digest: int = 0
     wall_base_us: int | None = None
     wall_ahead_us: int | None = None
@@ -248,6 +249,7 @@ class Liveness:
         life.heard, life.heard_ms = True, now_ms
         life.disk_free_bytes, life.disk_used_bytes = request.disk_free_bytes, request.disk_used_bytes
         life.disk_low = request.disk_low
+        life.load = request.load if request.HasField("load") else None
         life.dropped_digest = request.dropped_digest
         life.wall_base_us = request.wall_base_us if request.clock_id == self.clock_id else None
         life.wall_ahead_us = request.wall_ahead_us if request.HasField("wall_ahead_us") else None

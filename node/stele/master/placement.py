@@ -33,6 +33,9 @@ class Placement:
         self._candidates = sorted(candidates, key=lambda c: c.node_id)
         self._replicas = Counter({c.node_id: c.replicas for c in candidates})
         self._leads = Counter({c.node_id: c.leads for c in candidates})
+        self._of_machine: Counter[str] = Counter()
+        for candidate in candidates:
+            self._of_machine[candidate.machine] += candidate.replicas
 
     @property
     def machines(self) -> int:
@@ -43,7 +46,7 @@ class Placement:
         """Nodes for one tablet, the suggested leader first.
 
         Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node
-        with the fewest replicas. A full node is used only if no other is left. The suggested leader is the
+        with the fewest replicas, of several to the one whose machine has fewest. A full node is used only if no other is left. The suggested leader is the
         one that leads least: else the drivers would move thousands of leaders after many tables were created.
 
         Raises:
@@ -59,14 +62,17 @@ class Placement:
                     f"{self.machines} machines have a live ACTIVE node, but {replication_factor} are needed",
                     code=Code.NOT_READY,
                 )
-            chosen.append(
-                min(free, key=lambda c: (c.full, zones[c.zone], self._replicas[c.node_id], c.node_id))
-            )
+            chosen.append(min(free, key=lambda c: (c.full, zones[c.zone], *self._load(c), c.node_id)))
+        self._of_machine.update(c.machine for c in chosen)
         nodes = [c.node_id for c in chosen]
         self._replicas.update(nodes)
         leader = min(nodes, key=lambda n: (self._leads[n], nodes.index(n)))
         self._leads[leader] += 1
         return [leader, *(n for n in nodes if n != leader)]
+
+    def _load(self, candidate: Candidate) -> tuple[int, int]:
+        """The replicas of the node, and of its machine."""
+        return self._replicas[candidate.node_id], self._of_machine[candidate.machine]
 
 
 def check_replication_factor(replication_factor: int, live: int, active: int) -> None:

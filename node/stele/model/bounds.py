@@ -54,6 +54,8 @@ KEEP_DROPPED_MIN_MS = 1_000
 """How long a dropped table is kept at least. To remove a table at once, delete it."""
 DROPPED_TABLES_MAX = 1_000
 """The most dropped tables that a cluster keeps. Each node keeps their ids, and gets the list when it changes."""
+LOAD_MAX = 100_000_000
+"""The highest load of a leader or a node, in requests a second. A node takes some tens of thousands."""
 KEEP_LEADER_MAX_MS = 7 * 86_400_000
 """How long an administrator may keep drivers from moving a tablet's leader: a week."""
 SCAN_WAIT_MAX_MS = 86_400_000

@@ -10,6 +10,7 @@ from stele.consensus.replica import ReplicaState
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
 from stele.tserver.holds import held_bytes
+from stele.tserver.leader_load import LeaderLoad
 from stele.tserver.leases import LeaseKeeper
 from stele.tserver.memory import StoreMemory
 from stele.tserver.quiet import QuietGroups
@@ -26,6 +27,7 @@ def set_gauges(
     wall_clock: WallClock,
     watches: Watches,
     leases: LeaseKeeper,
+    load: LeaderLoad,
     *,
     log_bytes: int,
     disk_free_bytes: int,
@@ -36,6 +38,7 @@ def set_gauges(
     for state in ReplicaState:
         metrics.replicas.labels(state.name).set(states[state])
     metrics.replicas_leading.set(sum(r.is_leader for r in replicas))
+    metrics.leader_load.set(load.total)
     metrics.replicas_resting.set(quiet.resting)
     tables = [r.machine for r in replicas if isinstance(r.machine, TabletStore)]
     metrics.store_files.set(sum(len(store.files) for store in tables))

@@ -16,6 +16,7 @@ from stele.rpc.proto import common_pb2
 from stele.rpc.proto import master_pb2 as pb
 from stele.tserver.admission import Admission
 from stele.tserver.description import NodeDescription
+from stele.tserver.leader_load import LeaderLoad
 from stele.tserver.monitor import NodeMonitor
 from stele.tserver.replicas import Replicas
 from stele.tserver.reports import all_keys, all_reports, report_one
@@ -37,6 +38,7 @@ class HeartbeatSource:
         wall_clock: WallClock,
         admission: Admission,
         withdrawal: Withdrawal,
+        load: LeaderLoad,
         *,
         log_found: int,
     ) -> None:
@@ -47,6 +49,7 @@ class HeartbeatSource:
         self._wall_clock = wall_clock
         self._admission = admission
         self._withdrawal = withdrawal
+        self._load = load
         self._log_found = log_found
         self._sequence = itertools.count(1)
 
@@ -109,6 +112,7 @@ class HeartbeatSource:
             vetted=self._admission.admitted,
             taken_back=self._description.record.accepting,
             dropped_digest=self._withdrawal.digest,
+            load=self._load.total,
         )
         self._wall_clock.tell(request, master)
         return request

@@ -88,6 +88,11 @@ class Heartbeater:
         for loop in self._loops.values():
             loop.changed(key)
 
+    def load_changed(self, key: StreamKey) -> None:
+        """As `changed`, with the next heartbeat: nobody waits for a load."""
+        for loop in self._loops.values():
+            loop.changed(key, soon=False)
+
     async def close(self) -> None:
         """Stop."""
         self._admission.close()

@@ -89,11 +89,12 @@ class MasterLoop:
         self._may_log = True
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def changed(self, key: StreamKey) -> None:
-        """A replica's report is due."""
+    def changed(self, key: StreamKey, *, soon: bool = True) -> None:
+        """A replica's report is due. `soon`: do not wait for the next heartbeat's time."""
         self._count += 1
         self._dirty[key] = self._count
-        self.soon()
+        if soon:
+            self.soon()
 
     def soon(self) -> None:
         """Do not wait for the next heartbeat's time, unless this address rests."""

@@ -39,6 +39,7 @@ from stele.tserver.health import NodeHealth
 from stele.tserver.heartbeat_source import HeartbeatSource
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
+from stele.tserver.leader_load import LeaderLoad
 from stele.tserver.leases import LeaseKeeper
 from stele.tserver.log_space import LogSpace
 from stele.tserver.maintenance import Maintenance
@@ -80,6 +81,7 @@ class Node:
     clock: ReplicaClock
     wall_clock: WallClock
     replicas: Replicas
+    load: LeaderLoad
     host: NodeHost
     manager: TabletManager
     formation: Formation
@@ -160,7 +162,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
     options, volume, node_log, threads = opened.options, opened.volume, opened.log, opened.threads
     description, record, memory = opened.description, volume.record, options.memory
     shutdown, clock, wall_clock = Shutdown(), ReplicaClock(), WallClock(options.node_id)
-    replicas = Replicas()
+    replicas, load = Replicas(), LeaderLoad()
     stores = StoreMemory(replicas, memory.stores_bytes, clock.now_ms)
     scan_memory = ScanMemory(memory.stores_bytes)
     budget = ByteBudget(memory.budget_bytes, memory.budget_bytes // 4)
@@ -193,6 +195,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         wall_clock,
         admission,
         withdrawal,
+        load,
         log_found=opened.log_found,
     )
     heartbeater = Heartbeater(
@@ -296,13 +299,14 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         plans,
         watches,
         leases,
+        load,
     )
     extension.add_services(server)
     servers = Servers(
         description,
         server,
         streams,
-        Scans(plans.plan, replicas, scan_memory),
+        Scans(plans.plan, replicas, scan_memory, load),
         CopyFiles(description.identity, book, sessions),
         health,
         lambda: set_gauges(
@@ -313,6 +317,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
             wall_clock,
             watches,
             leases,
+            load,
             log_bytes=node_log.bytes_on_disk,
             disk_free_bytes=monitor.disk_bytes[0],
         ),
@@ -327,6 +332,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         clock=clock,
         wall_clock=wall_clock,
         replicas=replicas,
+        load=load,
         host=host,
         manager=manager,
         formation=formation,
@@ -366,6 +372,11 @@ async def _begin(node: Node) -> None:
         node.messenger.tick(now_ms)
         node.monitor.tick(now_ms)
 
+    async def look() -> None:
+        await node.monitor.look()
+        for replica in node.load.look(node.clock.now_ms()):
+            node.heartbeater.load_changed(replica.superblock.key)
+
     async def give_leaders() -> None:
         if node.shutdown.hands_over:
             await node.replicas.hand_over_leadership(HAND_OVER_S)
@@ -378,7 +389,7 @@ async def _begin(node: Node) -> None:
     await node.sessions.clear_debris()
     life.push_async_callback(node.messenger.close)
     await node.monitor.measure()
-    life.push_async_callback(Ticker(node.clock, tick, node.monitor.look).close)
+    life.push_async_callback(Ticker(node.clock, tick, look).close)
     life.push_async_callback(node.sessions.close)
     life.push_async_callback(lambda: node.manager.close())
     life.push_async_callback(node.servers.stop_serving)

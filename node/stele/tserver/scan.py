@@ -26,22 +26,26 @@ from stele.rpc.flight_plan import Planned
 from stele.rpc.ticket import ScanCommand, Ticket, with_incarnation
 from stele.tablet.store import TabletStore
 from stele.tablet.view import View
+from stele.tserver.leader_load import LeaderLoad, scan_units
 from stele.tserver.memory import ScanMemory
 from stele.tserver.reads import check_incarnation, refuse_newer
 from stele.tserver.replicas import Replicas
 from stele.tserver.threads import on_loop
 
 _PLAN_TIMEOUT_S = 11.0
+_TOLD_UNITS = 64
+"""A scan's load is counted in parts of this size, since the event loop counts it."""
 Plan = Callable[[ScanCommand], Coroutine[Any, Any, Planned]]
 
 
 class Scans:
     """The ScanProvider of a node. `plan(command)` makes a plan on the event loop (plans.py)."""
 
-    def __init__(self, plan: Plan, replicas: Replicas, memory: ScanMemory) -> None:
+    def __init__(self, plan: Plan, replicas: Replicas, memory: ScanMemory, load: LeaderLoad) -> None:
         self._plan = plan
         self._replicas = replicas
         self._memory = memory
+        self._load = load
         self._loop = asyncio.get_running_loop()
 
     def plan(self, command: ScanCommand) -> Planned:
@@ -63,10 +67,22 @@ class Scans:
     def _rows(self, replica: Replica, view: View, spec: ScanSpec) -> Iterator[pa.RecordBatch]:
         try:
             with view, self._memory.held(view.memory):
-                yield from view.scan(spec, last=True)
+                yield from self._counted(replica, view.scan(spec, last=True))
         except Corrupt as exc:
             self._loop.call_soon_threadsafe(replica.fail, str(exc))
             raise Retryable(f"this replica is damaged: {exc}; ask another", code=Code.NOT_LEADER) from exc
+
+    def _counted(self, replica: Replica, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches, which count for the load of their replica."""
+        units = 1
+        with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
+            for batch in rows:
+                units += scan_units(batch.nbytes)
+                if units >= _TOLD_UNITS:
+                    self._loop.call_soon_threadsafe(self._load.add, replica, units)
+                    units = 0
+                yield batch
+        self._loop.call_soon_threadsafe(self._load.add, replica, units)
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.for_client(ticket.tablet_id)

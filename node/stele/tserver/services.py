@@ -30,6 +30,7 @@ from stele.tserver.description import NodeDescription
 from stele.tserver.fences import Fences
 from stele.tserver.heartbeater import Heartbeater
 from stele.tserver.host import NodeHost
+from stele.tserver.leader_load import LeaderLoad
 from stele.tserver.leases import LeaseKeeper
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
@@ -61,6 +62,7 @@ def make_server(
     plans: Plans,
     watches: Watches,
     leases: LeaseKeeper,
+    load: LeaderLoad,
 ) -> grpc.aio.Server:
     """A gRPC server with the node's services, which does not listen yet."""
     identity = description.identity
@@ -76,6 +78,7 @@ def make_server(
             identity.node_id,
             replicas,
             wall_clock,
+            load,
             in_read_thread=threads.in_read_thread,
             status=status,
             cluster_version=lambda: heartbeater.cluster_version,

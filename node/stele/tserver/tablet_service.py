@@ -38,6 +38,7 @@ from stele.rpc.proto.tserver_pb2_grpc import TabletServerServiceServicer
 from stele.tablet.machine import Outcome, StateMachine
 from stele.tserver.gate import require_version
 from stele.tserver.holds import hold_history
+from stele.tserver.leader_load import LeaderLoad, write_units
 from stele.tserver.leases import LeaseKeeper, check_ttl
 from stele.tserver.reads import (
     check_incarnation,
@@ -70,6 +71,7 @@ class TabletService(TabletServerServiceServicer):
         node_id: NodeId,
         replicas: Replicas,
         wall_clock: WallClock,
+        load: LeaderLoad,
         *,
         in_read_thread: InThread,
         status: Callable[[], pb.GetNodeStatusResponse],
@@ -81,6 +83,7 @@ class TabletService(TabletServerServiceServicer):
         self._node_id = node_id
         self._replicas = replicas
         self._wall_clock = wall_clock
+        self._load = load
         self._in_read_thread = in_read_thread
         self._status = status
         self._cluster_version = cluster_version
@@ -138,6 +141,7 @@ class TabletService(TabletServerServiceServicer):
             self._check_made("the job", header.attempt.made_us, replica)
         is_new = self._admit(replica, header)
         future = replica.writes.submit(writeop.encode(header, block))
+        self._load.add(replica, write_units(len(block)))
         if is_new or new_job:
             _expect(machine, header, future)
         return future
@@ -170,6 +174,7 @@ class TabletService(TabletServerServiceServicer):
             in_thread=self._in_read_thread,
             until=until,
         )
+        self._load.add(replica, write_units(len(rows)) + len(places))
         return pb.ReadResponse(rows=rows, snapshot=snapshot, places=places)
 
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
@@ -184,6 +189,7 @@ class TabletService(TabletServerServiceServicer):
             else:
                 value = machine.read(request.key)
                 pairs = [] if value is None else [(request.key, value)]
+            self._load.add(replica, write_units(sum(len(k) + len(v) for k, v in pairs)))
             changed_at, lease_of = machine.changed_at, machine.lease_of
             return pb.KvResponse(
                 pairs=[
@@ -251,6 +257,7 @@ class TabletService(TabletServerServiceServicer):
                 replica.check_leader()
                 machine.reserve(token, operations, header)
             future = replica.writes.submit(writeop.encode(header, body))
+            self._load.add(replica, write_units(len(body)))
         except BaseException:
             machine.end_pending(token)
             raise

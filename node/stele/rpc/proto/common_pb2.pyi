@@ -541,6 +541,7 @@ class ReplicaStatusPB(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
     LAST_TIMESTAMP_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     replica_id: _builtins.int
     state: Global___ReplicaStatePB.ValueType
@@ -560,6 +561,8 @@ class ReplicaStatusPB(_message.Message):
     tablet_incarnation: _builtins.int
     last_timestamp: _builtins.int
     """hybrid time of the newest write in its log or rows; 0: none, or an earlier release"""
+    load: _builtins.int
+    """what clients ask of it a second, while it leads and for a minute after"""
     @_builtins.property
     def committed_config(self) -> Global___ConfigurationPB: ...
     @_builtins.property
@@ -605,10 +608,11 @@ class ReplicaStatusPB(_message.Message):
         peers: _abc.Iterable[Global___PeerHealthPB] | None = ...,
         tablet_incarnation: _builtins.int = ...,
         last_timestamp: _builtins.int = ...,
+        load: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["committed_config", b"committed_config", "copy", b"copy", "last_applied", b"last_applied", "last_committed", b"last_committed", "last_logged", b"last_logged", "pending_config", b"pending_config"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_on_disk", b"bytes_on_disk", "committed_config", b"committed_config", "copy", b"copy", "data_state", b"data_state", "error", b"error", "has_data", b"has_data", "last_applied", b"last_applied", "last_committed", b"last_committed", "last_logged", b"last_logged", "last_timestamp", b"last_timestamp", "leader_node", b"leader_node", "peers", b"peers", "pending_config", b"pending_config", "replica_id", b"replica_id", "role", b"role", "rows_estimate", b"rows_estimate", "schema_version", b"schema_version", "state", b"state", "table_id", b"table_id", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_on_disk", b"bytes_on_disk", "committed_config", b"committed_config", "copy", b"copy", "data_state", b"data_state", "error", b"error", "has_data", b"has_data", "last_applied", b"last_applied", "last_committed", b"last_committed", "last_logged", b"last_logged", "last_timestamp", b"last_timestamp", "leader_node", b"leader_node", "load", b"load", "peers", b"peers", "pending_config", b"pending_config", "replica_id", b"replica_id", "role", b"role", "rows_estimate", b"rows_estimate", "schema_version", b"schema_version", "state", b"state", "table_id", b"table_id", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,6 +161,7 @@ class TSHeartbeatRequest(_message.Message):
     WALL_AHEAD_US_FIELD_NUMBER: _builtins.int
     TAKEN_BACK_FIELD_NUMBER: _builtins.int
     DROPPED_DIGEST_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     sequence: _builtins.int
@@ -194,6 +195,8 @@ class TSHeartbeatRequest(_message.Message):
     """an administrator had its volume used though masters refused it as an older copy"""
     dropped_digest: _builtins.int
     """as a leader gave it, of the list of dropped tables that the sender's volume has"""
+    load: _builtins.int
+    """what clients ask of all leaders here a second; unset: a release that does not count"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB:
         """at first and when asked"""
@@ -228,13 +231,19 @@ class TSHeartbeatRequest(_message.Message):
         wall_ahead_us: _builtins.int | None = ...,
         taken_back: _builtins.bool = ...,
         dropped_digest: _builtins.int = ...,
+        load: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_wall_ahead_us", b"_wall_ahead_us", "load", b"load", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "dropped_digest", b"dropped_digest", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "taken_back", b"taken_back", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_wall_ahead_us", b"_wall_ahead_us", "addresses_digest", b"addresses_digest", "clock_id", b"clock_id", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "dropped_digest", b"dropped_digest", "has_report", b"has_report", "incarnation", b"incarnation", "incremental", b"incremental", "load", b"load", "log_found", b"log_found", "log_synced", b"log_synced", "node_id", b"node_id", "registration", b"registration", "removed_tablets", b"removed_tablets", "sequence", b"sequence", "start", b"start", "tablets", b"tablets", "taken_back", b"taken_back", "vetted", b"vetted", "wall_ahead_us", b"wall_ahead_us", "wall_base_us", b"wall_base_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__load: _TypeAlias = _typing.Literal["load"]  # noqa: Y015
+    _WhichOneofArgType__load: _TypeAlias = _typing.Literal["_load", b"_load"]  # noqa: Y015
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load) -> _WhichOneofReturnType__load | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_ahead_us) -> _WhichOneofReturnType__wall_ahead_us | None: ...
 
 Global___TSHeartbeatRequest: _TypeAlias = TSHeartbeatRequest  # noqa: Y015
@@ -1572,6 +1581,7 @@ class NodeViewPB(_message.Message):
     WANTED_BY_FIELD_NUMBER: _builtins.int
     WANTED_REASON_FIELD_NUMBER: _builtins.int
     WANTED_LEFT_MS_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     node_id: _builtins.bytes
     incarnation: _builtins.int
     state: Global___NodeStatePB.ValueType
@@ -1598,6 +1608,8 @@ class NodeViewPB(_message.Message):
     wanted_reason: _builtins.str
     wanted_left_ms: _builtins.int
     """until it is in service again by itself; 0: until somebody asks for it"""
+    load: _builtins.int
+    """what clients ask of its leaders a second, as it said last; unset: it does not count"""
     @_builtins.property
     def registration(self) -> Global___NodeRegistrationPB: ...
     def __init__(
@@ -1621,13 +1633,19 @@ class NodeViewPB(_message.Message):
         wanted_by: _builtins.str = ...,
         wanted_reason: _builtins.str = ...,
         wanted_left_ms: _builtins.int = ...,
+        load: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_wall_ahead_us", b"_wall_ahead_us", "load", b"load", "registration", b"registration", "wall_ahead_us", b"wall_ahead_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "given_up", b"given_up", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us", "wanted", b"wanted", "wanted_by", b"wanted_by", "wanted_left_ms", b"wanted_left_ms", "wanted_reason", b"wanted_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_load", b"_load", "_wall_ahead_us", b"_wall_ahead_us", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_used_bytes", b"disk_used_bytes", "ever_heard", b"ever_heard", "formed", b"formed", "given_up", b"given_up", "heartbeat_age_ms", b"heartbeat_age_ms", "incarnation", b"incarnation", "load", b"load", "name", b"name", "node_id", b"node_id", "registration", b"registration", "replicas", b"replicas", "state", b"state", "wall_ahead_us", b"wall_ahead_us", "wanted", b"wanted", "wanted_by", b"wanted_by", "wanted_left_ms", b"wanted_left_ms", "wanted_reason", b"wanted_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__load: _TypeAlias = _typing.Literal["load"]  # noqa: Y015
+    _WhichOneofArgType__load: _TypeAlias = _typing.Literal["_load", b"_load"]  # noqa: Y015
     _WhichOneofReturnType__wall_ahead_us: _TypeAlias = _typing.Literal["wall_ahead_us"]  # noqa: Y015
     _WhichOneofArgType__wall_ahead_us: _TypeAlias = _typing.Literal["_wall_ahead_us", b"_wall_ahead_us"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__load) -> _WhichOneofReturnType__load | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_ahead_us) -> _WhichOneofReturnType__wall_ahead_us | None: ...
 
 Global___NodeViewPB: _TypeAlias = NodeViewPB  # noqa: Y015
