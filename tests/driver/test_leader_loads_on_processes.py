@@ -91,7 +91,7 @@ async def test_two_busy_leaders_part_and_nothing_goes_to_and_fro(
         table = await client.create_table(
             "t", SCHEMA, PartitionSchema((), RangePartition((0,), splits)), replication_factor=3
         )
-        ids = [t.tablet_id for t in sorted(table.locations.tablets, key=lambda t: t.partition.range_start)]
+        ids = [t.tablet_id for t in sorted(table.locations.tablets, key=lambda t: t.ordinal)]
         nodes = [n.node_id for n in cluster.nodes]
         for number, tablet_id in enumerate(ids):
             await step_down(client.masters, client.pool, tablet_id, to=nodes[number // 2], kept_s=0)

@@ -46,8 +46,9 @@ class Placement:
         """Nodes for one tablet, the suggested leader first.
 
         Each further replica goes to the zone with the fewest replicas of this tablet, and there to the node
-        with the fewest replicas, of several to the one whose machine has fewest. A full node is used only if no other is left. The suggested leader is the
-        one that leads least: else the drivers would move thousands of leaders after many tables were created.
+        with the fewest replicas. Of several such nodes it is the one whose machine has the fewest. A full node is used
+        only if no other is left. The suggested leader is the one that leads least: else the drivers would move thousands
+        of leaders after many tables were created.
 
         Raises:
             Retryable: NOT_READY if there are too few machines now.
