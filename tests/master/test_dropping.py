@@ -297,6 +297,44 @@ async def test_nodes_that_may_serve_it_are_named(tmp_path: Path) -> None:
             beating.cancel()
 
 
+@pytest.mark.parametrize("what", ["drop", "recall", "delete"])
+async def test_a_leader_that_is_replaced_while_nodes_are_asked_does_not_say_that_nothing_was_done(
+    tmp_path: Path, what: str
+) -> None:
+    """NOT_LEADER says so. The change is on record, and the next leader has it."""
+    async with world(tmp_path) as w:
+        await ready(w)
+        table_id = await made(w, buckets=0)
+        if what == "recall":
+            await drop(w, table_id)
+            await w.beat()
+            await w.beat()
+        before = len(w.group.entries)
+        for node in w.nodes.values():
+            node.obeys = False
+        calls = {
+            "drop": lambda: drop(w, table_id, wait_ms=30_000),
+            "recall": lambda: recall(w, table_id, wait_ms=30_000),
+            "delete": lambda: w.leader.DeleteTable(
+                pb.DeleteTableRequest(table_id=id_to_pb(table_id), wait_ms=30_000), None
+            ),
+        }
+        beating = asyncio.create_task(_beat_on(w, ()))
+        waiting = asyncio.create_task(calls[what]())
+        try:
+            await until(lambda: len(w.group.entries) > before)
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            w.group.elect(MASTERS[1])
+            error = await refused(waiting)
+            assert error.code is Code.UNKNOWN_OUTCOME and "another master leads now" in str(error)
+        finally:
+            beating.cancel()
+        await until(lambda: w.masters[MASTERS[1]].lead is not None)
+        state = (await listed(w))[table_id].state
+        assert state == {"drop": "DROPPED", "recall": "RUNNING", "delete": "REMOVED"}[what]
+
+
 async def test_a_silent_node_is_named_if_it_may_lead(tmp_path: Path) -> None:
     """It led when last heard; or it and other silent ones are a majority, and may have elected a leader since."""
     async with world(tmp_path) as w:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from multiprocessing import get_context
 
 from tests.sim.bugs import BUGS
+from tests.sim.draw import draw_plan
 from tests.sim.lines import LinesRun
-from tests.sim.plan import draw_plan
 from tests.sim.shrink import shrink
 from tests.sim.world import SimulationFailure, World, run_seed, say_less
 

@@ -6,6 +6,7 @@ Each replaces one attribute of one class or module while a run lasts; its commen
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,11 @@ from stele.consensus import bootstrap, incarnations, recovering
 from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
+from stele.master import driving, service
+from stele.master.following import Following
+from stele.master.leadership import Leadership
+from stele.master.locks import Locks
+from stele.master.master import Master
 from stele.model.schema import Schema
 from stele.raft import RaftCore
 from stele.raft import effects as fx
@@ -28,12 +34,14 @@ from stele.tserver.confirming import Confirming
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
-from tests.sim import confirming_bugs, core_bugs
-from tests.sim.plan import Plan, Weather, draw_plan
+from tests.sim import confirming_bugs, core_bugs, master_bugs
+from tests.sim.draw import draw_plan
+from tests.sim.plan import Plan, Weather
 from tests.sim.world import SimulationFailure, World
 from tests.wal.simfs import PowerOff
 
-_initial_state, _carry_out, _sync = bootstrap.initial_state, CoreRuntime._carry_out, ActiveSegment.sync
+_initial_state, _carry_out = bootstrap.initial_state, CoreRuntime._carry_out
+_sync, _write = ActiveSegment.sync, ActiveSegment.write
 _next_ceiling, _frozen, _kept = Timestamps.next_ceiling, ExactlyOnce.frozen, sorted_runs._kept
 _NEVER = (1 << 63) - 1
 """A hybrid time that never comes."""
@@ -109,6 +117,17 @@ def _ignores_errors(active: ActiveSegment) -> None:
         active.was_synced()
 
 
+def _goes_on_when_full(active: ActiveSegment) -> int:
+    length = active.offset - active._written
+    try:
+        return _write(active)
+    except OSError as exc:
+        if exc.errno != errno.ENOSPC:
+            raise
+        active._staged, active._written = [], active.offset
+        return length
+
+
 async def _at_once(reads: Reads, within_ms: int = 0) -> None:
     return None
 
@@ -160,6 +179,15 @@ _DISKS = (
         _ignores_errors,
         "begins with term|damaged",
         first=144,
+    ),
+    # The log continues after a write for which the disk had no space.
+    Bug(
+        "a full disk that is ignored",
+        ActiveSegment,
+        "write",
+        _goes_on_when_full,
+        "begins with term|damaged|lost",
+        weather=Weather.FULL_DISKS,
     ),
     # Damage is cut like a torn tail ("Damage that is skipped in silence" must never happen).
     Bug("damage that is not reported", Suspects, "judge", lambda self, damages: {}, "begins with term", 6),
@@ -342,6 +370,56 @@ _CONFIRMATIONS = (
 )
 """A node confirms, or a leader counts, what it should not: a deposed leader that does not know it yet answers a read."""
 
+
+def _master(label: str, owner: Any, name: str, instead: Any, told: str, first: int = 1) -> Bug:
+    return Bug(label, owner, name, instead, told, first, Weather.CATALOG, older="")
+
+
+_MASTERS = (
+    _master(
+        "a master answers unconfirmed",
+        Master,
+        "confirmed_lead",
+        master_bugs.answers_unconfirmed,
+        "not linearizable",
+        first=115,
+    ),
+    _master(
+        "locks that hold nobody", Locks, "hold", master_bugs.holds_nobody, "two tables|linearizable", first=4
+    ),
+    _master(
+        "locks that end with a caller",
+        Leadership,
+        "do",
+        master_bugs.ends_with_its_caller,
+        "two tables|linearizable",
+        first=12,
+    ),
+    _master(
+        "an order after another's claim", driving, "_commit", master_bugs.commits_whoever_holds, "in force"
+    ),
+    _master(
+        "rows applied while memory reads",
+        Following,
+        "_applied",
+        master_bugs.sees_nothing_while_it_reads,
+        "differs",
+        first=194,
+    ),
+    _master(
+        "replica ids given again", driving, "free_id", master_bugs.above_what_is_in_force, "given", first=3
+    ),
+    _master(
+        "a done change told as not done",
+        service,
+        "_done_already",
+        master_bugs.says_not_leader,
+        "not linearizable",
+        first=90,
+    ),
+)
+"""A master breaks a rule of the catalog."""
+
 BUGS = (
     *_STARTS,
     *_DISKS,
@@ -353,4 +431,5 @@ BUGS = (
     *_RECOVERIES,
     *_TABLES,
     *_CONFIRMATIONS,
+    *_MASTERS,
 )

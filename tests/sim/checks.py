@@ -131,7 +131,7 @@ class History:
         if entry.kind is EntryKind.WRITE and not outcome.duplicate:
             header, _ = writeop.decode(entry.payload)
             write = (header.client_id, header.sequence)
-            first = self._done.setdefault(write, entry.index)
+            first = self._done.setdefault(write, entry.index) if any(header.client_id) else entry.index
             ensure(
                 first == entry.index,
                 f"replica {replica} does the write of entry {first} again at {entry.opid}",

@@ -82,7 +82,7 @@ def converged(world: World, acknowledged: int) -> bool:
             return False
         if not core.term_committed:
             return False
-    return world.healer.content()
+    return world.healer.content() and (world.masters is None or world.masters.content())
 
 
 def hopeless(world: World) -> bool:

@@ -230,6 +230,8 @@ class SimNode:
         if world.plan.rest_after_ms is not None:
             self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
         loop.create_task(self._start(self.replica))
+        if world.masters is not None:
+            world.masters.boots(self)
         loop.call_later(world.rng.random() * 0.001 * world.plan.tick_ms, self._tick)
 
     def becomes_sole_voter(self, order: SoleVoter) -> None:

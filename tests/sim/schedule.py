@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.sim.judge import check_nodes, check_rests
+from tests.sim.masters import schedule
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -40,6 +41,9 @@ class Schedule:
             ("tombstone", 2.0, driver.tombstone_removed),
         ):
             self._often(name, per_s, act, heals=True)
+        if world.masters is not None:
+            for name, per_s, act in schedule(world.masters):
+                self._often(name, per_s, act, heals=True)
         for name, per_s, act in (
             ("snapshot", plan.snapshots_per_s, clients.snapshot),
             ("change", plan.changes_per_s, driver.change),

@@ -11,7 +11,8 @@ from zlib import crc32
 import pytest
 
 from tests.sim.bugs import BUGS, Bug
-from tests.sim.plan import Plan, Weather, draw_plan
+from tests.sim.draw import draw_plan
+from tests.sim.plan import Plan, Weather
 from tests.sim.world import Outcome, World, say_less
 
 pytestmark = pytest.mark.sim

@@ -29,6 +29,7 @@ from stele.tablet.machine import Outcome
 from stele.tablet.store import StoreOptions, TabletStore
 from stele.wal import pool, recovery
 from tests.sim.loop import running_node
+from tests.sim.masters import same_ids
 from tests.sim.node import SimNode
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def watching(world: World) -> Iterator[None]:
                 world.judge(_answered, node, begun)
             return answered
 
+        if world.masters is not None:
+            stack.enter_context(same_ids(world))
         stack.enter_context(mock.patch.object(RaftCore, "step_many", watched_step_many))
         stack.enter_context(mock.patch.object(Reads, "confirmed", watched_confirmed))
         for owner, name in ((KeySpace, "begin"), (TabletStore, "begin"), (TabletStore, "apply")):

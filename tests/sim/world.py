@@ -28,12 +28,14 @@ from stele.model.ids import OPID_NONE, ReplicaId
 from tests.sim.checks import History
 from tests.sim.clients import Clients
 from tests.sim.content import CONTENTS
+from tests.sim.draw import draw_plan
 from tests.sim.driver import Driver, sim_peer
 from tests.sim.faults import Faults
 from tests.sim.healer import Healer
 from tests.sim.judge import check_nodes, converged, hopeless, state
+from tests.sim.masters import Masters
 from tests.sim.node import Said, SimNode
-from tests.sim.plan import Plan, draw_plan
+from tests.sim.plan import Plan
 from tests.sim.recovery import Recovery
 from tests.sim.schedule import Schedule
 from tests.sim.watch import watching
@@ -102,6 +104,7 @@ class World:
         self.driver = Driver(self)
         self.healer = Healer(self, self.driver)
         self.faults = Faults(self)
+        self.masters = Masters(self) if plan.catalog else None
         self.recovery = Recovery(self)
         self.nodes: dict[int, SimNode] = {}
         self.healing = False
@@ -241,6 +244,8 @@ class World:
         for history in self.histories:
             history.finish()
         self.clients.finish()
+        if self.masters is not None:
+            self.masters.finish()
         check_nodes(self)
 
     def _run_until(self, end: float, done: Callable[[], bool]) -> bool:

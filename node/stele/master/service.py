@@ -8,7 +8,7 @@ answers only heartbeats, ListMasters, and reads that allow staleness.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -41,7 +41,7 @@ from stele.master.heartbeat_bounds import bound_heartbeat
 from stele.master.liveness import LastStart, NodeLife, refuse_older
 from stele.master.master import Master
 from stele.master.versions import finalize, refuse_earlier
-from stele.model.errors import Code, Rejected, StartRefused, SteleError
+from stele.model.errors import Code, NotLeader, Rejected, Retryable, StartRefused, SteleError
 from stele.model.ids import NodeId
 from stele.model.schema import Schema
 from stele.rpc.convert import id_from_pb, id_to_pb
@@ -52,6 +52,7 @@ from stele.rpc.proto.master_pb2_grpc import MasterServiceServicer
 
 log = structlog.get_logger("stele.master")
 
+T = TypeVar("T")
 ConfirmFormation = Callable[[pb.ConfirmFormationRequest], Awaitable[None]]
 
 
@@ -62,6 +63,21 @@ def _ensure_own(caller: Caller, node_id: str, incarnation: int | None = None) ->
         raise Rejected(
             f"{who} sent a request for node {node_id[:8]}; a node may only send its own", code=Code.WRONG_NODE
         )
+
+
+async def _done_already(what: str, waiting: Awaitable[T]) -> T:
+    """Wait for nodes, after a change is on record.
+
+    Raises:
+        Retryable: UNKNOWN_OUTCOME, another master leads now. NOT_LEADER would say that nothing was done.
+    """
+    try:
+        return await waiting
+    except NotLeader as exc:
+        raise Retryable(
+            f"{what}, but another master leads now, and this one cannot say which nodes know it; repeat the request",
+            code=Code.UNKNOWN_OUTCOME,
+        ) from exc
 
 
 class MasterService(MasterServiceServicer):
@@ -238,7 +254,8 @@ class MasterService(MasterServiceServicer):
         lead = await self._master.confirmed_lead()
         table = await lead.do(altering.alter_table(lead, request))
         version = Schema.from_json(table.schema).version if table.schema else 0
-        unreached, left = await tables.wait_for_deletion(lead, table.table_id, request.wait_ms)
+        waiting = tables.wait_for_deletion(lead, table.table_id, request.wait_ms)
+        unreached, left = await _done_already(f"{table.name} is altered", waiting)
         return pb.AlterTableResponse(
             table_id=id_to_pb(table.table_id),
             schema_version=version,
@@ -251,21 +268,24 @@ class MasterService(MasterServiceServicer):
         caller allows."""
         lead = await self._master.confirmed_lead()
         table_id = await lead.do(tables.delete_table(lead, id_from_pb(request.table_id), request.name))
-        unreached, left = await tables.wait_for_deletion(lead, table_id, request.wait_ms)
+        waiting = tables.wait_for_deletion(lead, table_id, request.wait_ms)
+        unreached, left = await _done_already(f"table {table_id[:8]} is deleted", waiting)
         return pb.DeleteTableResponse(unreached=unreached, tablets_left=left)
 
     async def DropTable(self, request: pb.DropTableRequest, context: Any) -> pb.DropTableResponse:
         """Take a table out of service so that it can be taken back. Then wait for the nodes to serve it to nobody."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(dropping.drop_table(lead, request))
-        unreached = await dropping.wait_for_nodes(lead, table.table_id, request.wait_ms)
+        waiting = dropping.wait_for_nodes(lead, table.table_id, request.wait_ms)
+        unreached = await _done_already(f"{table.name} is dropped", waiting)
         return pb.DropTableResponse(table=table_info(self._master.scene(), table), unreached=unreached)
 
     async def RecallTable(self, request: pb.RecallTableRequest, context: Any) -> pb.RecallTableResponse:
         """Bring a dropped table back. Then wait for the nodes to serve it."""
         lead = await self._master.confirmed_lead()
         table = await lead.do(dropping.recall_table(lead, request))
-        unreached = await dropping.wait_for_nodes(lead, table.table_id, request.wait_ms, silent=False)
+        waiting = dropping.wait_for_nodes(lead, table.table_id, request.wait_ms, silent=False)
+        unreached = await _done_already(f"{table.name} is recalled", waiting)
         return pb.RecallTableResponse(table=table_info(self._master.scene(), table), unreached=unreached)
 
     async def SetKeepDropped(
