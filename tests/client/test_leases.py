@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import random
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from stele.client import AsyncClient, AsyncKeySpace
+from stele.client import AsyncClient
 from stele.client.admin import cluster_view
 from stele.model.errors import Retryable, SteleError
 from stele.rpc.convert import id_from_pb
@@ -20,38 +18,9 @@ from stele.rpc.proto import tserver_pb2
 from tests.client.commands import runner
 from tests.consensus.cluster import WAIT_S
 from tests.harness import Cluster
-from tests.linear.held import Hold, faults_of
+from tests.linear.held import faults_of
+from tests.linear.keys import NAME, History
 from tests.tserver.local import LocalCluster
-
-NAME = "the-one"
-
-
-async def _holder(space: AsyncKeySpace, me: str, stop: asyncio.Event, holds: list[Hold]) -> None:
-    """Take the name, hold it while the lease lives, and let go: in order, or as a program that is gone."""
-    rng = random.Random(me)
-    while not stop.is_set():
-        try:
-            lease = await space.lease(1.0)
-            won = await space.elect(NAME, me, lease=lease) == me
-        except SteleError:
-            await asyncio.sleep(0.05)
-            continue
-        begun = last = time.monotonic()
-        until = begun + rng.uniform(0.1, 2.5)
-        seen = 0
-        while won and lease.alive and last < until and not stop.is_set():
-            now = time.monotonic()
-            if lease.alive:
-                last, seen = now, seen + 1
-            await asyncio.sleep(0.005)
-        if won and seen:
-            holds.append(Hold(me, begun, last))
-        if rng.random() < 0.5:
-            await lease.close()  # as if it had crashed
-        else:
-            with contextlib.suppress(SteleError):
-                await lease.revoke()
-        await asyncio.sleep(rng.uniform(0.0, 0.2))
 
 
 async def test_two_never_hold_one_name_while_leaders_are_killed(tmp_path: Path) -> None:
@@ -61,16 +30,16 @@ async def test_two_never_hold_one_name_while_leaders_are_killed(tmp_path: Path) 
         AsyncClient(cluster.master_addresses) as other,
     ):
         spaces = [await one.create_keyspace("s"), await other.keyspace("s")]
-        stop, holds = asyncio.Event(), list[Hold]()
+        history = History()
         kept = await spaces[0].lease(3.0)
         await spaces[0].insert("kept", "1", lease=kept)
-        tasks = [asyncio.create_task(_holder(spaces[n % 2], f"c{n}", stop, holds)) for n in range(4)]
+        tasks = [asyncio.create_task(history.hold(spaces[n % 2], f"c{n}")) for n in range(4)]
         await cluster.kill_each()
         await asyncio.sleep(1.0)
-        stop.set()
+        history.stop.set()
         await asyncio.gather(*tasks)
-        assert faults_of(holds) == []
-        assert len(holds) > 5 and len({hold.holder for hold in holds}) > 1
+        assert faults_of(history.holds) == []
+        assert len(history.holds) > 2 and len({hold.holder for hold in history.holds}) > 1
         if kept.alive:
             assert await spaces[1].read("kept") == b"1", "its holder was not told that it is lost"
 

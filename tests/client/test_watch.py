@@ -4,66 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from stele.client import AsyncClient, AsyncKeySpace, AsyncWatch
-from stele.model.errors import Code, Rejected, SteleError
+from stele.client import AsyncClient, AsyncKeySpace
+from stele.model.errors import Code, Rejected
 from tests.client.small import small_cluster
 from tests.consensus.cluster import WAIT_S
 from tests.harness import Cluster
-from tests.linear.watched import Pairs, Read, Write, faults_of
+from tests.linear.keys import END, History, given
+from tests.linear.watched import Pairs, faults_of
 from tests.tserver.local import LocalCluster
-
-END = b"end"
-
-
-class History:
-    """What clients wrote and read, until told to stop."""
-
-    def __init__(self) -> None:
-        self.writes: list[Write] = []
-        self.reads: list[Read] = []
-        self.stop = asyncio.Event()
-
-    async def write(self, space: AsyncKeySpace, name: str) -> None:
-        rng, count = random.Random(name), 0
-        while not self.stop.is_set():
-            count += 1
-            keys = rng.sample([b"k0", b"k1", b"k2", name.encode()], rng.randint(1, 3))
-            values: dict[bytes, bytes | None] = {key: f"{name}-{count}".encode() for key in keys}
-            begun = time.monotonic()
-            try:
-                revision = await space.write(values)
-            except SteleError as exc:
-                assert exc.code in (Code.CHANGE_IN_PROGRESS, Code.UNKNOWN_OUTCOME, Code.NO_QUORUM), exc
-                if exc.code is Code.UNKNOWN_OUTCOME:
-                    self.writes.append(Write(values, begun))
-                await asyncio.sleep(0.01)
-            else:
-                self.writes.append(Write(values, begun, time.monotonic(), revision))
-
-    async def read(self, space: AsyncKeySpace) -> None:
-        while not self.stop.is_set():
-            begun = time.monotonic()
-            state = await space.snapshot()
-            values = {each.key: each.value for each in state.keys}
-            self.reads.append(Read(values, state.revision, begun, time.monotonic()))
-            await asyncio.sleep(0.05)
-
-
-async def _watched(watch: AsyncWatch) -> list[tuple[int, Pairs]]:
-    """All writes up to the last one."""
-    found = list[tuple[int, Pairs]]()
-    async for write in watch:
-        found.append((write.revision, {change.key: change.value for change in write.changes}))
-        if write.changes[0].key == END:
-            break
-    return found
 
 
 async def _by_turns(space: AsyncKeySpace) -> list[tuple[int, Pairs]]:
@@ -89,20 +42,18 @@ async def test_each_change_comes_once_while_leaders_are_killed(tmp_path: Path) -
         space = await client.create_keyspace("s")
         afar = await other.keyspace("s")
         history = History()
-        watchers = [
-            asyncio.create_task(_watched(await afar.watch(after=0))),
-            asyncio.create_task(_by_turns(afar)),
-        ]
+        watched = list[tuple[int, Pairs]]()
+        watching = asyncio.create_task(given(await afar.watch(after=0), watched))
+        turning = asyncio.create_task(_by_turns(afar))
         work = [asyncio.create_task(history.write(space, f"w{n}")) for n in range(3)]
         work.append(asyncio.create_task(history.read(afar)))
         await cluster.kill_each()
         history.stop.set()
         await asyncio.gather(*work)
-        begun = time.monotonic()
-        last = await space.replace(END, "")
-        history.writes.append(Write({END: b""}, begun, time.monotonic(), last))
+        assert await history.one(space, {END: b""})
         async with asyncio.timeout(WAIT_S):
-            watched, by_turns = await asyncio.gather(*watchers)
+            await watching
+            by_turns = await turning
         assert watched == by_turns
         assert faults_of(history.writes, history.reads, watched) == []
         assert len(watched) > 50 and len(history.reads) > 10

@@ -32,6 +32,7 @@ from tests.harness.processes import Cluster
 from tests.linear import cuts, network, report
 from tests.linear.checker import Undecided, by_key, contradiction
 from tests.linear.history import Operation
+from tests.linear.keys import KeyWork
 from tests.linear.nemesis import Nemesis
 from tests.linear.plan import CUTS, Plan, draw
 from tests.linear.record import Record
@@ -56,7 +57,7 @@ async def play(folder: Path, plan: Plan, tell: Callable[[str], None]) -> Record:
     async with Cluster(folder, masters=plan.masters, nodes=plan.nodes, groups=cutting) as cluster:
         with network.Network(cluster) if cutting else contextlib.nullcontext() as cutter:
             load = Workload(cluster.master_addresses, plan.seed)
-            record = load.record
+            keys, record = KeyWork(cluster.master_addresses), load.record
 
             def say(words: str) -> None:
                 tell(f"{record.now():9.4f} {words}")
@@ -64,26 +65,31 @@ async def play(folder: Path, plan: Plan, tell: Callable[[str], None]) -> Record:
             driver: asyncio.Task[None] | None = None
             try:
                 await load.prepare(plan.tablets)
+                await keys.prepare()
                 if plan.healing:
                     driver = asyncio.create_task(_heal(cluster, say))
 
                 nemesis = Nemesis(cluster, cutter, lambda: load.last.table.locations.tablets, say)
                 try:
                     await asyncio.gather(
-                        load.run(plan.seconds, filling=plan.filling), nemesis.run(plan.faults)
+                        load.run(plan.seconds, filling=plan.filling),
+                        keys.run(plan.seconds),
+                        nemesis.run(plan.faults),
                     )
                 finally:
                     await nemesis.end()
                 say("all faults are over")
-                await _settle(cluster, load, nemesis.lost)
+                await _settle(cluster, load, keys, nemesis.lost)
+                record.surprises += keys.faults()
                 if driver is not None and driver.done():
                     raise Failure(f"the driver ended by itself: {driver.exception()!r}")
-                say("all rows were read again")
+                say(f"all rows were read again; {keys}")
             finally:
                 if driver is not None:
                     driver.cancel()
                     await asyncio.gather(driver, return_exceptions=True)
                 await load.close()
+                await keys.close()
     return record
 
 
@@ -101,12 +107,13 @@ async def _heal(cluster: Cluster, say: Callable[[str], None]) -> None:
     await drive(cluster.master_addresses, _POLICY, holder="linear", on_progress=progress)
 
 
-async def _settle(cluster: Cluster, load: Workload, lost: set[str]) -> None:
+async def _settle(cluster: Cluster, load: Workload, keys: KeyWork, lost: set[str]) -> None:
     living = [member for member in cluster.members if member.name not in lost]
     try:
         await cluster.wait_ready(*living, timeout_s=SETTLED_WITHIN_S)
         async with asyncio.timeout(SETTLED_WITHIN_S):
             await load.settle()
+            await keys.settle()
         behind = asyncio.create_task(load.write_behind_history())
         try:
             table, client = load.last.table, load.last.client
