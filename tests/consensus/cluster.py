@@ -26,6 +26,7 @@ from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
 from stele.model import writeop
 from stele.model.block import RowOp, encode_block
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.config import Configuration, Peer
 from stele.model.errors import NotLeader, Retryable
 from stele.model.ids import ClusterId, NodeId, ReplicaId, StreamKey, TableId, TabletId, new_id
@@ -125,6 +126,7 @@ class TestNode:
         self.node_id = node_id or NodeId(new_id())
         self.stopped = False
         self.low = False
+        self.told_version = CLUSTER_VERSION
         self.reports_due: set[ReplicaId] = set()
         self.files: Any = None
         self.skew_us = 0
@@ -321,6 +323,9 @@ class TestNode:
 
     def low_space(self) -> bool:
         return self.low
+
+    def cluster_version(self) -> int:
+        return self.told_version
 
     def stores_full(self) -> bool:
         return False

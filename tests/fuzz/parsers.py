@@ -63,7 +63,7 @@ from stele.wal.format import (
 )
 from stele.wal.metadata import Metadata, Position, decode_metadata, encode_metadata
 from stele_operator import observe
-from tests.fuzz import texts
+from tests.fuzz import column_files, texts
 from tests.fuzz.hunt import Parse, Parser
 
 ID = "5" * 32
@@ -396,4 +396,5 @@ def table() -> list[Parser]:
             0,
         ),
         *texts.table(),
+        *column_files.table(),
     ]

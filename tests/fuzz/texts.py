@@ -6,9 +6,8 @@ Each has valid inputs to spoil and the errors that it documents; see hunt.py.
 from __future__ import annotations
 
 import json
-import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -17,8 +16,6 @@ from typing import Any
 
 import click
 import google_crc32c
-import numpy as np
-import pyarrow as pa
 import yaml
 from structlog.testing import capture_logs
 
@@ -27,14 +24,8 @@ from stele.cli.range_text import bounds_for, parse_ranges
 from stele.cli.schema_file import table_from_file
 from stele.client.predicates import parse_predicates
 from stele.model.ids import ClusterId, NodeId, OpId
-from stele.model.keys import encode_keys
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
-from stele.tablet.colfile import ColumnFile
-from stele.tablet.colformat import MAGIC, PART, TAIL, sums_inside
-from stele.tablet.colwriter import write_column_file
-from stele.tablet.files import FILES
-from stele.tablet.sorted_runs import Run
 from stele.tserver.node_record import NODE_FILE, Dropped, NodeRecord, read_record, write_record
 from stele_operator.answers import TEXT_MAX, bounded, respond
 from stele_operator.kube import KubeError
@@ -159,7 +150,6 @@ def _backup(data: bytes) -> object:
 
 
 def _of_volumes() -> list[Parser]:
-    about, entries = _footer_parts()
     return [
         Parser(
             "node.json",
@@ -169,21 +159,6 @@ def _of_volumes() -> list[Parser]:
             0,
             _sealed_by(_with_checksum),
         ),
-        Parser(
-            "column file's footer",
-            [about],
-            _in_folder(_read_column_file, "rows-00000001"),
-            (),
-            0,
-            lambda text: _column_file(text, entries),
-        ),
-        Parser(
-            "column file's parts",
-            [entries],
-            _in_folder(_read_column_file, "rows-00000001"),
-            reseal=lambda table: _column_file(about, table),
-        ),
-        Parser("column file", [_a_column_file()], _in_folder(_read_column_file, "rows-00000001")),
     ]
 
 
@@ -213,54 +188,6 @@ def _with_checksum(fields: Any) -> bytes:
         return json.dumps(fields).encode()
     crc = int(google_crc32c.value(json.dumps(fields, sort_keys=True).encode()))
     return json.dumps(fields | {"crc32c": crc}).encode()
-
-
-@cache
-def _a_column_file() -> bytes:
-    rows = [{"id": n, "name": f"n{n}", "x": n / 4} for n in range(40)]
-    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA.to_arrow())
-    deleted = np.arange(40) % 7 == 0
-    run = Run(batch, encode_keys(batch, SCHEMA), np.full(40, 9, np.uint64), deleted)
-    half = 20
-    runs: Iterator[Run] = iter([run.slice(0, half), run.slice(half, half)])
-    with tempfile.TemporaryDirectory(prefix="stele-fuzz-") as folder:
-        path = Path(folder) / "rows-00000001"
-        write_column_file(FILES, path, SCHEMA, runs)
-        return path.read_bytes()
-
-
-def _footer_parts() -> tuple[bytes, bytes]:
-    """(what the footer says, its table of parts)."""
-    body = _footer()
-    (size,) = struct.unpack_from("<I", body)
-    return body[4 : 4 + size], body[4 + size :]
-
-
-def _footer() -> bytes:
-    whole = _a_column_file()
-    length, _, _ = TAIL.unpack(whole[-TAIL.size :])
-    return whole[-TAIL.size - length : -TAIL.size]
-
-
-def _column_file(text: bytes, entries: bytes) -> bytes:
-    body = struct.pack("<I", len(text)) + text + entries
-    before = _a_column_file()[: -TAIL.size - len(_footer())]
-    return before + body + TAIL.pack(len(body), google_crc32c.value(body), MAGIC)
-
-
-def _read_column_file(folder: Path) -> object:
-    """As a copy checks it, a start opens it, and a scan, a lookup and a merge read it."""
-    path = folder / "rows-00000001"
-    raw = path.read_bytes()
-    sums_inside(path.name, len(raw), lambda offset, length: raw[offset : offset + length])
-    file = ColumnFile(path)
-    file.verify()
-    key, columns = SCHEMA.columns[:1], file.schema.columns
-    seen: list[object] = [file.find_one(b"\x80" + bytes(7), 1), len(np.frombuffer(raw[:0], PART))]
-    for group in file.groups_between(b"", b""):
-        seen += [file.span(group), len(file.keys(group)), len(file.times(group)), file.deleted(group)]
-        seen += [len(file.column(group, column)) for column in (*key, *columns)]
-    return seen
 
 
 # --- the command line and the client

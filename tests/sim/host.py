@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stele.consensus.ports import HostedReplica, Reader
 from stele.model.clock import from_physical_us
+from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.ids import NodeId, ReplicaId
 from stele.raft.messages import Message
 from tests.sim.checks import check_said
@@ -72,6 +73,10 @@ class SimHost:
 
     def low_space(self) -> bool:
         return self._node.log is not None and self._node.log.low_space
+
+    def cluster_version(self) -> int:
+        """See Host."""
+        return CLUSTER_VERSION
 
     def stores_full(self) -> bool:
         return False

@@ -207,6 +207,6 @@ def test_a_merge_that_arrow_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         raise pa.ArrowInvalid("offset overflow while concatenating arrays")
 
     monkeypatch.setattr(compaction, "run_job", run_job)
-    job = CompactionJob("d", ("rows-1",), "rows-2", 0, True, "{}")
+    job = CompactionJob("d", ("rows-1",), "rows-2", 0, True, "{}", 2)
     answer = json.loads(worker._answer(job.to_json()))
     assert answer["code"] == Code.UNAVAILABLE and "offset overflow" in answer["message"]

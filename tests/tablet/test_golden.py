@@ -1,4 +1,4 @@
-"""Files of format 1, checked in: every later version must read them, and give the same rows and checksums."""
+"""Files of each format, checked in: every later version must read them, and give the same rows and checksums."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from pathlib import Path
 
 from stele.model.block import RowOp, decode_block
 from stele.model.ids import OpId
+from stele.tablet.colfile import ColumnFile
+from stele.tablet.colformat import DICTIONARY, FIXED, NARROW, PLAIN
+from stele.tablet.decoding import LZ4, ZSTD
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
-from tests.tablet.golden import HOME, SCHEMA, build, row
+from tests.tablet.golden import (
+    HOME,
+    HOME_2,
+    MERGED_2,
+    ROWS_2,
+    SCHEMA,
+    SCHEMA_2,
+    build,
+    build_2,
+    row,
+    row_2,
+)
 from tests.tablet.twin import rows_of
 
 
@@ -41,3 +55,25 @@ def test_a_block_of_format_1_is_read() -> None:
 
 def test_the_same_entries_make_the_same_state_today(tmp_path: Path) -> None:
     assert build(tmp_path) == json.loads((HOME / "expected.json").read_text())
+
+
+def test_files_of_format_2_are_read(tmp_path: Path) -> None:
+    """Each layout, and each codec, is in one of them."""
+    shutil.copytree(HOME_2, tmp_path / "g")
+    expected = json.loads((HOME_2 / "expected.json").read_text())
+    store = TabletStore.open(tmp_path / "g" / "table")
+    flushed, merged = (ColumnFile(store.directory / name) for name in store.files)
+    assert set(flushed.forms.values()) == {DICTIONARY, FIXED, NARROW}
+    assert {form & 0xFF for form in merged.forms.values()} == {PLAIN, DICTIONARY, FIXED, NARROW}
+    assert {form >> 8 for form in merged.forms.values()} == {0, LZ4, ZSTD}
+    store.verify()
+    with store.view() as view:
+        found = view.checksum()
+        rows = sorted(rows_of(view.scan()), key=lambda r: r["id"])
+    assert (found.rows, found.checksum) == (expected["rows"], expected["checksum"])
+    assert rows == [row_2(n) for n in range(ROWS_2) if n % 10]
+    assert merged.rows == MERGED_2 and store.schema == SCHEMA_2
+
+
+def test_the_same_entries_make_the_same_rows_of_format_2_today(tmp_path: Path) -> None:
+    assert build_2(tmp_path) == json.loads((HOME_2 / "expected.json").read_text())

@@ -162,7 +162,7 @@ async def test_the_disk_of_deleted_rows_comes_back_to_a_node_at_rest(
         assert isinstance(store, TabletStore)
         store._history.default_us = 0
         ids = pa.array(range(8_000), pa.int64())
-        rows = pa.table({"id": ids, "name": ["n" * 800] * 8_000})
+        rows = pa.table({"id": ids, "name": [f"{n:0800}" for n in range(8_000)]})
         await table.write_arrow(rows)
         await replica.storage.flush()
         full = store.bytes_on_disk
@@ -184,7 +184,8 @@ async def test_a_look_for_dead_rows_holds_up_no_other_merge(cluster: LocalCluste
         for name in ("a", "b"):
             table = await client.create_table(name, SCHEMA, replication_factor=1)
             for start in (0, 4_000):
-                rows = {"id": range(start, start + 4_000), "name": ["n" * 800] * 4_000}
+                ids = range(start, start + 4_000)
+                rows = {"id": ids, "name": [f"{n:0800}" for n in ids]}
                 await table.write_arrow(pa.table(rows))
                 for replica in node.replicas:
                     await replica.storage.flush()

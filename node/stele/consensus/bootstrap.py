@@ -8,6 +8,7 @@ not fit together it becomes FAILED, and its files stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -16,6 +17,7 @@ from stele.consensus.files import make_directory
 from stele.consensus.ports import Host, NodeLog, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
+from stele.model.cluster_version import FIRST_CLUSTER_VERSION
 from stele.model.config import Configuration
 from stele.model.errors import Corrupt, Retryable, SteleError, of_later_program, unknown_here
 from stele.model.ids import OpId, ReplicaId
@@ -50,17 +52,26 @@ def create_machine(superblock: Superblock, directory: Path) -> StateMachine:
     raise unknown_here("tablet kind", superblock.kind)
 
 
-def open_machine(superblock: Superblock, directory: Path, name: str = STORE) -> StateMachine:
+def open_machine(
+    superblock: Superblock,
+    directory: Path,
+    name: str = STORE,
+    cluster_version: Callable[[], int] = lambda: FIRST_CLUSTER_VERSION,
+) -> StateMachine:
     """Open the store as last flushed; `name` is its folder in the replica's directory. Blocks.
+
+    `cluster_version`: see Host. Its files are written in a format that all programs of that version read.
 
     Raises:
         Corrupt: files are missing or damaged.
         Rejected: UNSUPPORTED_VERSION, a later program wrote it, or its kind is unknown.
     """
     if superblock.kind == "table":
-        from stele.tablet.store import TabletStore
+        from stele.tablet.colformat import version_for
+        from stele.tablet.store import StoreOptions, TabletStore
 
-        table: StateMachine = TabletStore.open(directory / name)
+        options = StoreOptions(file_version=lambda: version_for(cluster_version()))
+        table: StateMachine = TabletStore.open(directory / name, options)
         return table
     if superblock.kind == "keyspace":
         from stele.tablet.keyspace import KeySpace
@@ -145,7 +156,7 @@ async def start_replica(
         stream = node_log.stream(superblock.key)
         witness = superblock.data_state is not DataState.READY
         if not witness:
-            machine = await host.in_thread(open_machine, superblock, directory)
+            machine = await host.in_thread(open_machine, superblock, directory, STORE, host.cluster_version)
         # Entries that the store holds may take a gibibyte. They are not read: the log knows their terms and
         # configurations.
         held = machine.flushed.index if machine is not None else 0

@@ -146,6 +146,9 @@ class Host(Protocol):
     def stores_full(self) -> bool:
         """Whether writes must wait because rows that are not flushed fill their share of memory."""
 
+    def cluster_version(self) -> int:
+        """The finalized cluster version, as a leader master has told; 0: none has yet. Any thread."""
+
     def fail(self, error: Exception) -> None:
         """End the node because of what a replica found, and leave all files as they are."""
 

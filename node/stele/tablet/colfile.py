@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -23,19 +24,22 @@ import pyarrow as pa
 
 from stele.model.column import Column
 from stele.model.errors import Corrupt
-from stele.tablet import bloom
+from stele.tablet import bloom, decoding
 from stele.tablet.colformat import (
     KEY_SCHEMA,
     PART_BLOOM,
     PART_DELETED,
     PART_KEYS,
     PART_TIMES,
+    PLAIN,
+    TIME_SCHEMA,
     FileMeta,
     column_schema,
     damaged,
     padded,
     read_footer,
 )
+from stele.tablet.decoding import decode, is_compressed, one, some, whole
 from stele.tablet.files import read_at, sum_at, translate
 from stele.tablet.machine import WouldBlock
 from stele.tablet.projection import read_defaults
@@ -45,10 +49,32 @@ _BISECT_KEYS = 16
 _LET_GO_BYTES = 8 << 20
 _PARSED_MAX = 16_384
 """Arrow arrays that are kept of all files, for the next point read: about 1 kB each, as their values stay in the map."""
+_INFLATED_BYTES_MAX = 32 << 20
+"""Bytes of arrays that were compressed, which are kept of all files for the next point read."""
 
 
-_parsed: deque[tuple[weakref.ref[ColumnFile], tuple[int, int]]] = deque()
-"""The arrays that files keep, oldest first."""
+class _Kept:
+    """The arrays that files keep, oldest first: up to a number, and those that take memory up to so many bytes. Any thread."""
+
+    def __init__(self, number_max: int, bytes_max: int) -> None:
+        self._number_max, self._bytes_max = number_max, bytes_max
+        self._lock = threading.Lock()
+        self._found: deque[tuple[weakref.ref[ColumnFile], tuple[int, int], int]] = deque()
+        self.bytes = 0
+
+    def add(self, file: ColumnFile, part: tuple[int, int], size: int) -> None:
+        """This file keeps an array of this part, which takes `size` bytes. Others let go theirs."""
+        with self._lock:
+            self._found.append((file.itself, part, size))
+            self.bytes += size
+            while self.bytes > self._bytes_max or len(self._found) > self._number_max:
+                owner, oldest, size = self._found.popleft()
+                self.bytes -= size
+                if (gone := owner()) is not None:
+                    gone.let_go(oldest)
+
+
+_parsed, _inflated = _Kept(_PARSED_MAX, 0), _Kept(_PARSED_MAX, _INFLATED_BYTES_MAX)
 
 
 class ColumnFile:
@@ -69,6 +95,7 @@ class ColumnFile:
                 self.size = os.fstat(fd).st_size
                 if expected is not None and self.size != expected.size:
                     raise self._damaged(f"it has {self.size} bytes; the manifest says {expected.size}")
+                self.plain_bytes = self.size if expected is None else expected.plain_bytes
                 footer = read_footer(
                     self.name,
                     self.size,
@@ -87,12 +114,12 @@ class ColumnFile:
         self.unique, self.min_time, self.max_time = footer.unique, footer.min_time, footer.max_time
         self.groups = footer.groups
         self.first_keys, self.last_key = footer.first_keys, footer.last_key
-        self._parts = footer.parts
+        self._parts, self.forms = footer.parts, footer.forms
         self._verified: set[tuple[int, int]] = set()
         self._bloom_words: memoryview | None = None
-        self._arrays: dict[tuple[int, int], pa.Array] = {}
+        self._arrays: dict[tuple[int, int], decoding.Column] = {}
         self._long: dict[tuple[int, int], bool] = {}  # whether an array that was kept has long values
-        self._self = weakref.ref(self)
+        self.itself = weakref.ref(self)
 
     def _damaged(self, what: str) -> Corrupt:
         return damaged(self.name, what)
@@ -149,13 +176,7 @@ class ColumnFile:
 
     def keys(self, group: int, *, brief: bool = False) -> pa.BinaryArray:
         """Encoded keys of a group, ascending. With `brief`, raises WouldBlock if they were not read yet."""
-        kept = self._arrays.get((PART_KEYS, group))
-        if kept is not None:
-            return kept
-        data = self._part(PART_KEYS, group, brief=brief)
-        if data is None:
-            raise self._damaged(f"group {group} has no keys")
-        return self._array(PART_KEYS, group, data, KEY_SCHEMA)
+        return whole(self._held(PART_KEYS, group, KEY_SCHEMA, brief=brief))
 
     def span(self, group: int) -> tuple[int, int]:
         """Hybrid times between which all versions of a group lie."""
@@ -164,10 +185,15 @@ class ColumnFile:
 
     def times(self, group: int, *, brief: bool = False) -> npt.NDArray[np.uint64]:
         """Hybrid times of a group's rows. With `brief`, raises WouldBlock if they were not read yet."""
-        data = self._part(PART_TIMES, group, brief=brief)
-        if data is None:
-            raise self._damaged(f"group {group} has no timestamps")
-        return data.view("<u8")
+        if (PART_TIMES, group) not in self.forms:
+            data = self._part(PART_TIMES, group, brief=brief)
+            if data is None:
+                raise self._damaged(f"group {group} has no timestamps")
+            return data.view("<u8")
+        times: npt.NDArray[np.uint64] = whole(
+            self._held(PART_TIMES, group, TIME_SCHEMA, brief=brief)
+        ).to_numpy()
+        return times
 
     def deleted(self, group: int, *, brief: bool = False) -> Mask | None:
         """Delete marks of a group; None if it has none. With `brief`, raises WouldBlock if they were not read
@@ -177,51 +203,99 @@ class ColumnFile:
             return None
         return np.unpackbits(data, count=self.groups[group][0], bitorder="little").astype(bool)
 
-    def column(self, group: int, column: Column, *, brief: bool = False) -> pa.Array:
+    def column(self, group: int, column: Column, *, brief: bool = False, keep: bool = False) -> pa.Array:
         """A column of a group. If the file is older than the column, its read default. With `brief`, raises WouldBlock
-        if it was not read yet, or has long values."""
-        part = int(column.id)
-        kept = self._arrays.get((part, group))
-        if kept is not None:
-            if brief and self._has_long(part, group, kept):
-                raise WouldBlock
-            return kept
-        data = self._part(part, group, brief=brief)
-        if data is None:
+        if it was not read yet, or has long values. `keep`: for a while also what takes memory."""
+        if (int(column.id), group) not in self._parts:
             return read_defaults(column, self.groups[group][0])
-        array = self._array(part, group, data, column_schema(column))
+        return whole(self._held_column(group, column, brief=brief, keep=keep))
+
+    def _held_column(self, group: int, column: Column, *, brief: bool, keep: bool) -> decoding.Column:
+        part = int(column.id)
+        array = self._held(part, group, column_schema(column), brief=brief, keep=keep)
         if brief and self._has_long(part, group, array):
             raise WouldBlock
         return array
 
-    def _has_long(self, part: int, group: int, array: pa.Array) -> bool:
+    def _has_long(self, part: int, group: int, array: decoding.Column) -> bool:
         found = self._long.get((part, group))
         if found is None:
-            found = self._long[part, group] = has_long(array)
+            found = self._long[part, group] = has_long(decoding.values_of(array))
         return found
 
-    def _array(self, part: int, group: int, data: npt.NDArray[np.uint8], schema: pa.Schema) -> pa.Array:
-        """A part as an array, which is kept for a while."""
+    def _held(
+        self, part: int, group: int, schema: pa.Schema, *, brief: bool = False, keep: bool = True
+    ) -> decoding.Column:
+        """A part as an array, perhaps with a dictionary. It is kept for a while; with `keep` also if it takes memory."""
+        kept = self._arrays.get((part, group))
+        if kept is not None:
+            return kept
+        form = self.forms.get((part, group), PLAIN)
+        if brief and is_compressed(form):
+            raise WouldBlock
+        data = self._part(part, group, brief=brief)
+        if data is None:
+            raise self._damaged(f"group {group} has no part {part:#x}")
         try:
-            array = pa.ipc.read_record_batch(pa.py_buffer(data), schema).column(0)
-        except (pa.ArrowException, OSError) as exc:
+            array = decode(form, data, schema, self.groups[group][0])
+        except (pa.ArrowException, OSError, ValueError) as exc:
             raise self._damaged(f"part {part:#x} of group {group} is no column: {exc}") from exc
-        self._arrays[part, group] = array
-        _parsed.append((self._self, (part, group)))
-        while len(_parsed) > _PARSED_MAX:
-            file, oldest = _parsed.popleft()
-            if (owner := file()) is not None:
-                owner._arrays.pop(oldest, None)
-                owner._long.pop(oldest, None)
+        if not is_compressed(form):
+            self._arrays[part, group] = array
+            _parsed.add(self, (part, group), 0)
+        elif keep:
+            self._arrays[part, group] = array
+            _inflated.add(self, (part, group), array.nbytes)
         return array
 
+    def let_go(self, part: tuple[int, int]) -> None:
+        """Keep the array of this part no longer."""
+        self._arrays.pop(part, None)
+        self._long.pop(part, None)
+
     def batch(
-        self, group: int, columns: tuple[Column, ...], schema: pa.Schema, *, brief: bool = False
+        self,
+        group: int,
+        columns: tuple[Column, ...],
+        schema: pa.Schema,
+        *,
+        brief: bool = False,
+        keep: bool = False,
     ) -> pa.RecordBatch:
-        """The given columns of a group, memory-mapped. Other columns are not read. `brief`: as for `column`."""
-        return pa.RecordBatch.from_arrays(
-            [self.column(group, c, brief=brief) for c in columns], schema=schema
-        )
+        """The given columns of a group; memory-mapped, unless they are encoded. Other columns are not read. `brief`,
+        `keep`: as for `column`."""
+        arrays = [self.column(group, c, brief=brief, keep=keep) for c in columns]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def row(
+        self, group: int, row: int, columns: tuple[Column, ...], schema: pa.Schema, *, brief: bool = False
+    ) -> pa.RecordBatch:
+        """The given columns of one row of a group. `brief`: as for `column`."""
+        return self._some(group, lambda column: one(column, row), 1, columns, schema, brief)
+
+    def rows_at(
+        self, group: int, rows: Positions, columns: tuple[Column, ...], schema: pa.Schema
+    ) -> pa.RecordBatch:
+        """A copy of the given columns of some rows of a group."""
+        return self._some(group, lambda column: some(column, rows), len(rows), columns, schema, False)
+
+    def _some(
+        self,
+        group: int,
+        pick: Callable[[decoding.Column], pa.Array],
+        rows: int,
+        columns: tuple[Column, ...],
+        schema: pa.Schema,
+        brief: bool,
+    ) -> pa.RecordBatch:
+        """Rows that `pick` takes of each column."""
+        arrays = [
+            pick(self._held_column(group, c, brief=brief, keep=True))
+            if (int(c.id), group) in self._parts
+            else read_defaults(c, rows)
+            for c in columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def run(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> Run:
         """A group as a sorted run."""
@@ -291,7 +365,10 @@ class ColumnFile:
 
     def version_at(self, group: int, row: int, snapshot: int, *, brief: bool = False) -> int:
         """The row of the newest version at or below `snapshot`, given the row of the newest of all; -1 for
-        none. With `brief`, raises WouldBlock unless that is the newest of all, whose time was read before."""
+        none. With `brief`, raises WouldBlock if it is not the newest of all, or if that takes reading."""
+        _, newest = self.span(group)
+        if newest <= snapshot:
+            return row
         times = self.times(group, brief=brief)
         if int(times[row]) <= snapshot:
             return row

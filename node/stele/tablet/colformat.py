@@ -26,7 +26,11 @@ from stele.tablet.checksums import RangeSums
 NAME = "rows-"
 """Prefix of the names of column files."""
 MAGIC = b"STLCOLF1"
-VERSION = 1
+VERSION = 2
+"""The newest format, which this program also reads and writes. In the first one all parts are plain."""
+VERSIONS = (1, VERSION)
+_CLUSTER_VERSIONS = {1: 0, 2: 2}
+"""Each format, and the cluster version that must be finalized before it is written."""
 GROUP_ROWS = 32_768
 GROUP_BYTES = 16 << 20
 ALIGNMENT = 64
@@ -39,8 +43,10 @@ HEADER_BYTES = HEADER.size + CRC.size
 # Parts that are not columns: a group's keys, timestamps and delete marks; the bloom filter of the file.
 PART_KEYS, PART_TIMES, PART_DELETED, PART_BLOOM = 0xFFFF_FFF0, 0xFFFF_FFF1, 0xFFFF_FFF2, 0xFFFF_FFF3
 PART = np.dtype(
-    [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("_", "<u4")]
+    [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("form", "<u4")]
 )
+PLAIN, DICTIONARY, FIXED, NARROW = 0, 1, 2, 3
+"""Layouts of a part, the low byte of its form. PLAIN is that of format 1. The second byte is a codec (encoding.py)."""
 _FOOTER_SMALL = 1 << 20
 _U64_MAX, _ROWS_MAX = (1 << 64) - 1, (1 << 31) - 1
 _TIME_BYTES = 8
@@ -50,6 +56,7 @@ Read = Callable[[int, int], bytes]
 HASH_BYTES = 8
 """Bytes of a key's hash, for the bloom filter."""
 KEY_SCHEMA = pa.schema([pa.field("key", pa.binary())])
+TIME_SCHEMA = pa.schema([pa.field("time", pa.uint64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,19 @@ class FileMeta:
     unique: bool
     min_time: int
     max_time: int
+    plain_size: int = 0
+    """About its size in format 1; 0: it is a file of that format."""
+
+    @property
+    def plain_bytes(self) -> int:
+        """About how many bytes it would have in format 1."""
+        return max(self.size, self.plain_size)
 
     @property
     def merge_bytes(self) -> int:
-        """Disk space that a merge of this file may take, with the spooled hashes of its keys."""
-        return self.size + HASH_BYTES * self.rows
+        """Disk space that a merge of this file may take, with the spooled hashes of its keys. What is merged may be
+        compressed less."""
+        return self.plain_bytes + HASH_BYTES * self.rows
 
     def to_json(self) -> list[Any]:
         """As a JSON value for the manifest."""
@@ -81,12 +96,14 @@ class FileMeta:
             self.unique,
             self.min_time,
             self.max_time,
+            *((self.plain_size,) if self.plain_size else ()),  # the release before takes eight values
         ]
 
     @staticmethod
     def from_json(raw: list[Any]) -> FileMeta:
         """The inverse of `to_json`. Raises ValueError or TypeError."""
-        name, size, crc, rows, deletes, unique, low, high = raw
+        name, size, crc, rows, deletes, unique, low, high, *plain = raw
+        (plain_size,) = plain or (0,)
         return FileMeta(
             file_name(name, NAME),
             int(size),
@@ -96,6 +113,7 @@ class FileMeta:
             bool(unique),
             int(low),
             int(high),
+            whole_number(plain_size, _U64_MAX),
         )
 
 
@@ -120,7 +138,8 @@ def column_schema(column: Column) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """A file's footer. `parts`: (part, group) to (offset, length without padding, CRC-32C with padding)."""
+    """A file's footer. `parts`: (part, group) to (offset, length without padding, CRC-32C with padding). `forms`: of the
+    parts that are not plain (encoding.py)."""
 
     schema: Schema
     rows: int
@@ -132,10 +151,16 @@ class Footer:
     first_keys: list[bytes]
     last_key: bytes
     parts: dict[tuple[int, int], tuple[int, int, int]]
+    forms: dict[tuple[int, int], int]
 
 
-def _check_header(name: str, raw: bytes) -> None:
-    """Check that `raw`, the first HEADER_BYTES, is the header of a column file.
+def version_for(cluster_version: int) -> int:
+    """The newest format that may be written. `cluster_version`: the finalized one; 0: not heard yet."""
+    return max(version for version, needed in _CLUSTER_VERSIONS.items() if needed <= cluster_version)
+
+
+def _check_header(name: str, raw: bytes) -> int:
+    """Check that `raw`, the first HEADER_BYTES, is the header of a column file, and return the file's version.
 
     Raises:
         Corrupt: it is not, or it is damaged.
@@ -148,11 +173,12 @@ def _check_header(name: str, raw: bytes) -> None:
     (crc,) = CRC.unpack(raw[HEADER.size :])
     if magic != MAGIC or google_crc32c.value(head) != crc:
         raise damaged(name, "the header is damaged")
-    if version != VERSION:
+    if version not in VERSIONS:
         raise Rejected(
             f"{name}: version {version}; this program reads {VERSION}; upgrade it",
             code=Code.UNSUPPORTED_VERSION,
         )
+    return int(version)
 
 
 def read_footer(name: str, size: int, read: Read, expected: int | None = None) -> Footer:
@@ -163,19 +189,20 @@ def read_footer(name: str, size: int, read: Read, expected: int | None = None) -
         Corrupt: header or footer is damaged, or the footer is of another file. Also whatever `read` raises.
         Rejected: UNSUPPORTED_VERSION.
     """
-    body = _footer_bytes(name, size, read, expected)
+    version, body = _footer_bytes(name, size, read, expected)
     try:
-        return _parse(body, size)
+        return _parse(version, body, size)
     except (ValueError, TypeError, LookupError, OverflowError, struct.error, Rejected) as exc:
         if of_later_program(exc):
             raise
         raise damaged(name, f"footer: {exc!r}") from exc
 
 
-def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None) -> bytes:
+def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None) -> tuple[int, bytes]:
+    """(the file's version, its footer)."""
     if size < HEADER_BYTES + TAIL.size:
         raise damaged(name, f"it has {size} bytes, too few for a header and a footer")
-    _check_header(name, read(0, HEADER_BYTES))
+    version = _check_header(name, read(0, HEADER_BYTES))
     tail = read(size - TAIL.size, TAIL.size)
     if len(tail) != TAIL.size:
         raise damaged(name, f"{TAIL.size - len(tail)} bytes are missing at its end")
@@ -188,7 +215,7 @@ def _footer_bytes(name: str, size: int, read: Read, expected: int | None = None)
     body = read(start, length)
     if google_crc32c.value(body) != crc or (expected is not None and crc != expected):
         raise damaged(name, "the footer is damaged")
-    return body
+    return version, body
 
 
 def _plausible(opening: bytes, length: int) -> bool:
@@ -202,9 +229,10 @@ def _table(body: bytes) -> np.ndarray[Any, Any]:
     return np.frombuffer(body, PART, offset=4 + text_length)
 
 
-def _parse(body: bytes, size: int) -> Footer:
+def _parse(version: int, body: bytes, size: int) -> Footer:
     (text_length,) = struct.unpack_from("<I", body)
     about = parse_json(body[4 : 4 + text_length])
+    table = _table(body).tolist()
     found = Footer(
         schema=Schema.from_json(json.dumps(about["schema"])),
         rows=int(about["rows"]),
@@ -217,8 +245,9 @@ def _parse(body: bytes, size: int) -> Footer:
         last_key=bytes.fromhex(about["last_key"]),
         parts={
             (int(part), int(group)): (int(offset), int(length), int(crc))
-            for part, group, offset, length, crc, _ in _table(body).tolist()
+            for part, group, offset, length, crc, _ in table
         },
+        forms={} if version == 1 else {(part, group): form for part, group, *_, form in table if form},
     )
     _ensure_consistent(found, size)
     return found
@@ -247,7 +276,9 @@ def _ensure_consistent(footer: Footer, size: int) -> None:
         raise ValueError("a part lies behind its end")
     for number, group in enumerate(footer.groups):
         _, length, _ = footer.parts[PART_TIMES, number]
-        if length != _TIME_BYTES * group[0]:
+        form = footer.forms.get((PART_TIMES, number), PLAIN)
+        # With a dictionary each row has an index of a byte or more.
+        if length < group[0] if form == DICTIONARY else length != _TIME_BYTES * group[0] or form != PLAIN:
             raise ValueError(f"group {number} has {group[0]} rows, and {length} bytes of times")
 
 
@@ -260,7 +291,7 @@ def sums_inside(name: str, size: int, read: Read) -> RangeSums | None:
     if not name.startswith(NAME):
         return None
     try:
-        table = np.sort(_table(_footer_bytes(name, size, read)), order="offset")
+        table = np.sort(_table(_footer_bytes(name, size, read)[1]), order="offset")
     except (ValueError, struct.error) as exc:
         raise damaged(name, f"footer: {exc!r}") from exc
     begins, lengths = table["offset"].astype(np.int64), table["length"].astype(np.int64)

@@ -1,4 +1,6 @@
-"""Writes column files: turns sorted runs into parts and a footer. Called by flush and by merges."""
+"""Writes column files: turns sorted runs into parts and a footer. Called by flush and by merges.
+
+Invariant: a file of format 1 is as the release before writes it, which may come back and read it."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import itertools
 import json
 import struct
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from stele.model import keys as key_bytes
+from stele.model.column import Column
 from stele.model.hashing import hash_binary
 from stele.model.schema import Schema
 from stele.tablet import bloom
@@ -29,12 +33,14 @@ from stele.tablet.colformat import (
     PART_DELETED,
     PART_KEYS,
     PART_TIMES,
+    PLAIN,
     TAIL,
     VERSION,
     FileMeta,
     column_schema,
     padded,
 )
+from stele.tablet.encoding import Encoded, encode, encode_keys, encode_times, message, unchanged
 from stele.tablet.files import Files
 from stele.tablet.sorted_runs import Mask, Run
 from stele.tablet.spool import HashSpool
@@ -43,7 +49,17 @@ _ENTRY = struct.Struct("<IIQQII")
 """A row of the part table, as `PART` reads it."""
 
 
-def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[Run]) -> FileMeta:
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How to write a file. `compress`: also with codecs, which a flush has no time for."""
+
+    version: int = VERSION
+    compress: bool = False
+
+
+def write_column_file(
+    files: Files, path: Path, schema: Schema, runs: Iterator[Run], wanted: Format
+) -> FileMeta:
     """Write sorted runs with rising keys as one file, and sync it. Does not sync the directory.
 
     Raises:
@@ -51,7 +67,7 @@ def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[R
         Corrupt: IO_ERROR.
     """
     with HashSpool(path.parent) as spool:
-        writer = _Writer(schema, spool)
+        writer = _Writer(schema, spool, wanted)
         size = files.write_new(path, writer.parts(runs))
     return FileMeta(
         path.name,
@@ -62,11 +78,12 @@ def write_column_file(files: Files, path: Path, schema: Schema, runs: Iterator[R
         writer.unique,
         writer.min_time,
         writer.max_time,
+        0 if wanted.version == 1 else size + writer.saved,
     )
 
 
 def write_layers(
-    files: Files, path: Path, schema: Schema, layers: Iterable[Iterator[Run]]
+    files: Files, path: Path, schema: Schema, layers: Iterable[Iterator[Run]], wanted: Format
 ) -> tuple[FileMeta, ...]:
     """Write one file per layer that has rows (`Kept`), newest first: `path`, then `path`-1 and so on.
 
@@ -78,7 +95,7 @@ def write_layers(
         first = next(runs, None)
         if first is not None:
             place = path.with_name(f"{path.name}-{len(metas)}") if metas else path
-            metas.append(write_column_file(files, place, schema, itertools.chain([first], runs)))
+            metas.append(write_column_file(files, place, schema, itertools.chain([first], runs), wanted))
     return tuple(metas)
 
 
@@ -87,8 +104,9 @@ class _Writer:
 
     Of written rows it keeps only the footer's data, and the hashes of their keys in `spool`."""
 
-    def __init__(self, schema: Schema, spool: HashSpool) -> None:
+    def __init__(self, schema: Schema, spool: HashSpool, wanted: Format) -> None:
         self._schema = schema
+        self._wanted = wanted
         self._offset = 0
         self._table = bytearray()
         self._spool = spool
@@ -97,9 +115,11 @@ class _Writer:
         self.rows = self.deletes = self.footer_crc = self.max_time = 0
         self.min_time = (1 << 64) - 1
         self.unique = True
+        self.saved = 0
+        """About how many bytes its parts would take more in format 1."""
 
     def parts(self, runs: Iterator[Run]) -> Iterator[bytes | memoryview]:
-        head = HEADER.pack(MAGIC, VERSION, bytes(48))
+        head = HEADER.pack(MAGIC, self._wanted.version, bytes(48))
         self._offset = HEADER_BYTES
         yield head + CRC.pack(google_crc32c.value(head))
         for run in runs:
@@ -134,19 +154,37 @@ class _Writer:
         self.unique = self.unique and unique
         self.min_time, self.max_time = min(self.min_time, low), max(self.max_time, high)
         self._spool.add(hash_binary(run.keys))
-        yield from self._part(PART_KEYS, group, _message(run.keys, KEY_SCHEMA))
-        yield from self._part(PART_TIMES, group, np.ascontiguousarray(run.times).view(np.uint8).data)
+        yield from self._encoded(PART_KEYS, group, self._keys(run))
+        yield from self._encoded(PART_TIMES, group, self._times(run))
         if deletes and run.deleted is not None:
             yield from self._part(PART_DELETED, group, np.packbits(run.deleted, bitorder="little").data)
         for position, column in enumerate(self._schema.columns):
-            array = run.batch.column(position)
-            yield from self._part(int(column.id), group, _message(array, column_schema(column)))
+            yield from self._encoded(int(column.id), group, self._column(column, run.batch.column(position)))
+
+    def _keys(self, run: Run) -> Encoded:
+        if self._wanted.version == 1:
+            return unchanged(message(run.keys, KEY_SCHEMA))
+        return encode_keys(run.keys, KEY_SCHEMA)
+
+    def _times(self, run: Run) -> Encoded:
+        times = np.ascontiguousarray(run.times)
+        return unchanged(times.view(np.uint8).data) if self._wanted.version == 1 else encode_times(times)
+
+    def _column(self, column: Column, array: pa.Array) -> Encoded:
+        schema = column_schema(column)
+        if self._wanted.version == 1:
+            return unchanged(message(array, schema))
+        return encode(array, schema, compress=self._wanted.compress)
+
+    def _encoded(self, part: int, group: int, what: Encoded) -> Iterator[bytes | memoryview]:
+        self.saved += max(0, what.plain_bytes - len(what.data))
+        yield from self._long_part(part, group, (what.data,), what.form)
 
     def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         return self._long_part(part, group, (data,))
 
     def _long_part(
-        self, part: int, group: int, pieces: Iterable[bytes | memoryview]
+        self, part: int, group: int, pieces: Iterable[bytes | memoryview], form: int = PLAIN
     ) -> Iterator[bytes | memoryview]:
         start = padded(self._offset)
         yield bytes(start - self._offset)
@@ -159,7 +197,7 @@ class _Writer:
             yield raw.data
         padding = bytes(padded(length) - length)
         crc = google_crc32c.extend(crc, padding)
-        self._table += _ENTRY.pack(part, group, start, length, crc, 0)
+        self._table += _ENTRY.pack(part, group, start, length, crc, form)
         yield padding
         self._offset = start + length + len(padding)
 
@@ -178,8 +216,3 @@ class _Writer:
         body = struct.pack("<I", len(text)) + text + bytes(self._table)
         self.footer_crc = google_crc32c.value(body)
         yield body + TAIL.pack(len(body), self.footer_crc, MAGIC)
-
-
-def _message(array: pa.Array, schema: pa.Schema) -> memoryview:
-    # Written at once, so that a copy of a slice's parent is freed soon.
-    return memoryview(pa.RecordBatch.from_arrays([array], schema=schema).serialize())

@@ -20,7 +20,7 @@ from stele.model.errors import Rejected
 from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import FileMeta
-from stele.tablet.colwriter import write_layers
+from stele.tablet.colwriter import Format, write_layers
 from stele.tablet.files import FILES, Files
 from stele.tablet.sorted_runs import Kept, Run
 from stele.tablet.sources import pieces
@@ -35,7 +35,7 @@ more."""
 @dataclass(frozen=True, slots=True)
 class CompactionJob:
     """A merge. `inputs` are newest first; output files are named after `output`. `bottom`: no older file lies
-    below."""
+    below. `version`: the format of the output."""
 
     directory: str
     inputs: tuple[str, ...]
@@ -43,11 +43,20 @@ class CompactionJob:
     history_mark: int
     bottom: bool
     schema_json: str
+    version: int
 
     def to_json(self) -> str:
         """One line of text for the worker."""
         return json.dumps(
-            [self.directory, list(self.inputs), self.output, self.history_mark, self.bottom, self.schema_json]
+            [
+                self.directory,
+                list(self.inputs),
+                self.output,
+                self.history_mark,
+                self.bottom,
+                self.schema_json,
+                self.version,
+            ]
         )
 
     @staticmethod
@@ -58,7 +67,7 @@ class CompactionJob:
             Rejected: the text is not a job.
         """
         try:
-            directory, inputs, output, mark, bottom, schema_json = json.loads(text)
+            directory, inputs, output, mark, bottom, schema_json, version = json.loads(text)
             return CompactionJob(
                 str(directory),
                 tuple(map(str, inputs)),
@@ -66,6 +75,7 @@ class CompactionJob:
                 int(mark),
                 bool(bottom),
                 str(schema_json),
+                int(version),
             )
         except (ValueError, TypeError) as exc:
             raise Rejected(
@@ -138,7 +148,8 @@ def run_job(job: CompactionJob, files: Files = FILES) -> CompactionResult:
     directory = Path(job.directory)
     schema = Schema.from_json(job.schema_json)
     merge = Merge([ColumnFile(directory / name) for name in job.inputs], schema, job)
-    return CompactionResult(job, write_layers(files, directory / job.output, schema, merge.layers()))
+    wanted = Format(job.version, compress=True)
+    return CompactionResult(job, write_layers(files, directory / job.output, schema, merge.layers(), wanted))
 
 
 class Merge:

@@ -21,7 +21,7 @@ from stele.tablet import exactly_once, jobs
 from stele.tablet.checked import open_sealed, read_bytes, seal
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import NAME, FileMeta
-from stele.tablet.colwriter import write_layers
+from stele.tablet.colwriter import Format, write_layers
 from stele.tablet.contents import Contents
 from stele.tablet.manifest import Manifest
 from stele.tablet.memtable import MemTable
@@ -42,7 +42,8 @@ class StoreFlush:
 
     `frozen`: memtables, newest first. Each becomes a file with its own schema. `schema`: the newest one.
     `once`: the result of `ExactlyOnce.frozen`; `of_jobs`: that of `Jobs.frozen`. `mark`: versions that only
-    snapshots below it see are dropped. `held`: the holds on history."""
+    snapshots below it see are dropped. `held`: the holds on history.
+    `file_version`: the format of the column files."""
 
     def __init__(
         self,
@@ -54,12 +55,14 @@ class StoreFlush:
         of_jobs: Any,
         mark: int,
         held: Held,
+        file_version: int,
     ) -> None:
         self.opid = progress.applied
         self.failed = False
         self.frozen = frozen
         self.mark = mark
         self._held = held
+        self._format = Format(file_version)
         self._schema = schema
         self._contents = contents
         self._ceiling = progress.max_ceiling
@@ -129,7 +132,7 @@ class StoreFlush:
         kept = Kept(runs, self.mark, bottom=bottom, as_applied=True, run_bytes=_RUN_BYTES)
         path = self._contents.directory / f"{NAME}{number:08x}"
         layers = ((kept.run(at) for at in layer if len(at)) for layer in kept.layers)
-        return write_layers(self._contents.files, path, table.schema, layers)
+        return write_layers(self._contents.files, path, table.schema, layers, self._format)
 
 
 def read_once(directory: Path, listed: Manifest) -> tuple[bytes, bytes]:

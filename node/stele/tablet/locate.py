@@ -138,8 +138,8 @@ class StoreRows:
             file = self.files[source - first_file]
             for group in np.unique(places >> 32).tolist():
                 inside = places >> 32 == group
-                batch = file.batch(group, columns, arrow)
-                parts.append((members[inside], batch.take(pa.array(places[inside] & 0xFFFF_FFFF))))
+                rows = places[inside] & 0xFFFF_FFFF
+                parts.append((members[inside], file.rows_at(group, rows, columns, arrow)))
         return _gather(parts)
 
 

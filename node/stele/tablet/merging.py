@@ -26,10 +26,13 @@ _log = structlog.get_logger("stele.tablet")
 
 class Merges:
     """The running merge of a store, and what was found not worth merging. `history_mark` gives the present
-    mark."""
+    mark, `file_version` the format to write."""
 
-    def __init__(self, contents: Contents, history_mark: Callable[[], int]) -> None:
+    def __init__(
+        self, contents: Contents, history_mark: Callable[[], int], file_version: Callable[[], int]
+    ) -> None:
         self._contents = contents
+        self._file_version = file_version
         self._history_mark = history_mark
         self._under_way = False
         self.mark = 0
@@ -64,6 +67,7 @@ class Merges:
             self._history_mark(),
             chosen[-1] == current.files[-1],
             current.schema.to_json(),
+            self._file_version(),
         )
         self._under_way, self.mark = True, job.history_mark
         return job

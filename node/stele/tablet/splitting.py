@@ -15,10 +15,10 @@ _KEYS_BYTES_MAX = 1 << 20
 
 
 def split_keys(files: Sequence[ColumnFile], part_bytes: int) -> list[bytes]:
-    """Keys, each of which begins a part of about `part_bytes` of these files. A part has at least one whole
-    group of rows."""
+    """Keys, each of which begins a part of about `part_bytes` of these files, as they would be without encodings. A part
+    has at least one whole group of rows."""
     groups = sorted(
-        (key, file.size * about[0] // max(1, file.rows))
+        (key, file.plain_bytes * about[0] // max(1, file.rows))
         for file in files
         for key, about in zip(file.first_keys, file.groups)
     )

@@ -30,6 +30,7 @@ from stele.tablet import copying, manifest
 from stele.tablet.applying import Applying
 from stele.tablet.block_checks import check_block
 from stele.tablet.colfile import ColumnFile
+from stele.tablet.colformat import VERSION
 from stele.tablet.compaction import CompactionJob, CompactionResult
 from stele.tablet.contents import Contents, State
 from stele.tablet.exactly_once import ExactlyOnce
@@ -64,7 +65,9 @@ class StoreOptions:
 
     `history_us`: how long old versions are kept for snapshots if the schema does not say, in microseconds before
     the present. The present is the newest write's time plus what has passed by `steady_us` since it was applied. If `wall_us`
-    is earlier, that is used instead. So a wrong clock ends no history."""
+    is earlier, that is used instead. So a wrong clock ends no history.
+
+    `file_version`: the format of column files that a flush or a merge may write now."""
 
     flush_bytes: int = 32 << 20
     history_us: int = 15 * 60 * 1_000_000
@@ -72,6 +75,7 @@ class StoreOptions:
     masks: MaskCache = MASKS
     wall_us: Callable[[], int] = _wall_us
     steady_us: Callable[[], int] = _steady_us
+    file_version: Callable[[], int] = lambda: VERSION
 
 
 class TabletStore:
@@ -105,7 +109,7 @@ class TabletStore:
             wall_us=options.wall_us,
             steady_us=options.steady_us,
         )
-        self._merges = Merges(self._contents, lambda: self._history.drop_mark)
+        self._merges = Merges(self._contents, lambda: self._history.drop_mark, options.file_version)
         self.hold_costs: Costs = {}
         """What `measure_holds` found last."""
         self._job: StoreFlush | None = None
@@ -366,6 +370,7 @@ class TabletStore:
             self._jobs.frozen(),
             self._history.drop_mark,
             self._holding.held,
+            self.options.file_version(),
         )
         self._contents.freeze(self.schema)
         self._job = job

@@ -13,7 +13,8 @@ Invariant: two scans of one view give the same rows. Its files stay readable unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -44,6 +45,9 @@ progress."""
 
 _MANY_KEYS = 32
 """From so many keys on, looking for all together costs less than one by one."""
+
+_FEW_ROWS = 16
+"""Up to so many rows of a group are read one by one. For more of them all of its columns are decoded."""
 
 _COPIED_ROWS = 8
 """How many rows of a point read are copied before their size is checked."""
@@ -371,7 +375,9 @@ class View:
         missing = []
         batches: dict[int, pa.RecordBatch] = {}
         marks: dict[int, Mask | None] = {}
-        for at, (group, row) in zip(left, _places(file, keys, values, left, brief)):
+        places = list(_places(file, keys, values, left, brief))
+        many: Mapping[int, int] = Counter(group for group, _ in places) if len(left) > _FEW_ROWS else {}
+        for at, (group, row) in zip(left, places):
             if group >= 0:
                 row = file.version_at(group, row, self.snapshot, brief=brief)
             if group < 0 or row < 0:
@@ -383,9 +389,13 @@ class View:
             if deleted is not None and deleted[row]:
                 found[at] = None
                 continue
+            if many.get(group, 0) <= _FEW_ROWS:
+                found[at] = file.row(group, row, columns, schema, brief=brief)
+                continue
             batch = batches.get(group)
             if batch is None:
-                batch = batches[group] = file.batch(group, columns, schema, brief=brief)
+                batch = file.batch(group, columns, schema, brief=brief, keep=True)
+                batches[group] = batch
             found[at] = batch.slice(row, 1)
         return missing
 

@@ -38,6 +38,7 @@ class NodeHost:
         *,
         report_due: Callable[[StreamKey], None],
         woken: Callable[[StreamKey], None],
+        cluster_version: Callable[[], int],
     ) -> None:
         self.node_id = node_id
         self.now_ms = clock.now_ms
@@ -48,6 +49,7 @@ class NodeHost:
         self.dropped = messenger.dropped
         self.fail = shutdown.fail
         self.in_thread = threads.in_thread
+        self.cluster_version = cluster_version
         self._wall_clock = wall_clock
         self._stores = stores
         self._log = node_log

@@ -233,6 +233,7 @@ def _assemble(opened: Opened, extend: MakeExtension, life: AsyncExitStack) -> No
         shutdown,
         report_due=heartbeater.changed,
         woken=messenger.woken,
+        cluster_version=lambda: heartbeater.cluster_version,
     )
     sessions = CopySessions(volume.copies_directory, host)
     manager = TabletManager(

@@ -13,7 +13,7 @@ import asyncio
 
 import structlog
 
-from stele.consensus.bootstrap import open_machine, start_replica
+from stele.consensus.bootstrap import STORE, open_machine, start_replica
 from stele.consensus.ports import Host, ReplicaOptions
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
@@ -76,7 +76,9 @@ class ReplicaStarter:
     async def rows_arrived(self, replica: Replica, superblock: Superblock) -> None:
         """The store of a running witness is in place: open it, and tell the listeners."""
         directory = self._files.replica_directory(superblock.key)
-        machine = await self._host.in_thread(open_machine, superblock, directory)
+        machine = await self._host.in_thread(
+            open_machine, superblock, directory, STORE, self._host.cluster_version
+        )
         try:
             await replica.rows_arrived(superblock, machine)
         except BaseException:  # a repeated order copies again what is not in use

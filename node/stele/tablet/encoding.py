@@ -1,0 +1,193 @@
+"""Writes the parts of column files of format 2: chooses a layout for each, and a codec. Opens no files; called by
+colwriter.py.
+
+Invariant: what decoding.py reads is what was written here, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from stele.model import keys as key_bytes
+from stele.tablet.colformat import DICTIONARY, FIXED, NARROW, PLAIN, padded
+from stele.tablet.decoding import (
+    CODECS,
+    COMPRESSED,
+    INDEX_BITS,
+    INDEXED,
+    LZ4,
+    NARROWED,
+    NO_NULL,
+    OF_ONE_LENGTH,
+    RAW_BYTES_MAX,
+    ZSTD,
+    is_text,
+    numbers,
+    read_only,
+)
+
+_KEPT_MAX = {LZ4: 0.5, ZSTD: 0.4}
+"""The share of its size that a part may keep. Reading zstd costs five times as much as LZ4. So only text has it, and only
+where LZ4 does not do."""
+_MESSAGE_BYTES = 256
+"""An Arrow message of one column takes about this much beside the column."""
+_SAMPLE_ROWS, _SAMPLE_BYTES = 1_024, 64 << 10
+_DICTIONARY_MAX = 1 << 16
+_EQUAL_BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The bytes of a part. `plain_bytes`: about how many format 1 would take."""
+
+    form: int
+    data: memoryview
+    plain_bytes: int
+
+
+def message(array: pa.Array, schema: pa.Schema) -> memoryview:
+    """An Arrow record batch message with this column."""
+    # Written at once, so that a copy of a slice's parent is freed soon.
+    return memoryview(pa.RecordBatch.from_arrays([array], schema=schema).serialize())
+
+
+def unchanged(data: memoryview) -> Encoded:
+    """A part as format 1 has it."""
+    return Encoded(PLAIN, data, len(data))
+
+
+def encode(array: pa.Array, schema: pa.Schema, *, compress: bool) -> Encoded:
+    """A column in the layout that takes the fewest bytes. `compress`: also compressed, where a sample and then the result
+    say that it gains enough. `schema`: of its message."""
+    plain_bytes = array.nbytes + _MESSAGE_BYTES
+    laid = _few_bytes(array, plain_bytes)
+    form, data = laid or (PLAIN, message(array, schema))
+    if compress and len(data) <= RAW_BYTES_MAX:
+        codecs = (LZ4, ZSTD) if form != DICTIONARY and is_text(array.type) else (LZ4,)
+        codec, data = _compressed(data, codecs)
+        form |= codec << 8
+    return Encoded(form, data, plain_bytes)
+
+
+def encode_keys(keys: pa.BinaryArray, schema: pa.Schema) -> Encoded:
+    """A group's keys. They are never compressed, because each point read looks at some of them."""
+    form, data = _fixed(keys) or (PLAIN, message(keys, schema))
+    return Encoded(form, data, keys.nbytes + _MESSAGE_BYTES)
+
+
+def encode_times(times: npt.NDArray[np.uint64]) -> Encoded:
+    """A group's hybrid times: few, because all rows of an entry share one. Never compressed, so no group has more rows
+    than its file has bytes. PLAIN is the bare numbers."""
+    laid = _dictionary(pa.array(times), 3 * times.nbytes // 4)
+    form, data = laid or (PLAIN, times.view(np.uint8).data)
+    return Encoded(form, data, times.nbytes)
+
+
+_Laid = tuple[int, memoryview] | None
+
+
+def _few_bytes(array: pa.Array, plain_bytes: int) -> _Laid:
+    """The layout that takes the fewest bytes; None if PLAIN does. Each try costs the writer more than the one before."""
+    narrow = _narrow(array)
+    if narrow is not None and len(narrow[1]) < NARROWED.size + 2 * len(array):
+        return narrow  # no index is shorter
+    most = 3 * plain_bytes // 4 if narrow is None else len(narrow[1]) - 1
+    return _dictionary(array, most) or narrow or _fixed(array)
+
+
+def _narrow(array: pa.Array) -> _Laid:
+    """How far whole numbers are above the lowest one, in as few bytes as that takes; None if that saves nothing."""
+    number = numbers(array.type)
+    if number is None or array.null_count:
+        return None
+    _, buffer = array.buffers()
+    values = np.frombuffer(buffer, number, len(array), array.offset * number.itemsize)
+    low = int(values.min())
+    above = int(values.max()) - low
+    width = next((width for width in (1, 2, 4) if above < 1 << 8 * width), 8)
+    if width >= number.itemsize:
+        return None
+    narrowed = (values - number.type(low)).astype(f"<u{width}")
+    return NARROW, memoryview(NARROWED.pack(width, low) + narrowed.tobytes())
+
+
+def _dictionary(array: pa.Array, most: int) -> _Laid:
+    """The values that occur, once each, and a short index for each row; None if that takes more than `most` bytes."""
+    widest = 1 if most < INDEXED.size + 2 * len(array) else 2
+    if _bits(array.type) <= INDEX_BITS or _distinct(array, 1 << 8 * widest):
+        return None
+    # By their bits, so that nothing depends on how Arrow compares zeros and NaNs.
+    equal = _EQUAL_BITS.get(array.type)
+    found = (array if equal is None else array.view(equal)).dictionary_encode(null_encoding="encode")
+    values, count = found.dictionary, len(found.dictionary)
+    if count > _DICTIONARY_MAX:
+        return None
+    width = 1 if count <= 1 << 8 else 2
+    begin = padded(INDEXED.size + width * len(array))
+    if begin + values.nbytes > most:
+        return None
+    null = values.is_null().index(True).as_py() if values.null_count else NO_NULL
+    indices = found.indices.to_numpy().astype(f"<u{width}")
+    between = bytes(begin - INDEXED.size - indices.nbytes)
+    head = INDEXED.pack(width, count, null, begin)
+    return DICTIONARY, memoryview(b"".join((head, indices, between, *_value_bytes(values))))
+
+
+def _bits(kind: pa.DataType) -> int:
+    return 64 if is_text(kind) else int(kind.bit_width)
+
+
+def _distinct(array: pa.Array, count_max: int) -> bool:
+    """Whether a sample shows more values than that, or nine of ten that occur once. Then there are about as many as rows,
+    or an eighth of a full group."""
+    step = max(1, len(array) // _SAMPLE_ROWS)
+    sample = array.take(pa.array(np.arange(0, len(array), step))) if step > 1 else array
+    distinct: int = pc.count_distinct(sample, mode="all").as_py()
+    return 10 * distinct > 9 * len(sample) or distinct > count_max
+
+
+def _value_bytes(values: pa.Array) -> tuple[bytes, ...]:
+    if is_text(values.type):
+        offsets, data = key_bytes.binary_parts(values)
+        begin, end = int(offsets[0]), int(offsets[-1])
+        return (offsets - begin).tobytes(), data[begin:end].tobytes()
+    width = values.type.bit_width // 8
+    return (values.buffers()[1].slice(values.offset * width, len(values) * width).to_pybytes(),)
+
+
+def _fixed(array: pa.Array) -> _Laid:
+    """The bytes of values of one length, without an offset for each; None if they are not."""
+    if not is_text(array.type) or array.null_count:
+        return None
+    offsets, data = key_bytes.binary_parts(array)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    length = int(offsets[1]) - begin if len(array) else 0
+    if not length or end - begin != length * len(array) or (np.diff(offsets) != length).any():
+        return None
+    return FIXED, memoryview(OF_ONE_LENGTH.pack(length) + data[begin:end].tobytes())
+
+
+def _compressed(data: memoryview, codecs: Sequence[int]) -> tuple[int, memoryview]:
+    """(codec, bytes): by the first codec that gains enough, in a sample and then in all; or as they are."""
+    sample = _middle(data)
+    for codec in codecs:
+        coder, share = CODECS[codec], _KEPT_MAX[codec]
+        if len(coder.compress(sample)) > share * len(sample):
+            continue
+        packed = coder.compress(data)
+        if COMPRESSED.size + packed.size <= share * len(data):
+            head = COMPRESSED.pack(len(data), google_crc32c.value(read_only(data)), 0)
+            return codec, memoryview(head + packed.to_pybytes())
+    return 0, data
+
+
+def _middle(data: memoryview) -> memoryview:
+    start = max(0, (len(data) - _SAMPLE_BYTES) // 2)
+    return data[start : start + _SAMPLE_BYTES]
