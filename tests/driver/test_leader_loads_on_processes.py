@@ -28,7 +28,7 @@ from stele.model.schema import Schema
 from tests.driver.test_leaders_spread import view_of
 from tests.harness.processes import Cluster
 
-RANGES, WIDE, ROWS = 6, 1_000, 400
+RANGES, WIDE, ROWS = 6, 1_000, 1_000
 WITHIN_S = 150.0
 POLICY = Policy(dead_after_ms=600_000, unreached_after_ms=600_000, min_disk_free_bytes=0)
 SCHEMA = Schema.make([("id", "int64"), ("text", "string")], ["id"])
@@ -36,7 +36,7 @@ SCHEMA = Schema.make([("id", "int64"), ("text", "string")], ["id"])
 
 @asynccontextmanager
 async def writing(table: AsyncTable, ranges: list[int]) -> AsyncIterator[Counter[int]]:
-    """Blocks of 80 KiB go to each of these ranges, again and again. How many were acknowledged."""
+    """Blocks of 200 KiB go to each of these ranges, again and again. How many were acknowledged."""
     written: Counter[int] = Counter()
 
     async def write(number: int) -> None:
@@ -77,6 +77,13 @@ def leads(view: ClusterView) -> Counter[str]:
     return Counter(t.leader_node for t in view.tablets if t.tablet_id != CATALOG_TABLET_ID)
 
 
+async def until_even(client: AsyncClient) -> None:
+    """Each node leads two."""
+    async with asyncio.timeout(WITHIN_S):
+        while sorted(leads(await view_of(client)).values()) != [2, 2, 2]:
+            await asyncio.sleep(0.2)
+
+
 @pytest.mark.chaos
 async def test_two_busy_leaders_part_and_nothing_goes_to_and_fro(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -108,18 +115,19 @@ async def test_two_busy_leaders_part_and_nothing_goes_to_and_fro(
                     assert not driving.done()
                     await asyncio.sleep(0.5)
                 lines.append(f"parted after {time.monotonic() - since:.0f} s: {told(view, ids)}")
-                assert set(leads(view).values()) == {2}
+                await until_even(client)
                 moves = [r for r in records if r.leaders is not None]
-                assert sum(r.leaders.moved for r in moves if r.leaders) == 2 and not any(
-                    r.error for r in moves
-                )
+                assert any(r.reason.endswith("/s") and r.leaders and r.leaders.moved for r in moves), moves
                 lines += [f"{r.where}: {r.reason}" for r in moves]
                 count = len(records)
                 await asyncio.sleep(2 * LOADS_REST_MS / 1_000)
                 view = await view_of(client)
                 lines.append(f"a minute later: {told(view, ids)}")
-                assert len(records) == count, f"moves go on: {records[count:]}"
-                assert set(leads(view).values()) == {2}
+                # On a busy machine leaders may be elected anew. Then counts move them, and loads nothing.
+                assert not [r for r in records[count:] if "load" in r.reason], (
+                    f"moves go on: {records[count:]}"
+                )
+                await until_even(client)
                 assert all(written.values())
             finally:
                 driving.cancel()
