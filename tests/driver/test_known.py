@@ -350,7 +350,8 @@ def test_loads_that_change_at_random() -> None:
                 nodes[at] = replace(nodes[at], zone=rng.choice(("z0", "z1")))
             view = replace(view, tablets=tuple(tablets), nodes=tuple(nodes))
             calm = frozenset(t.tablet_id for t in tablets if rng.random() < 0.1)
-            leaders = LeaderTrials(left=rng.choice((1, 2, 100)), loads=rng.random() < 0.9, calm=calm)
+            calm = calm if rng.random() < 0.3 else frozenset()
+            leaders = LeaderTrials(left=rng.choice((1, 100, 100, 100)), loads=rng.random() < 0.9, calm=calm)
             steps = twin(view, replace(POLICY, rebalance=False), Trials(leaders=leaders))
             moves = {s.tablet_id: s for s in steps if isinstance(s, MoveLeader) and "load" in s.reason}
             exchanged += len(moves)
@@ -360,7 +361,7 @@ def test_loads_that_change_at_random() -> None:
             )
             if rng.random() < 0.8:
                 view = replace(view, tablets=tuple(led))
-    assert exchanged > 50
+    assert exchanged > 30
 
 
 def test_time_alone_may_change_what_a_leader_says() -> None:

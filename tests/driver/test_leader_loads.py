@@ -69,6 +69,8 @@ def test_less_than_a_step_moves_nothing() -> None:
     loads = {"t000": 10_000, "t001": 2_000, "t002": 8_100, "t003": 0, "t004": 9_900, "t005": 0}
     assert exchanges(groups, loads) == ()
     assert exchanges(groups, loads | {"t001": 2_500, "t002": 7_500}) != ()
+    too_much = {"t000": 10_000, "t001": 3_000, "t002": 8_800, "t004": 8_200}
+    assert exchanges(groups, too_much) == (), "13,000 and 8,200 would become 10,000 and 11,200"
 
 
 def test_one_busy_leader_is_not_passed_around() -> None:
