@@ -32,6 +32,7 @@ from stele.rpc.client_stream import ClientStreams, Sink
 from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.flight import FlightServer
 from stele.rpc.flight_plan import Endpoint, Planned
+from stele.rpc.frames import pushed_changes
 from stele.rpc.identity import Identity, PeerBook
 from stele.rpc.listener import StreamListener
 from stele.rpc.proto import common_pb2, consensus_pb2, master_pb2, tserver_pb2
@@ -49,6 +50,7 @@ from stele.rpc.ticket import CopyTicket, ScanCommand, Ticket, with_incarnation
 from stele.tablet.view import key_array
 from stele.tserver.leases import lost
 from stele.tserver.tablet_service import attempt_of, operations_of
+from stele.tserver.watching import encoded_changes
 from tests.client.small_master import Master
 from tests.client.small_tablet import Tablet, maybe_fail
 
@@ -203,7 +205,36 @@ class SmallNode:
         return self._read(request.read) if request.HasField("read") else self._kv(request.kv)
 
     async def watch(self, request: tserver_pb2.KvWatchRequest, sink: Sink) -> tserver_pb2.KvWatchResponse:
-        raise Rejected("nothing is watched here; use real nodes")
+        if not request.stop:
+            await self._heard()
+            store = self._leading(request.tablet_id).store
+            after = store.revision if request.from_now else request.after
+            pushing = asyncio.ensure_future(self._push(request, sink, after))
+            self.writes.add(pushing)
+            pushing.add_done_callback(self.writes.discard)
+            return tserver_pb2.KvWatchResponse(number=request.number, revision=after)
+        return tserver_pb2.KvWatchResponse(number=request.number)
+
+    async def _push(self, request: tserver_pb2.KvWatchRequest, sink: Sink, after: int) -> None:
+        """Push what a watch asks for, as long as this node leads."""
+        while not sink.ended:
+            tablet = self.cluster.tablets.get(id_from_pb(request.tablet_id))
+            if tablet is None or tablet.leader != self.number:
+                code = Code.NOT_FOUND if tablet is None else Code.NOT_LEADER
+                ended = tserver_pb2.KvPushPB(number=request.number)
+                ended.error.code, ended.error.message = int(code), "not here"
+                sink.push(tserver_pb2.ClientResponse(push=ended).SerializeToString())
+                return
+            for written in list(tablet.store.recent.after(after)):
+                after = written.revision
+                wanted = [
+                    encoded
+                    for (key, _), encoded in zip(written.changes, encoded_changes(written))
+                    if (key.startswith(request.key) if request.prefix else key == request.key)
+                ]
+                head = tserver_pb2.KvPushPB(number=request.number, revision=after)
+                sink.push(pushed_changes(head.SerializeToString(), wanted))
+            await asyncio.sleep(0.01)
 
     def begin_write(self, request: tserver_pb2.WriteRequest) -> asyncio.Future[Any]:
         write = asyncio.ensure_future(self._write(request))

@@ -212,8 +212,10 @@ async def test_who_stands_for_a_name_is_told_each_holder_once(tmp_path: Path) ->
         try:
             assert await told() == "them holds primary\n"
             # The next holder has resigned when it is read again: it is told by its name, and then who came after.
+            while not cluster.nodes[tablet.leader].writes:  # until it watches
+                await asyncio.sleep(0.01)
+            tablet.before_read.append(lambda: at_once(tserver_pb2.KV_DELETE, 2))
             at_once(tserver_pb2.KV_REPLACE, 1, b"others")
-            tablet.before_read.extend([lambda: None, lambda: at_once(tserver_pb2.KV_DELETE, 2)])
             assert await told() == "others holds primary\n"
             assert await told() == "me holds primary (me)\n"
             await space.replace("primary", b"\xff")

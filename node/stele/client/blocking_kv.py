@@ -201,7 +201,7 @@ class KeySpace:
         return self._client.run(self._keyspace.elect(name, candidate, lease=_own(lease)))
 
     def changed(self, key: bytes | str, known: bytes | str | None) -> bytes | None:
-        """Wait until the value of a key differs from `known`, and return it. Looks twice a second.
+        """Wait until the value of a key differs from `known`, and return it.
 
         Example:
             >>> revision = space.replace("colour", "blue")

@@ -16,11 +16,11 @@ from stele.client.lease import ttl_s as lease_ttl_s
 from stele.client.tablet import TabletClient
 from stele.client.watch import VERSION_NEEDED, AsyncWatch
 from stele.model.column import shown
-from stele.model.errors import Code, Rejected, SteleError
+from stele.model.errors import Closed, Code, Rejected, SteleError, let_go
 from stele.model.kvop import LEASE_MAX, encode_write
 from stele.rpc.proto import tserver_pb2
 
-_ELECT_INTERVAL_S = 0.5
+_CHANGED_INTERVAL_S = 0.5
 _REVISION_MAX = (1 << 63) - 1
 
 Pairs = list[tuple[bytes, bytes]]
@@ -279,14 +279,31 @@ class AsyncKeySpace:
         before = None if known is None else arguments.raw(known, "known")
         while True:
             try:
-                value = await self.read(key)
-            except Rejected:
-                raise
-            except SteleError:
-                value = before
-            if value != before:
-                return value
-            await asyncio.sleep(_ELECT_INTERVAL_S)
+                if self._tablet.cluster_version < VERSION_NEEDED:  # nobody pushes: look again and again
+                    value = await self.read(key)
+                    if value != before:
+                        return value
+                else:
+                    return await self._pushed(key, before)
+            except Rejected as exc:
+                if exc.code is not Code.COMPACTED:
+                    raise
+            except SteleError as exc:
+                let_go(exc)
+            await asyncio.sleep(_CHANGED_INTERVAL_S)
+
+    async def _pushed(self, key: bytes | str, before: bytes | None) -> bytes | None:
+        """The first value of a key that differs from `before`."""
+        state = await self.snapshot(key)
+        value = state.keys[0].value if state.keys else None
+        if value != before:
+            return value
+        async with await self.watch(key, after=state.revision) as watch:
+            async for write in watch:
+                value = write.changes[-1].value
+                if value != before:
+                    return value
+        raise Closed()
 
     async def _ask(
         self,
