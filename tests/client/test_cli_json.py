@@ -138,19 +138,33 @@ async def test_what_commands_do_is_told_as_json(
 
     # key spaces
     assert await told("kv", "create", "s") == {"name": "s", "replicationFactor": 3}
+    revisions = list[int]()
+
+    async def changed(*words: str) -> dict[str, Any]:
+        answer = await told("kv", *words)
+        revisions.append(answer.pop("revision"))
+        return answer
+
     for verb in ("put", "insert"):
-        assert await told("kv", verb, "s", verb, "blue") == {"keyspace": "s", "key": verb}
+        assert await changed(verb, "s", verb, "blue") == {"keyspace": "s", "key": verb}
     async with cluster.client() as client:
         await (await client.keyspace("s")).replace("raw", b"\xff")
     assert await told("kv", "get", "s", "put") == {"key": "put", "value": "blue"}
     assert await told("kv", "get", "s", "raw") == {"key": "raw", "valueHex": "ff"}
     assert [pair["key"] for pair in await told("kv", "list", "s")] == ["insert", "put", "raw"]
-    assert await told("kv", "write", "s", "--put", "a", "1", "--delete", "a2") == {
+    assert await changed("write", "s", "--put", "a", "1", "--delete", "a2") == {
         "keyspace": "s",
         "keys": ["a", "a2"],
     }
-    assert await told("kv", "delete", "s", "a") == {"keyspace": "s", "key": "a"}
-    assert await told("kv", "delete", "s", "raw") == {"keyspace": "s", "key": "raw"}
+    assert await changed("delete", "s", "a") == {"keyspace": "s", "key": "a"}
+    assert await changed("delete", "s", "raw") == {"keyspace": "s", "key": "raw"}
+    assert len(set(revisions)) == 5 and revisions == sorted(revisions)
+    state = await told("kv", "list", "s", "--revision")
+    assert state["revision"] >= revisions[-1]
+    assert [(each["key"], each["revision"]) for each in state["keys"]] == [
+        ("insert", revisions[1]),
+        ("put", revisions[0]),
+    ]
     assert await told("kv", "elect", "s", "first", "--id", "me", "--once") == {
         "name": "first",
         "holder": "me",

@@ -160,7 +160,10 @@ async def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         code, out, err = await run(
             "write", "s", "--delete", "owner", "--put", "colour", "red", "--when", "owner", "me", "--json"
         )
-        assert (code, json.loads(out), err) == (0, {"keyspace": "s", "keys": ["colour", "owner"]}, "")
+        told = json.loads(out)
+        (tablet,) = cluster.tablets.values()
+        assert told.pop("revision") == tablet.store.revision
+        assert (code, told, err) == (0, {"keyspace": "s", "keys": ["colour", "owner"]}, "")
         assert (await run("list", "s"))[1] == "colour\tred\n"
         code, _, err = await run("write", "s", "--when", "owner", "me")
         assert code == 2 and "it changes no key" in err

@@ -164,3 +164,15 @@ async def test_a_name_moves_to_the_newest_lease_of_its_candidate(space: AsyncKey
     await second.revoke()
     third = await space.lease(5.0)
     assert await space.elect("n", "you", lease=third) == "you"
+
+
+async def test_a_short_lease_beside_a_long_one_ends_in_its_time(space: AsyncKeySpace) -> None:
+    long = await space.lease(3_600.0)
+    await space.insert("long", "1", lease=long)
+    await asyncio.sleep(0.5)  # the node has seen that nothing is over for an hour
+    short = await space.lease(1.0)
+    await space.insert("short", "1", lease=short)
+    await short.close()
+    closed = time.monotonic()
+    assert await gone(space, "short") < closed + 20
+    assert await space.read("long") == b"1"

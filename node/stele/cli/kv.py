@@ -83,11 +83,10 @@ def put(
     """
     from stele.client import AsyncClient
 
-    async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).replace(key, value, lease=lease)
+    async def work(client: AsyncClient) -> int:
+        return await (await client.keyspace(keyspace)).replace(key, value, lease=lease)
 
-    with_client(masters, work, timeout_s)
-    _show_key(keyspace, key, as_json)
+    _show_key(keyspace, key, with_client(masters, work, timeout_s), as_json)
 
 
 @click.command()
@@ -107,11 +106,10 @@ def insert(
     """
     from stele.client import AsyncClient
 
-    async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).insert(key, value, lease=lease)
+    async def work(client: AsyncClient) -> int:
+        return await (await client.keyspace(keyspace)).insert(key, value, lease=lease)
 
-    with_client(masters, work, timeout_s)
-    _show_key(keyspace, key, as_json)
+    _show_key(keyspace, key, with_client(masters, work, timeout_s), as_json)
 
 
 @click.command()
@@ -154,18 +152,18 @@ def write(
     values = {**dict(puts), **dict.fromkeys(deletes)}
     when = {**dict(expected), **dict.fromkeys(absent)}
 
-    async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).write(values, when=when, lease=lease)
+    async def work(client: AsyncClient) -> int:
+        return await (await client.keyspace(keyspace)).write(values, when=when, lease=lease)
 
     try:
-        with_client(masters, work, timeout_s)
+        revision = with_client(masters, work, timeout_s)
     except Rejected as exc:
         if exc.code is not Code.CAS_FAILED:
             raise
         say(f"stele: {error_line(exc)}", err=True)
         sys.exit(NO)
     if as_json:
-        show_json({"keyspace": keyspace, "keys": changed})
+        show_json({"keyspace": keyspace, "keys": changed, **_revision(revision)})
 
 
 def _refuse_twice(changed: list[str], conditions: list[str]) -> None:
@@ -190,11 +188,10 @@ def delete(keyspace: str, key: str, masters: str, timeout_s: float, as_json: boo
     """
     from stele.client import AsyncClient
 
-    async def work(client: AsyncClient) -> None:
-        await (await client.keyspace(keyspace)).delete(key)
+    async def work(client: AsyncClient) -> int:
+        return await (await client.keyspace(keyspace)).delete(key)
 
-    with_client(masters, work, timeout_s)
-    _show_key(keyspace, key, as_json)
+    _show_key(keyspace, key, with_client(masters, work, timeout_s), as_json)
 
 
 @click.command(name="list")
@@ -244,10 +241,15 @@ def list_keys(
         raw_output().write(key + b"\t" + value + b"\n")
 
 
-def _show_key(keyspace: str, key: str, as_json: bool) -> None:
+def _show_key(keyspace: str, key: str, revision: int, as_json: bool) -> None:
     """Print that a key was changed: one JSON object for programs, nothing for people."""
     if as_json:
-        show_json({"keyspace": keyspace, "key": key})
+        show_json({"keyspace": keyspace, "key": key, **_revision(revision)})
+
+
+def _revision(revision: int) -> dict[str, int]:
+    """A write's revision for programs; nothing if it is not known."""
+    return {"revision": revision} if revision else {}
 
 
 def as_json_fields(name: str, value: bytes) -> dict[str, str]:

@@ -21,12 +21,13 @@ _MASK = (1 << 64) - 1
 
 
 class Leases:
-    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys."""
+    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often one began or ended."""
 
     def __init__(self, ttl_ms: Mapping[int, int] | None = None) -> None:
         self._ttl_ms: dict[int, int] = {}
         self._keys: dict[int, dict[bytes, None]] = {}
         self.checksum = 0
+        self.changes = 0
         for lease, ttl in (ttl_ms or {}).items():
             self.grant(lease, ttl)
 
@@ -49,6 +50,7 @@ class Leases:
         """Begin a lease, which is not here yet."""
         self._ttl_ms[lease] = ttl_ms
         self._keys[lease] = {}
+        self.changes += 1
         self.checksum = (self.checksum + _digest(lease, ttl_ms)) & _MASK
 
     def end(self, lease: int) -> list[bytes]:
@@ -56,6 +58,7 @@ class Leases:
         ttl_ms = self._ttl_ms.pop(lease, None)
         if ttl_ms is None:
             return []
+        self.changes += 1
         self.checksum = (self.checksum - _digest(lease, ttl_ms)) & _MASK
         return sorted(self._keys.pop(lease))
 

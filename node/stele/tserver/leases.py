@@ -45,9 +45,9 @@ _ENDED_AT_ONCE = 100
 class _Term:
     """The leases of one key space while this node leads it in one term.
 
-    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed."""
+    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed. `look_ms`: none is over before."""
 
-    __slots__ = ("ending", "ends_ms", "replica", "space", "term")
+    __slots__ = ("_changes", "ending", "ends_ms", "look_ms", "replica", "space", "term")
 
     def __init__(self, replica: Replica, space: KeySpace) -> None:
         self.replica = replica
@@ -55,6 +55,8 @@ class _Term:
         self.term = replica.term
         self.ends_ms: dict[int, int] = {}
         self.ending: set[int] = set()
+        self.look_ms = 0
+        self._changes = -1
 
     def stands(self) -> bool:
         """Whether this node still leads in that term."""
@@ -63,6 +65,9 @@ class _Term:
 
     def follow(self, now_ms: int) -> None:
         """Give their time to leases that are new here, and forget those that are gone."""
+        if self._changes == self.space.leases.changes:
+            return
+        self._changes, self.look_ms = self.space.leases.changes, 0
         ttl_ms, ends_ms = self.space.leases.ttl_ms, self.ends_ms
         for lease, ttl in ttl_ms.items():
             if lease not in ends_ms:
@@ -70,6 +75,14 @@ class _Term:
         if len(ends_ms) > len(ttl_ms):
             for lease in [lease for lease in ends_ms if lease not in ttl_ms]:
                 del ends_ms[lease]
+
+    def over(self, now_ms: int) -> list[int]:
+        """The leases that are over, and whose end is not proposed yet. Looks at all of them only if one may be."""
+        if now_ms <= self.look_ms:
+            return []
+        left = [(ends, lease) for lease, ends in self.ends_ms.items() if lease not in self.ending]
+        self.look_ms = min((ends for ends, _ in left if ends >= now_ms), default=0)
+        return [lease for ends, lease in left if now_ms > ends]
 
 
 class LeaseKeeper:
@@ -183,7 +196,7 @@ class LeaseKeeper:
                 del self._terms[key]
                 continue
             term.follow(now_ms)
-            over = [n for n, ends in term.ends_ms.items() if now_ms > ends and n not in term.ending]
+            over = term.over(now_ms)
             for at in range(0, len(over), _ENDED_AT_ONCE):
                 some = over[at : at + _ENDED_AT_ONCE]
                 term.ending.update(some)
@@ -209,6 +222,7 @@ class LeaseKeeper:
             log.info("leases are not ended yet", tablet=tablet, error=str(exc))
         finally:
             term.ending.difference_update(leases)
+            term.look_ms = 0
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
