@@ -18,10 +18,12 @@ import click
 
 from stele import __version__
 from stele.extras import extra
+from stele.first_process import end_when_told
 from stele.model.errors import Retryable, SteleError
 from stele.model.texts import printable
 from stele.rpc.logging import setup
 
+end_when_told()  # the imports below take seconds
 with extra("operator", program="stele-operator"):
     from stele_operator.app import Options
     from stele_operator.app import run as run_app

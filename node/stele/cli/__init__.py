@@ -12,6 +12,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from stele.first_process import end_when_told
+
 
 class _ImportBlocker(MetaPathFinder):
     """Blocks optional imports of our dependencies that no command needs.
@@ -30,6 +32,7 @@ class _ImportBlocker(MetaPathFinder):
 
 def main() -> None:
     """Entry point of `stele`."""
+    end_when_told()
     from stele.cli.app import run
 
     keep_imports_few()
