@@ -148,6 +148,7 @@ async def test_leaders_are_spread_under_writes_and_after_restarts(
             try:
                 took = await spread(client, time.monotonic())
                 lines.append(waits.told(f"spread from {'/'.join(map(str, load.values()))} in {took}"))
+                await asyncio.sleep(2)  # a pass tells of its moves when it ends
                 count = len(told)
                 await asyncio.sleep(5)
                 assert len(told) == count, f"moves go on: {told[count:]}"
