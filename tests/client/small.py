@@ -207,12 +207,15 @@ class SmallNode:
     async def watch(self, request: tserver_pb2.KvWatchRequest, sink: Sink) -> tserver_pb2.KvWatchResponse:
         if not request.stop:
             await self._heard()
-            store = self._leading(request.tablet_id).store
+            tablet = self._leading(request.tablet_id)
+            store = tablet.store
             after = store.revision if request.from_now else request.after
             pushing = asyncio.ensure_future(self._push(request, sink, after))
             self.writes.add(pushing)
             pushing.add_done_callback(self.writes.discard)
-            return tserver_pb2.KvWatchResponse(number=request.number, revision=after)
+            return tserver_pb2.KvWatchResponse(
+                number=request.number, revision=after, tablet_incarnation=tablet.incarnation
+            )
         return tserver_pb2.KvWatchResponse(number=request.number)
 
     async def _push(self, request: tserver_pb2.KvWatchRequest, sink: Sink, after: int) -> None:

@@ -73,6 +73,24 @@ async def test_an_upgrade_is_finalized_first(tmp_path: Path) -> None:
             assert wrong.value.code is Code.INVALID_ARGUMENT
 
 
+async def test_a_key_space_that_was_recovered_is_read_anew(tmp_path: Path) -> None:
+    """Revisions that were lost are given again, so the watch cannot tell what it has seen."""
+    async with small_cluster(tmp_path) as (cluster, client):
+        space = await client.create_keyspace("s")
+        watch = await space.watch()
+        await space.replace("a", "1")
+        assert (await anext(watch)).changes[0].key == b"a"
+        (tablet,) = cluster.tablets.values()
+        tablet.leader = 1
+        await space.replace("a", "2")
+        assert (await anext(watch)).changes[0].value == b"2", "another leader alone is no reason"
+        tablet.incarnation, tablet.leader = 7, 2
+        with pytest.raises(Rejected, match="was recovered from one replica") as ended:
+            async with asyncio.timeout(WAIT_S):
+                await anext(watch)
+        assert ended.value.code is Code.COMPACTED
+
+
 async def test_from_the_command_line(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     try:
