@@ -177,8 +177,8 @@ class _Writer:
         return encode(array, schema, compress=self._wanted.compress)
 
     def _encoded(self, part: int, group: int, what: Encoded) -> Iterator[bytes | memoryview]:
-        self.saved += max(0, what.plain_bytes - len(what.data))
-        yield from self._long_part(part, group, (what.data,), what.form)
+        self.saved += max(0, what.plain_bytes - what.size)
+        yield from self._long_part(part, group, filter(len, (what.head, what.body)), what.form)
 
     def _part(self, part: int, group: int, data: bytes | memoryview) -> Iterator[bytes | memoryview]:
         return self._long_part(part, group, (data,))

@@ -45,11 +45,23 @@ _EQUAL_BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The bytes of a part. `plain_bytes`: about how many format 1 would take."""
+    """The bytes of a part: `head`, then `body`, which may still be those of the column. `plain_bytes`: about how many format
+    1 would take."""
 
     form: int
-    data: memoryview
+    head: bytes
+    body: memoryview
     plain_bytes: int
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self.head) + len(self.body)
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes in one piece."""
+        return memoryview(self.head + self.body) if self.head else self.body
 
 
 def message(array: pa.Array, schema: pa.Schema) -> memoryview:
@@ -60,45 +72,43 @@ def message(array: pa.Array, schema: pa.Schema) -> memoryview:
 
 def unchanged(data: memoryview) -> Encoded:
     """A part as format 1 has it."""
-    return Encoded(PLAIN, data, len(data))
+    return Encoded(PLAIN, b"", data, len(data))
 
 
 def encode(array: pa.Array, schema: pa.Schema, *, compress: bool) -> Encoded:
     """A column in the layout that takes the fewest bytes. `compress`: also compressed, where a sample and then the result
     say that it gains enough. `schema`: of its message."""
     plain_bytes = array.nbytes + _MESSAGE_BYTES
-    laid = _few_bytes(array, plain_bytes)
-    form, data = laid or (PLAIN, message(array, schema))
-    if compress and len(data) <= RAW_BYTES_MAX:
+    form, head, body = _few_bytes(array, plain_bytes) or (PLAIN, b"", message(array, schema))
+    found = Encoded(form, head, body, plain_bytes)
+    if compress and found.size <= RAW_BYTES_MAX:
         codecs = (LZ4, ZSTD) if form != DICTIONARY and is_text(array.type) else (LZ4,)
-        codec, data = _compressed(data, codecs)
-        form |= codec << 8
-    return Encoded(form, data, plain_bytes)
+        return _compressed(found, codecs)
+    return found
 
 
 def encode_keys(keys: pa.BinaryArray, schema: pa.Schema) -> Encoded:
     """A group's keys. They are never compressed, because each point read looks at some of them."""
-    form, data = _fixed(keys) or (PLAIN, message(keys, schema))
-    return Encoded(form, data, keys.nbytes + _MESSAGE_BYTES)
+    return Encoded(*(_fixed(keys) or (PLAIN, b"", message(keys, schema))), keys.nbytes + _MESSAGE_BYTES)
 
 
 def encode_times(times: npt.NDArray[np.uint64]) -> Encoded:
     """A group's hybrid times: few, because all rows of an entry share one. Never compressed, so no group has more rows
     than its file has bytes. PLAIN is the bare numbers."""
     laid = _dictionary(pa.array(times), 3 * times.nbytes // 4)
-    form, data = laid or (PLAIN, times.view(np.uint8).data)
-    return Encoded(form, data, times.nbytes)
+    return Encoded(*(laid or (PLAIN, b"", times.view(np.uint8).data)), times.nbytes)
 
 
-_Laid = tuple[int, memoryview] | None
+_Laid = tuple[int, bytes, memoryview] | None
+"""A form, a head and a body."""
 
 
 def _few_bytes(array: pa.Array, plain_bytes: int) -> _Laid:
     """The layout that takes the fewest bytes; None if PLAIN does. Each try costs the writer more than the one before."""
     narrow = _narrow(array)
-    if narrow is not None and len(narrow[1]) < NARROWED.size + 2 * len(array):
+    if narrow is not None and len(narrow[2]) == len(array):
         return narrow  # no index is shorter
-    most = 3 * plain_bytes // 4 if narrow is None else len(narrow[1]) - 1
+    most = 3 * plain_bytes // 4 if narrow is None else NARROWED.size + len(narrow[2]) - 1
     return _dictionary(array, most) or narrow or _fixed(array)
 
 
@@ -114,8 +124,9 @@ def _narrow(array: pa.Array) -> _Laid:
     width = next((width for width in (1, 2, 4) if above < 1 << 8 * width), 8)
     if width >= number.itemsize:
         return None
-    narrowed = (values - number.type(low)).astype(f"<u{width}")
-    return NARROW, memoryview(NARROWED.pack(width, low) + narrowed.tobytes())
+    narrowed = np.empty(len(values), f"<u{width}")
+    np.subtract(values, number.type(low), out=narrowed, casting="unsafe")
+    return NARROW, NARROWED.pack(width, low), narrowed.view(np.uint8).data
 
 
 def _dictionary(array: pa.Array, most: int) -> _Laid:
@@ -137,7 +148,7 @@ def _dictionary(array: pa.Array, most: int) -> _Laid:
     indices = found.indices.to_numpy().astype(f"<u{width}")
     between = bytes(begin - INDEXED.size - indices.nbytes)
     head = INDEXED.pack(width, count, null, begin)
-    return DICTIONARY, memoryview(b"".join((head, indices, between, *_value_bytes(values))))
+    return DICTIONARY, head, memoryview(b"".join((indices, between, *_value_bytes(values))))
 
 
 def _bits(kind: pa.DataType) -> int:
@@ -171,21 +182,22 @@ def _fixed(array: pa.Array) -> _Laid:
     length = int(offsets[1]) - begin if len(array) else 0
     if not length or end - begin != length * len(array) or (np.diff(offsets) != length).any():
         return None
-    return FIXED, memoryview(OF_ONE_LENGTH.pack(length) + data[begin:end].tobytes())
+    return FIXED, OF_ONE_LENGTH.pack(length), data[begin:end].data
 
 
-def _compressed(data: memoryview, codecs: Sequence[int]) -> tuple[int, memoryview]:
-    """(codec, bytes): by the first codec that gains enough, in a sample and then in all; or as they are."""
-    sample = _middle(data)
+def _compressed(found: Encoded, codecs: Sequence[int]) -> Encoded:
+    """The part by the first codec that gains enough, in a sample and then in all; or as it is."""
+    sample = _middle(found.body)
     for codec in codecs:
         coder, share = CODECS[codec], _KEPT_MAX[codec]
         if len(coder.compress(sample)) > share * len(sample):
             continue
+        data = found.data
         packed = coder.compress(data)
         if COMPRESSED.size + packed.size <= share * len(data):
             head = COMPRESSED.pack(len(data), google_crc32c.value(read_only(data)), 0)
-            return codec, memoryview(head + packed.to_pybytes())
-    return 0, data
+            return Encoded(found.form | codec << 8, head, memoryview(packed.to_pybytes()), found.plain_bytes)
+    return found
 
 
 def _middle(data: memoryview) -> memoryview:
