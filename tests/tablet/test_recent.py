@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import given
@@ -12,6 +13,14 @@ from stele.model.kvop import KeyOp, KeyOperation, encode_operations
 from stele.model.writeop import NO_CLIENT, BodyKind, WriteHeader, digest, encode
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.recent import Recent
+
+
+class Reads:
+    """Who reads the changes: it hears of each, and has read up to `read_to`."""
+
+    def __init__(self, written: Callable[[], None]) -> None:
+        self.written = written
+        self.read_to = 0
 
 
 def entry(index: int, *operations: KeyOperation, client: bytes = NO_CLIENT, sequence: int = 0) -> Entry:
@@ -43,10 +52,27 @@ def test_everything_behind_the_start_is_there_once_and_in_order(
     assert recent.start == 10 or (recent.start, dict(twin)[recent.start]) in twin
 
 
+def test_what_is_not_read_yet_is_kept_whatever_the_bounds() -> None:
+    """A large write that is applied in the same slice pushed a small one out, before it was pushed to those who watch it."""
+    recent = Recent(0, bytes_max=1_000)
+    recent.reader = reader = Reads(lambda: None)
+    recent.add(1, 1, [(b"x", b"new")])
+    recent.add(2, 2, [(b"big", bytes(5_000))])
+    assert (recent.start, [w.revision for w in recent.after(0)]) == (0, [1, 2])
+    reader.read_to = 1
+    recent.trim()
+    assert (recent.start, [w.revision for w in recent.after(1)]) == (1, [2])
+    recent.add(3, 3, [(b"y", b"")])
+    assert recent.start == 1, "write 2 is not read"
+    recent.reader = None
+    recent.trim()
+    assert (recent.start, [w.revision for w in recent.after(2)]) == (2, [3])
+
+
 def test_a_write_has_all_its_changes_and_its_revision(tmp_path: Path) -> None:
     space = KeySpace.create(tmp_path / "k")
     told: list[int] = []
-    space.recent.on_written = lambda: told.append(space.revision)
+    space.recent.reader = Reads(lambda: told.append(space.revision))
     client = bytes([7]) * 16
     space.apply(entry(1, put(b"a"), put(b"b"), client=client))
     space.apply(entry(2, KeyOperation(KeyOp.DELETE, b"absent")))

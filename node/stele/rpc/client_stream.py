@@ -22,7 +22,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from stele import metrics
-from stele.model.errors import Code, Rejected, Retryable, SteleError, no_outcome
+from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go, no_outcome
 from stele.rpc.arriving import Arriving
 from stele.rpc.budget import REQUEST_BYTES, ByteBudget
 from stele.rpc.channels import MESSAGE_BYTES_MAX
@@ -77,8 +77,8 @@ class Sink(Protocol):
     def ended(self) -> bool:
         """Whether the stream has ended."""
 
-    def push(self, response: bytes) -> None:
-        """Send an encoded ClientResponse."""
+    def push(self, response: bytes) -> bool:
+        """Send an encoded ClientResponse. Returns False, and sends nothing, if the node has no memory for it now."""
 
 
 class _Write(NamedTuple):
@@ -148,7 +148,7 @@ class _Stream:
         self._resting = False
         self._written_count = metrics.client_requests.cell("write", "OK")
         self._ready: deque[bytes] = deque()
-        self._ready_charged = 0  # bytes of answers that the client does not read yet
+        self._ready_charged = 0  # bytes of answers and pushed messages that the client does not read yet
         self._pushed_bytes = 0  # of pushed messages in `_ready`
         self._flushing = False
         connection.on_frames = self._take_all
@@ -339,11 +339,19 @@ class _Stream:
         """Whether the stream has ended."""
         return self._connection.lost.done()
 
-    def push(self, response: bytes) -> None:
-        """Send an encoded ClientResponse."""
+    def push(self, response: bytes) -> bool:
+        """Send an encoded ClientResponse. It is charged until the client has read enough. Returns False if the budget is
+        used up."""
         if not self.ended:
+            try:
+                self._budget.take(len(response))
+            except Retryable as exc:
+                let_go(exc)
+                return False
+            self._ready_charged += len(response)
             self._pushed_bytes += len(response)
             self._send(response)
+        return True
 
     # --- answers
 
@@ -401,7 +409,7 @@ class _Stream:
         self._flushing = False
         while self._ready and not self._connection.full:
             self._connection.send(client_responses(self._ready))
-        if not self._ready:
+        if not self._ready and not self._connection.full:
             self._pushed_bytes = 0
             if self._ready_charged:
                 self._give_back_ready()

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from typing import Protocol
 
 from stele.tablet.pairs import size_of
 
@@ -21,6 +23,8 @@ WRITES_MAX = 8_192
 BYTES_MAX = 4 << 20
 """The most bytes that are kept: keys and values, with 256 more for each key. The newest write is kept whatever its size."""
 _TIMES_MAX = 1_024
+_NEW_MAX = 16
+"""So many of the newest writes are looked for from the end."""
 _revision = attrgetter("revision")
 
 Change = tuple[bytes, bytes | None]
@@ -39,12 +43,23 @@ class Written:
         self.size_bytes = sum(size_of(key, value or b"") for key, value in changes)
 
 
+class Reader(Protocol):
+    """Who hands the changes on to those who watch."""
+
+    @property
+    def read_to(self) -> int:
+        """The revision up to which it has taken all changes."""
+
+    def written(self) -> None:
+        """There is a new change. Must not raise."""
+
+
 class Recent:
-    """The changes behind revision `start`. `on_written` is called for each new one, and must not raise."""
+    """The changes behind revision `start`. What `reader` has not taken yet is kept, whatever the bounds."""
 
     def __init__(self, start: int, *, writes_max: int = WRITES_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.start = start
-        self.on_written: Callable[[], None] | None = None
+        self.reader: Reader | None = None
         self._writes_max = writes_max
         self._bytes_max = bytes_max
         self._writes: deque[Written] = deque()
@@ -59,19 +74,32 @@ class Recent:
         written = Written(revision, changes)
         self._writes.append(written)
         self._bytes += written.size_bytes
+        self.trim()
+        if self.reader is not None:
+            self.reader.written()
+
+    def trim(self) -> None:
+        """Drop the oldest writes above the bounds, unless the reader lacks them. It takes them in its next turn."""
+        taken = math.inf if self.reader is None else self.reader.read_to
         while len(self._writes) > 1 and (
             len(self._writes) > self._writes_max or self._bytes > self._bytes_max
         ):
+            if self._writes[0].revision > taken:
+                return
             oldest = self._writes.popleft()
             self._bytes -= oldest.size_bytes
             self.start = oldest.revision
-        if self.on_written is not None:
-            self.on_written()
 
     def after(self, revision: int) -> Iterator[Written]:
         """The writes behind a revision, which is `start` or later. Nothing may change meanwhile."""
-        at = bisect.bisect_right(self._writes, revision, key=_revision)
-        return itertools.islice(self._writes, at, None)
+        writes = self._writes
+        new = 0
+        while new < _NEW_MAX and new < len(writes) and writes[-1 - new].revision > revision:
+            new += 1
+        if new < _NEW_MAX:  # a deque is slow in its middle
+            return iter([writes[at] for at in range(-new, 0)])
+        at = bisect.bisect_right(writes, revision, key=_revision)
+        return itertools.islice(writes, at, None)
 
     def revision_at(self, timestamp: int) -> int:
         """The revision of the write with this time; 0 if it is not known any more."""

@@ -1,7 +1,7 @@
 """Watches on key spaces that this node leads: what is committed is pushed to those who watch it, in order, each change once.
 
-Called by tablet_service.py. Each change is encoded once, however many watch it. Nothing is kept for a client that does not
-read: its watch stands at a revision. It goes on from there out of the newest changes (stele.tablet.recent). If those no longer
+Called by tablet_service.py. Each change is encoded once, however many watch it. For a client that does not
+read hardly more than one message is kept, out of the node's budget: its watch stands at a revision. It goes on from there out of the newest changes (stele.tablet.recent). If those no longer
 reach back so far, the watch ends with COMPACTED.
 
 Invariants: only what is applied is pushed, so only what is committed. A watch ends once this node no longer leads, or cannot
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -22,6 +22,7 @@ from stele.consensus.replica import Replica
 from stele.model.errors import Code, Rejected, Retryable, SteleError, let_go
 from stele.model.ids import StreamKey
 from stele.model.kvop import KEY_BYTES_MAX
+from stele.rpc.channels import MESSAGE_BYTES_MAX
 from stele.rpc.client_stream import WRITE_DEADLINE_MS, Sink
 from stele.rpc.errors import error_to_pb
 from stele.rpc.frames import pushed_change, pushed_changes
@@ -37,10 +38,24 @@ WATCHES_MAX = 16_384
 """The most watches of a node. Each takes about 1 KB."""
 MARK_S = 2.0
 """Pause between two marks: a quiet watcher is told up to where nothing has changed."""
+WATCHES_OF_CLIENT_MAX = 1_000
+"""The most watches of one client on one key space."""
+LENGTHS_MAX = 64
+"""The most different lengths of watched prefixes: each key that changes is looked up once for each."""
+TURN_S = 0.002
+"""How long one turn of the loop serves watches that are behind."""
 _LOOK_S = 0.05
 """Pause between two looks: whether this node still leads, and whether clients that were full read again."""
+_PUSHES_MAX = 100
+"""To so many watches a new write is pushed at once."""
+_LOOKS_MAX = 10_000
+"""So many lookups are made for new writes in one turn."""
+_LOOKS_AT_ONCE = 256
+"""So many changes are looked at for a watch that is behind, before another has its turn."""
 _PUSH_BYTES = 1 << 20
-"""No write is added to a message of this size."""
+"""No write is added to a message that would be larger."""
+_WRITE_BYTES_MAX = MESSAGE_BYTES_MAX - 1_024
+"""What clients take at once. No write of one client is as large."""
 
 
 class Watch:
@@ -62,7 +77,11 @@ class Watch:
 
 
 class Feed:
-    """The watches on one key space. `term`: that in which this replica leads."""
+    """The watches on one key space. `term`: that in which this replica leads.
+
+    A new write goes at once to those who have everything before it, if they are few. Otherwise they are `behind`, and get it one
+    after the other. A turn of the loop serves those behind for TURN_S at most.
+    """
 
     def __init__(self, replica: Replica, space: KeySpace) -> None:
         self.replica = replica
@@ -72,14 +91,19 @@ class Feed:
         self.marking: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._recent = space.recent
-        self._recent.on_written = self._wake
+        self._recent.reader = self
         self._due = False
         self._sent = space.revision
         self._watches: dict[tuple[Sink, int], Watch] = {}
+        self._of_sink: Counter[Sink] = Counter()
         self._by_key: dict[bytes, dict[Watch, None]] = {}
         self._by_prefix: dict[bytes, dict[Watch, None]] = {}
         self._lengths: Counter[int] = Counter()  # of the prefixes
         self._behind: dict[Watch, None] = {}
+        self._turns: deque[Watch] = (
+            deque()
+        )  # whom to serve next: those behind who read, and those to be told a mark
+        self._waits: set[Watch] = set()  # those in `_turns`
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -87,10 +111,24 @@ class Feed:
     def __contains__(self, place: tuple[Sink, int]) -> bool:
         return place in self._watches
 
+    # --- stele.tablet.recent.Reader
+
+    @property
+    def read_to(self) -> int:
+        """See Reader."""
+        return self._sent
+
+    def written(self) -> None:
+        """See Reader."""
+        self._wake()
+
+    # --- who watches
+
     def forget_ended(self) -> None:
         """Drop the watches whose streams have ended."""
-        for place in [place for place in self._watches if place[0].ended]:
-            self.remove(place)
+        for sink in [sink for sink in self._of_sink if sink.ended]:
+            for place in [place for place in self._watches if place[0] is sink]:
+                self.remove(place)
 
     def check_reaches(self, revision: int) -> None:
         """Refuse a watch from a revision that is not kept any more, or is not there yet.
@@ -106,6 +144,23 @@ class Feed:
                 "from that revision"
             )
 
+    def check_room(self, watch: Watch) -> None:
+        """Refuse a watch with which one write would take too long for all.
+
+        Raises:
+            Retryable: THROTTLED.
+        """
+        if self._of_sink[watch.sink] >= WATCHES_OF_CLIENT_MAX:
+            raise Retryable(
+                f"this client has {WATCHES_OF_CLIENT_MAX:,} watches of one key space; watch a prefix instead",
+                code=Code.THROTTLED,
+            )
+        if watch.prefix and len(watch.key) not in self._lengths and len(self._lengths) >= LENGTHS_MAX:
+            raise Retryable(
+                f"the prefixes that are watched here have {LENGTHS_MAX} different lengths; watch one of those lengths, or keys",
+                code=Code.THROTTLED,
+            )
+
     def _compacted(self, revision: int, what: str) -> Rejected:
         return Rejected(
             f"the watch cannot {what} behind revision {revision}: changes up to revision {self._recent.start} are no longer "
@@ -116,17 +171,20 @@ class Feed:
     def add(self, watch: Watch) -> None:
         """Begin a watch at its revision."""
         self._watches[watch.sink, watch.number] = watch
+        self._of_sink[watch.sink] += 1
         (self._by_prefix if watch.prefix else self._by_key).setdefault(watch.key, {})[watch] = None
         if watch.prefix:
             self._lengths[len(watch.key)] += 1
-        self._behind[watch] = None
-        self._wake()
+        self._fall_behind(watch, watch.sent)
 
     def remove(self, place: tuple[Sink, int]) -> None:
         """End a watch without a word."""
         watch = self._watches.pop(place, None)
         if watch is None:
             return
+        self._of_sink[watch.sink] -= 1
+        if not self._of_sink[watch.sink]:
+            del self._of_sink[watch.sink]
         index = self._by_prefix if watch.prefix else self._by_key
         del index[watch.key][watch]
         if not index[watch.key]:
@@ -139,14 +197,16 @@ class Feed:
 
     def end(self, error: SteleError) -> None:
         """End all watches with an error."""
-        if self._recent.on_written == self._wake:  # else a later feed has it
-            self._recent.on_written = None
+        if self._recent.reader is self:  # else a later feed has it
+            self._recent.reader = None
+            self._recent.trim()
         for watch in list(self._watches.values()):
             self._tell_end(watch, error)
 
     def _tell_end(self, watch: Watch, error: SteleError) -> None:
         metrics.watches_ended.labels(error.code.name).inc()
         told = pb.KvPushPB(number=watch.number, error=error_to_pb(error))
+        # Without room for it the client asks again after a silence.
         watch.sink.push(pb.ClientResponse(push=told).SerializeToString())
         self.remove((watch.sink, watch.number))
 
@@ -155,26 +215,42 @@ class Feed:
     def _wake(self) -> None:
         if not self._due:
             self._due = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._due = False
+        try:
+            self.flush()
+            self._serve()
+        except Exception as exc:
+            log.exception("pushing changes failed", tablet=self.replica.tablet_id)
+            self.end(Retryable(f"the watch failed: {exc!r}; watch again", code=Code.NOT_LEADER))
 
     def flush(self) -> None:
-        """Push what was applied since the last time, and what those behind lack."""
-        self._due = False
-        before, self._sent = self._sent, self.space.revision
+        """Push what was applied since the last time to those who had everything before it."""
+        before, looked = self._sent, 0
         found: dict[Watch, list[bytes]] = {}
         for written in self._recent.after(before):
-            for (key, _), encoded in zip(written.changes, encoded_changes(written)):
-                for watch in self._wanting(key):
-                    found.setdefault(watch, []).append(encoded)
+            looked += len(written.changes) * (1 + len(self._lengths))
+            if looked > _LOOKS_MAX or not self._find(written, found):
+                self._all_fall_behind(before)
+                found.clear()
+                break
+        self._sent = self.space.revision
         for watch, changes in found.items():
-            if watch.behind:
-                continue
-            if watch.sink.full or sum(map(len, changes)) > _PUSH_BYTES:
-                watch.behind, watch.sent = True, before
-                self._behind[watch] = None
-            else:
-                self._push(watch, changes, self._sent)
-        self.catch_up()
+            if sum(map(len, changes)) > _PUSH_BYTES or not self._push(watch, changes, self._sent):
+                self._fall_behind(watch, before)
+        self._recent.trim()
+
+    def _find(self, written: Written, found: dict[Watch, list[bytes]]) -> bool:
+        """Add who wants which of these changes. Returns False if they are too many for one turn."""
+        for (key, _), encoded in zip(written.changes, encoded_changes(written)):
+            for watch in self._wanting(key):
+                if not watch.behind:
+                    found.setdefault(watch, []).append(encoded)
+                    if len(found) > _PUSHES_MAX:
+                        return False
+        return True
 
     def _wanting(self, key: bytes) -> Iterator[Watch]:
         yield from self._by_key.get(key, ())
@@ -182,53 +258,97 @@ class Feed:
             if length <= len(key):
                 yield from self._by_prefix.get(key[:length], ())
 
-    def catch_up(self) -> None:
-        """Push to those behind what they lack, as far as their clients read."""
-        for watch in list(self._behind):
-            self._catch_up(watch)
+    def _all_fall_behind(self, sent: int) -> None:
+        for watch in self._watches.values():
+            if not watch.behind:
+                self._fall_behind(watch, sent)
 
-    def _catch_up(self, watch: Watch) -> None:
-        while not watch.sink.full:
-            if watch.sent < self._recent.start:
-                self._tell_end(
-                    watch, self._compacted(watch.sent, "go on, because its client reads too slowly")
-                )
-                return
-            changes, upto = self._lacking(watch)
-            if changes or upto > watch.sent:
-                self._push(watch, changes, upto)
-            watch.sent = upto
-            if upto == self._sent:
-                watch.behind = False
-                del self._behind[watch]
-                return
+    def _fall_behind(self, watch: Watch, sent: int) -> None:
+        """It lacks the changes behind `sent`, and gets them one turn after the other."""
+        watch.behind, watch.sent = True, sent
+        self._behind[watch] = None
+        self._queue(watch)
+
+    def _queue(self, watch: Watch) -> None:
+        if watch not in self._waits:
+            self._waits.add(watch)
+            self._turns.append(watch)
+            self._wake()
+
+    def look(self) -> None:
+        """Serve those behind whose clients read again."""
+        for watch in self._behind:
+            if not watch.sink.full:
+                self._queue(watch)
+
+    def _serve(self) -> None:
+        """Serve those whose turn it is, for a short time."""
+        until_s = self._loop.time() + TURN_S
+        while self._turns and self._loop.time() < until_s:
+            watch = self._turns.popleft()
+            self._waits.remove(watch)
+            if (watch.sink, watch.number) not in self._watches or watch.sink.full:
+                continue
+            if not watch.behind:
+                self._push(watch, (), self._sent)  # a mark
+            elif self._catch_up(watch):
+                self._queue(watch)
+        if self._turns:
+            self._wake()
+
+    def _catch_up(self, watch: Watch) -> bool:
+        """Push one message of what it lacks. Returns whether it lacks more, and can take it now."""
+        if watch.sent < self._recent.start:
+            self._tell_end(watch, self._compacted(watch.sent, "go on, because its client reads too slowly"))
+            return False
+        changes, upto = self._lacking(watch)
+        if sum(map(len, changes)) > _WRITE_BYTES_MAX:
+            self._tell_end(
+                watch, self._compacted(watch.sent, "go on, because the next write is too large to be sent")
+            )
+            return False
+        last = upto >= self._sent
+        if (changes or last) and not self._push(watch, changes, upto):
+            return False  # `look` comes back to it
+        watch.sent = upto
+        if last:
+            watch.behind = False
+            del self._behind[watch]
+        return not last
 
     def _lacking(self, watch: Watch) -> tuple[list[bytes], int]:
-        """(what it lacks, up to which revision), for one message."""
-        changes, size, upto = list[bytes](), 0, watch.sent
+        """(what it lacks, up to which revision), for one message: some of it if that is much."""
+        changes, size, upto, looked = list[bytes](), 0, watch.sent, 0
         for written in self._recent.after(watch.sent):
             if written.revision > self._sent:
                 break
-            if size >= _PUSH_BYTES:
+            wanted = [
+                encoded
+                for (key, _), encoded in zip(written.changes, encoded_changes(written))
+                if watch.wants(key)
+            ]
+            size += sum(map(len, wanted))
+            if (changes and size > _PUSH_BYTES) or looked >= _LOOKS_AT_ONCE:
                 return changes, upto
-            for (key, _), encoded in zip(written.changes, encoded_changes(written)):
-                if watch.wants(key):
-                    changes.append(encoded)
-                    size += len(encoded)
+            changes += wanted
+            looked += len(written.changes)
             upto = written.revision
-        return changes, self._sent
+        return changes, max(self._sent, watch.sent)
 
-    def _push(self, watch: Watch, changes: Sequence[bytes], upto: int) -> None:
+    def _push(self, watch: Watch, changes: Sequence[bytes], upto: int) -> bool:
+        """Send it, unless the client is full or the node has no memory for it."""
+        if watch.sink.full:
+            return False
         head = pb.KvPushPB(number=watch.number, revision=upto).SerializeToString()
-        watch.sink.push(pushed_changes(head, changes))
+        if not watch.sink.push(pushed_changes(head, changes)):
+            return False
         metrics.watched_changes.inc(len(changes))
+        return True
 
     def mark(self) -> None:
-        """Tell all watches up to where they have everything."""
-        self.flush()
+        """Tell all watches up to where they have everything, one turn after the other."""
         for watch in self._watches.values():
-            if not watch.behind and not watch.sink.full:
-                self._push(watch, (), self._sent)
+            self._queue(watch)
 
 
 def encoded_changes(written: Written) -> Sequence[bytes]:
@@ -268,8 +388,7 @@ class Watches:
             return pb.KvWatchResponse(number=request.number)
         if len(request.key) > KEY_BYTES_MAX:
             raise Rejected(f"a watch of a key of {len(request.key)} bytes; at most {KEY_BYTES_MAX}")
-        if len(self) >= WATCHES_MAX:
-            raise Retryable(f"this node has {WATCHES_MAX:,} watches; end some", code=Code.THROTTLED)
+        self._check_room()
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "keyspace", request.tablet_incarnation)
         await replica.reads.linearizable_read(request.deadline_ms or WRITE_DEADLINE_MS)
@@ -279,7 +398,10 @@ class Watches:
         feed.check_reaches(after)
         if (sink, request.number) in feed:
             raise Rejected(f"watch {request.number} has begun on this stream")
-        feed.add(Watch(sink, request.number, request.key, request.prefix, after))
+        self._check_room()  # others have begun meanwhile
+        watch = Watch(sink, request.number, request.key, request.prefix, after)
+        feed.check_room(watch)
+        feed.add(watch)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look())
         return pb.KvWatchResponse(
@@ -287,6 +409,10 @@ class Watches:
             revision=after,
             tablet_incarnation=replica.superblock.tablet_incarnation,
         )
+
+    def _check_room(self) -> None:
+        if len(self) >= WATCHES_MAX:
+            raise Retryable(f"this node has {WATCHES_MAX:,} watches; end some", code=Code.THROTTLED)
 
     def _feed_of(self, replica: Replica) -> Feed:
         key, space = replica.superblock.key, key_space_of(replica)
@@ -328,7 +454,7 @@ class Watches:
         feed.replica.check_leader()
         if feed.replica.term != feed.term or feed.replica.machine is not feed.space:
             raise Retryable("this replica was led by another meanwhile; watch again", code=Code.NOT_LEADER)
-        feed.catch_up()
+        feed.look()
         now_s = asyncio.get_running_loop().time()
         if feed.marking is None and now_s - feed.marked_s >= MARK_S:
             feed.marked_s = now_s
