@@ -11,6 +11,9 @@ import pytest
 from stele.client import AsyncClient, AsyncKeySpace
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Rejected, Retryable
+from stele.model.kvop import KEY_BYTES_MAX
+from stele.tablet.leases import LEASE_KEYS_MAX
+from stele.tserver.leases import _Term
 from stele.tserver.node import Node
 from tests.consensus.cluster import WAIT_S
 from tests.tserver.local import LocalCluster
@@ -36,6 +39,23 @@ def leader(cluster: LocalCluster) -> tuple[Node, Replica]:
         if name != "master" and replica.is_leader
     ]
     return node, replica
+
+
+def term_of(cluster: LocalCluster) -> _Term:
+    """What the leader knows of the leases of the one key space."""
+    (term,) = leader(cluster)[0].leases._terms.values()
+    return term
+
+
+async def held_by(space: AsyncKeySpace, count: int, keys: int, key_bytes: int = 1) -> dict[int, set[bytes]]:
+    """New leases that nobody keeps alive, of an hour, with their keys."""
+    held: dict[int, set[bytes]] = {}
+    for number in range(count):
+        lease = await space.lease(3_600.0)
+        await lease.close()
+        held[lease.id] = {f"{number}/{n}/".encode().ljust(key_bytes, b"x") for n in range(keys)}
+        await space.write(dict.fromkeys(held[lease.id], b""), lease=lease)
+    return held
 
 
 async def gone(space: AsyncKeySpace, key: str) -> float:
@@ -176,3 +196,44 @@ async def test_a_short_lease_beside_a_long_one_ends_in_its_time(space: AsyncKeyS
     closed = time.monotonic()
     assert await gone(space, "short") < closed + 20
     assert await space.read("long") == b"1"
+
+
+async def test_an_entry_ends_few_keys(cluster: LocalCluster, space: AsyncKeySpace) -> None:
+    """All of a lease go in one write, but not those of all leases that are over."""
+    held = await held_by(space, 5, 90)
+    term = term_of(cluster)
+    watch = await space.watch()
+    term.ends_ms.update(dict.fromkeys(held, 0))
+    term.look_ms = 0
+    async with asyncio.timeout(WAIT_S):
+        ended = [{change.key for change in (await anext(watch)).changes} for _ in range(3)]
+    assert [len(keys) for keys in ended] == [180, 180, 90]
+    for keys in held.values():
+        assert any(keys <= each for each in ended), "the keys of a lease go in one write"
+    assert await space.leases() == ()
+
+
+async def test_a_lease_with_the_most_and_largest_keys_ends_in_one_message(
+    cluster: LocalCluster, space: AsyncKeySpace
+) -> None:
+    held = await held_by(space, 2, LEASE_KEYS_MAX, KEY_BYTES_MAX)
+    term = term_of(cluster)
+    watch = await space.watch()
+    term.ends_ms.update(dict.fromkeys(held, 0))
+    term.look_ms = 0
+    async with asyncio.timeout(WAIT_S):
+        ended = [{change.key for change in (await anext(watch)).changes} for _ in held]
+    assert sorted(map(sorted, ended)) == sorted(map(sorted, held.values()))
+
+
+async def test_a_holder_that_is_heard_while_others_end_keeps_its_lease(
+    cluster: LocalCluster, space: AsyncKeySpace
+) -> None:
+    silent, heard = await held_by(space, 2, 1)
+    node, term = leader(cluster)[0], term_of(cluster)
+    term.ends_ms[silent] = 0
+    await node.leases._end_all(term, [silent, heard])
+    async with asyncio.timeout(WAIT_S):
+        while silent in term.space.leases:
+            await asyncio.sleep(0.01)
+    assert [each.id for each in await space.leases()] == [heard]

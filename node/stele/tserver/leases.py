@@ -8,11 +8,13 @@ Invariants:
 - A new leader gives every lease its whole time. It cannot know what the one before has confirmed last.
 - A sign is confirmed as a linearizable read is: no other led when it came. So whoever leads later began later, and gives the
   lease its whole time from then on. While an entry that ends a lease is under way, no sign of it is confirmed.
+- An entry ends few keys, or one lease: replicas apply it in one step, and those who watch get it in one message.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -38,16 +40,18 @@ LOOK_S = 0.1
 """Pause between two looks at leases. So much later than its time a lease may end."""
 _SEARCH_S = 1.0
 """Pause between two searches for key spaces with leases that this node has come to lead."""
-_ENDED_AT_ONCE = 100
-"""The most leases that one entry ends."""
+ENDED_AT_ONCE = 200
+"""The most leases and keys that one entry ends, except that one lease ends at once, whatever it has. Each key takes a replica
+some 30 µs, and nothing else goes on meanwhile."""
 
 
 class _Term:
     """The leases of one key space while this node leads it in one term.
 
-    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed. `look_ms`: none is over before."""
+    `ends_ms`: when each is over, by the node's clock; `ending`: those whose end is proposed. `look_ms`: none is over before.
+    `at_work`: whether those that are over are being ended."""
 
-    __slots__ = ("_changes", "ending", "ends_ms", "look_ms", "replica", "space", "term")
+    __slots__ = ("_changes", "at_work", "ending", "ends_ms", "look_ms", "replica", "space", "term")
 
     def __init__(self, replica: Replica, space: KeySpace) -> None:
         self.replica = replica
@@ -56,6 +60,7 @@ class _Term:
         self.ends_ms: dict[int, int] = {}
         self.ending: set[int] = set()
         self.look_ms = 0
+        self.at_work = False
         self._changes = -1
 
     def stands(self) -> bool:
@@ -77,12 +82,24 @@ class _Term:
                 del ends_ms[lease]
 
     def over(self, now_ms: int) -> list[int]:
-        """The leases that are over, and whose end is not proposed yet. Looks at all of them only if one may be."""
+        """The leases that are over. Looks at all of them only if one may be."""
         if now_ms <= self.look_ms:
             return []
-        left = [(ends, lease) for lease, ends in self.ends_ms.items() if lease not in self.ending]
-        self.look_ms = min((ends for ends, _ in left if ends >= now_ms), default=0)
-        return [lease for ends, lease in left if now_ms > ends]
+        self.look_ms = min((ends for ends in self.ends_ms.values() if ends >= now_ms), default=0)
+        return [lease for lease, ends in self.ends_ms.items() if now_ms > ends]
+
+    def next_of(self, over: deque[int], now_ms: int) -> list[int]:
+        """Take from `over` those that one entry ends. Those whose holders were heard meanwhile live on."""
+        some, size, leases = list[int](), 0, self.space.leases
+        while over:
+            lease = over[0]
+            if now_ms > self.ends_ms.get(lease, now_ms):
+                size += 1 + len(leases.keys_of(lease))
+                if some and size > ENDED_AT_ONCE:
+                    break
+                some.append(lease)
+            over.popleft()
+        return some
 
 
 class LeaseKeeper:
@@ -196,11 +213,9 @@ class LeaseKeeper:
                 del self._terms[key]
                 continue
             term.follow(now_ms)
-            over = term.over(now_ms)
-            for at in range(0, len(over), _ENDED_AT_ONCE):
-                some = over[at : at + _ENDED_AT_ONCE]
-                term.ending.update(some)
-                self._in_background(self._end(term, some))
+            if not term.at_work and (over := term.over(now_ms)):
+                term.at_work = True
+                self._in_background(self._end_all(term, over))
 
     def _search(self) -> None:
         for replica in self._wheel.turn():
@@ -208,8 +223,20 @@ class LeaseKeeper:
             if isinstance(space, KeySpace) and len(space.leases) and replica.is_leader:
                 self._term_of(replica, space)
 
-    async def _end(self, term: _Term, leases: list[int]) -> None:
-        """End leases that are over. They are `ending` until this is known to be done or not."""
+    async def _end_all(self, term: _Term, over: list[int]) -> None:
+        """End leases that are over, by one entry after the other."""
+        left = deque(over)
+        try:
+            while term.stands() and (some := term.next_of(left, self._host.now_ms())):
+                if not await self._end(term, some):
+                    return
+        finally:
+            term.at_work = False
+            term.look_ms = 0
+
+    async def _end(self, term: _Term, leases: list[int]) -> bool:
+        """End these leases by one entry. They are `ending` until this is known to be done or not. Returns whether it is."""
+        term.ending.update(leases)
         body = encode_operations([revoke(lease) for lease in leases])
         header = WriteHeader(NO_CLIENT, 0, 0, 0, writeop.digest(body), kind=BodyKind.KEYSPACE)
         tablet = term.replica.tablet_id
@@ -217,12 +244,13 @@ class LeaseKeeper:
             await term.replica.writes.propose(writeop.encode(header, body), small=True)
             metrics.leases_expired.inc(len(leases))
             log.info("leases have expired", tablet=tablet, leases=[f"{lease:016x}" for lease in leases])
+            return True
         except SteleError as exc:
             let_go(exc)
             log.info("leases are not ended yet", tablet=tablet, error=str(exc))
+            return False
         finally:
             term.ending.difference_update(leases)
-            term.look_ms = 0
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
