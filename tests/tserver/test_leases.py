@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from stele.client import AsyncClient, AsyncKeySpace
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.kvop import KEY_BYTES_MAX
+from stele.model.kvop import KEY_BYTES_MAX, grant, revoke
 from stele.tablet.leases import LEASE_KEYS_MAX
 from stele.tserver.leases import _Term
 from stele.tserver.node import Node
 from tests.consensus.cluster import WAIT_S
+from tests.tablet.test_leases import Space
 from tests.tserver.local import LocalCluster
 
 
@@ -237,3 +239,25 @@ async def test_a_holder_that_is_heard_while_others_end_keeps_its_lease(
         while silent in term.space.leases:
             await asyncio.sleep(0.01)
     assert [each.id for each in await space.leases()] == [heard]
+
+
+async def test_a_lease_that_was_granted_again_has_its_whole_time(
+    cluster: LocalCluster, space: AsyncKeySpace, tmp_path: Path
+) -> None:
+    """Revoked and granted between two looks. Its number is the same."""
+    again = Space(tmp_path / "again")
+    again.do(grant(7, 10_000), grant(8, 10_000))
+    term = _Term(leader(cluster)[1], again.store)
+    term.follow(0)
+    assert term.ends_ms == {7: 10_000, 8: 10_000}
+    again.do(revoke(7))
+    again.do(grant(7, 10_000))
+    term.follow(9_900)
+    assert term.ends_ms == {7: 19_900, 8: 10_000}
+    assert term.over(10_001) == [8]
+    again.do(revoke(8))
+    term.follow(9_950)
+    assert term.ends_ms == {7: 19_900}
+    again.do(revoke(7), grant(9, 1_000))
+    term.follow(10_000)
+    assert term.ends_ms == {9: 11_000}, "one ended, and one began"

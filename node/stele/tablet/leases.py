@@ -21,10 +21,13 @@ _MASK = (1 << 64) - 1
 
 
 class Leases:
-    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often one began or ended."""
+    """Leases by id. `checksum`: 64 bits over ids and times; the pairs have the keys. `changes`: how often one began or ended.
+
+    `changes` and `granted` are of this start alone: neither files nor checksums have them."""
 
     def __init__(self, ttl_ms: Mapping[int, int] | None = None) -> None:
         self._ttl_ms: dict[int, int] = {}
+        self._granted: dict[int, int] = {}
         self._keys: dict[int, dict[bytes, None]] = {}
         self.checksum = 0
         self.changes = 0
@@ -42,6 +45,11 @@ class Leases:
         """How long each lease lives without a sign of its holder."""
         return self._ttl_ms
 
+    @property
+    def granted(self) -> dict[int, int]:
+        """With which change each began, in order. A lease that is granted again under its id has another number."""
+        return self._granted
+
     def keys_of(self, lease: int) -> Collection[bytes]:
         """The keys that end with a lease."""
         return self._keys.get(lease, {}).keys()
@@ -51,6 +59,7 @@ class Leases:
         self._ttl_ms[lease] = ttl_ms
         self._keys[lease] = {}
         self.changes += 1
+        self._granted[lease] = self.changes
         self.checksum = (self.checksum + _digest(lease, ttl_ms)) & _MASK
 
     def end(self, lease: int) -> list[bytes]:
@@ -59,6 +68,7 @@ class Leases:
         if ttl_ms is None:
             return []
         self.changes += 1
+        del self._granted[lease]
         self.checksum = (self.checksum - _digest(lease, ttl_ms)) & _MASK
         return sorted(self._keys.pop(lease))
 

@@ -69,16 +69,18 @@ class _Term:
         return replica.is_leader and replica.term == self.term and replica.machine is self.space
 
     def follow(self, now_ms: int) -> None:
-        """Give their time to leases that are new here, and forget those that are gone."""
-        if self._changes == self.space.leases.changes:
+        """Give their time to leases that are new here, or granted again, and forget those that are gone."""
+        leases, ends_ms = self.space.leases, self.ends_ms
+        known = self._changes
+        if known == leases.changes:
             return
-        self._changes, self.look_ms = self.space.leases.changes, 0
-        ttl_ms, ends_ms = self.space.leases.ttl_ms, self.ends_ms
-        for lease, ttl in ttl_ms.items():
-            if lease not in ends_ms:
-                ends_ms[lease] = now_ms + ttl
-        if len(ends_ms) > len(ttl_ms):
-            for lease in [lease for lease in ends_ms if lease not in ttl_ms]:
+        self._changes, self.look_ms = leases.changes, 0
+        for lease in reversed(leases.granted):
+            if leases.granted[lease] <= known:
+                break  # so are all before it
+            ends_ms[lease] = now_ms + leases.ttl_ms[lease]
+        if len(ends_ms) > len(leases):
+            for lease in [lease for lease in ends_ms if lease not in leases]:
                 del ends_ms[lease]
 
     def over(self, now_ms: int) -> list[int]:
