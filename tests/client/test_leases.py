@@ -12,7 +12,7 @@ import pytest
 
 from stele.client import AsyncClient
 from stele.client.admin import cluster_view
-from stele.model.errors import Retryable, SteleError
+from stele.model.errors import Rejected, Retryable, SteleError
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import tserver_pb2
 from tests.client.commands import runner
@@ -118,6 +118,11 @@ async def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert f"{lease}  30" in (await run("kv", "leases", "s"))[1]
             assert (await run("kv", "lease-revoke", "s", lease))[0] == 0
             assert await space.list() == []
+            for call in (space.keep_lease, space.revoke_lease):
+                with pytest.raises(Rejected, match=r"expected a number; int\(id, 16\) of an id that"):
+                    await call(lease)  # type: ignore[arg-type]
+            code, out, _ = await run("table", "describe", "s")
+            assert code == 0 and "keyspace" in out and "row" not in out
             code, _, err = await run("kv", "lease-keep", "s", lease)
             assert code == 1 and "LEASE_LOST" in err
             code, _, err = await run("kv", "put", "s", "a", "1", "--lease", "no")

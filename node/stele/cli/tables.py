@@ -119,7 +119,8 @@ def describe(name: str, masters: str, as_json: bool) -> None:
                 say(f"range of {', '.join(names)}: {', '.join(map(_shown_range, ranges))}")
             else:
                 say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
-    say(_shown_size(size))
+    if info.schema is not None:  # the keys of a key space are not counted
+        say(_shown_size(size))
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
     counts = health.replicas_of(info.table_id)
     if not counts.done:

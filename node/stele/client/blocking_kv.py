@@ -172,7 +172,7 @@ class KeySpace:
             >>> lease.lost()
             True
         """
-        return self._client.run(self._keyspace.revoke_lease(lease if isinstance(lease, int) else lease.id))
+        return self._client.run(self._keyspace.revoke_lease(lease.id if isinstance(lease, Lease) else lease))
 
     def leases(self) -> tuple[KeyLease, ...]:
         """All leases, with their keys (linearizable). Raises what `replace` raises.

@@ -233,6 +233,8 @@ class AsyncKeySpace:
         self._ensure_version("a lease")
         if isinstance(lease, AsyncLease):
             return lease.id
+        if isinstance(lease, str):
+            raise arguments.refusal("lease", lease, "a number; int(id, 16) of an id that `stele kv` prints")
         return arguments.whole_number(lease, "lease", least=1, most=LEASE_MAX)
 
     async def elect(self, name: str, candidate: str, *, lease: AsyncLease | int | None = None) -> str:
