@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from stele.client import AsyncClient
 from stele.client.admin import cluster_view
-from stele.model.errors import Rejected, Retryable, SteleError
+from stele.model.errors import Code, Rejected, Retryable, SteleError
 from stele.rpc.convert import id_from_pb
 from stele.rpc.proto import tserver_pb2
 from tests.client.commands import runner
@@ -156,3 +158,41 @@ async def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     await asyncio.sleep(0.05)
     finally:
         await cluster.close()
+
+
+async def test_a_holder_whose_machine_slept_knows_that_its_lease_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock of its machine stood still meanwhile, and that of the leader went on."""
+    cluster = LocalCluster(tmp_path)
+    try:
+        await cluster.start()
+        async with cluster.client() as client:
+            space = await client.create_keyspace("s")
+            holder = await space.lease(3.0)
+            assert holder.alive
+            slept_s = 30.0
+            monkeypatch.setattr(
+                "stele.client.lease.now_s", lambda: time.clock_gettime(time.CLOCK_BOOTTIME) + slept_s
+            )
+            assert not holder.alive and holder.left_s == 0
+            with pytest.raises(Rejected) as refused:
+                await holder.keep()
+            assert refused.value.code is Code.LEASE_LOST
+            async with asyncio.timeout(WAIT_S):
+                assert await holder.lost()
+    finally:
+        await cluster.close()
+
+
+def test_a_holder_counts_the_sleep_of_its_machine() -> None:
+    """A process whose clocks are those of a machine that has slept for an hour."""
+    asleep = ["unshare", "--user", "--map-root-user", "--time", "--boottime", "3600", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*asleep, "true"], capture_output=True).returncode:
+        pytest.skip("needs time namespaces (unshare)")
+    script = "import time; from stele.client.lease import now_s; print(now_s() - time.monotonic())"
+    here = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    told = subprocess.run(
+        [*asleep, sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert float(told) == pytest.approx(here + 3600, abs=60)

@@ -4,6 +4,9 @@ The lease is kept alive in the background. The holder counts its time from when 
 the lease lost a tenth of its time early. The leader counts from when it confirmed that sign, which is later. So the holder
 knows that the lease is lost before its keys are gone, whatever happens in between.
 
+All time is of `now_s`, which counts the sleep of the machine. A virtual machine that stands still may not count it: see
+docs/keyspaces.md.
+
 Invariant: a lease that was called lost is never called alive again.
 """
 
@@ -25,6 +28,15 @@ _KEPT = 0.9
 _SIGNS = 3
 """A sign is sent this often in a lease's time."""
 _PAUSE_S = 0.05
+_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def now_s() -> float:
+    """The time by which a holder counts. It goes on while the machine sleeps, as that of the leader does meanwhile.
+
+    Where the platform has no such clock, it is the monotonic one.
+    """
+    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class AsyncLease:
         self._tablet = tablet
         self._timeout_s = timeout_s
         self._cluster_id = cluster_id
-        self._until = 0.0  # alive until then, by the monotonic clock; 0: not granted yet
+        self._until = 0.0  # alive until then, by `now_s`; 0: not granted yet
         self._lost = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -85,7 +97,7 @@ class AsyncLease:
             ...     lease.alive
             True
         """
-        return not self._lost.is_set() and time.monotonic() < self._until
+        return not self._lost.is_set() and now_s() < self._until
 
     @property
     def left_s(self) -> float:
@@ -96,12 +108,12 @@ class AsyncLease:
             ...     0 < lease.left_s <= 9
             True
         """
-        return max(0.0, self._until - time.monotonic()) if self.alive else 0.0
+        return max(0.0, self._until - now_s()) if self.alive else 0.0
 
     async def grant(self) -> None:
         """Have it granted, and keep it alive from now on. Called by `AsyncKeySpace.lease`."""
         self._tablet.ensure_open()
-        sent = time.monotonic()
+        sent = now_s()
         request = tserver_pb2.KvRequest(
             op=tserver_pb2.KV_LEASE_GRANT, lease=self.id, ttl_ms=round(self.ttl_s * 1000)
         )
@@ -126,7 +138,7 @@ class AsyncLease:
         await self._sign(self._timeout_s)
 
     async def _sign(self, timeout_s: float) -> None:
-        sent = time.monotonic()
+        sent = now_s()
         request = tserver_pb2.KvRequest(op=tserver_pb2.KV_LEASE_KEEP, lease=self.id)
         try:
             answer = await self._tablet.kv(request, timeout_s=timeout_s)
@@ -134,7 +146,7 @@ class AsyncLease:
             if exc.code is Code.LEASE_LOST:
                 self._end()
             raise
-        if self._until and time.monotonic() >= self._until:
+        if self._until and now_s() >= self._until:
             self._end()
         if self._lost.is_set():
             raise Rejected(
@@ -149,8 +161,8 @@ class AsyncLease:
         pause_s = self.ttl_s / _SIGNS
         try:
             while not self._lost.is_set():
-                await asyncio.sleep(min(pause_s, max(0.0, self._until - time.monotonic())))
-                left_s = self._until - time.monotonic()
+                await asyncio.sleep(min(pause_s, max(0.0, self._until - now_s())))
+                left_s = self._until - now_s()
                 if left_s <= 0:
                     return
                 try:
