@@ -13,6 +13,7 @@ from stele.client import AsyncClient, AsyncKeySpace
 from stele.consensus.replica import Replica
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.kvop import KEY_BYTES_MAX, grant, revoke
+from stele.rpc.proto import tserver_pb2 as pb
 from stele.tablet.leases import LEASE_KEYS_MAX
 from stele.tserver.leases import _Term
 from stele.tserver.node import Node
@@ -261,3 +262,19 @@ async def test_a_lease_that_was_granted_again_has_its_whole_time(
     again.do(revoke(7), grant(9, 1_000))
     term.follow(10_000)
     assert term.ends_ms == {9: 11_000}, "one ended, and one began"
+
+
+async def test_many_leases_and_keys_are_told_in_parts(cluster: LocalCluster, space: AsyncKeySpace) -> None:
+    held = await held_by(space, 3, 600)
+    ids = sorted(held)
+    node, replica = leader(cluster)
+    first = await node.leases.answer(replica, pb.KvRequest(op=pb.KV_LEASES))
+    assert [each.lease for each in first.leases] == ids[:1] and first.more
+    last = await node.leases.answer(replica, pb.KvRequest(op=pb.KV_LEASES, after_lease=ids[1]))
+    assert [each.lease for each in last.leases] == ids[2:] and not last.more
+    one = await node.leases.answer(replica, pb.KvRequest(op=pb.KV_LEASES, lease=ids[1]))
+    assert [(each.lease, set(each.keys)) for each in one.leases] == [(ids[1], held[ids[1]])]
+    assert not one.more
+    told = await space.leases()
+    assert [(each.id, set(each.keys)) for each in told] == [(lease, held[lease]) for lease in ids]
+    assert all(0 < each.left_s <= each.ttl_s == 3_600.0 for each in told)

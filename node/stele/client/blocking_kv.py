@@ -175,7 +175,8 @@ class KeySpace:
         return self._client.run(self._keyspace.revoke_lease(lease.id if isinstance(lease, Lease) else lease))
 
     def leases(self) -> tuple[KeyLease, ...]:
-        """All leases, with their keys (linearizable). Raises what `replace` raises.
+        """All leases, with their keys, in order of their ids. Many are read in parts, each as it is at that moment. Raises what
+        `replace` raises.
 
         Example:
             >>> with space.lease(10) as lease:

@@ -218,13 +218,20 @@ class AsyncKeySpace:
         return (await self._ask(tserver_pb2.KV_LEASE_REVOKE, b"", b"", lease)).revision
 
     async def leases(self) -> tuple[KeyLease, ...]:
-        """All leases, with their keys (linearizable)."""
+        """All leases, with their keys, in order of their ids. Many are read in parts, each as it is at that moment."""
         self._ensure_version("a lease")
-        answer = await self._ask(tserver_pb2.KV_LEASES, b"")
-        return tuple(
-            KeyLease(each.lease, each.ttl_ms / 1000, each.left_ms / 1000, tuple(each.keys))
-            for each in answer.leases
-        )
+        found = list[KeyLease]()
+        while True:
+            request = tserver_pb2.KvRequest(
+                op=tserver_pb2.KV_LEASES, after_lease=found[-1].id if found else 0
+            )
+            answer = await self._send(request, ())
+            found += (
+                KeyLease(each.lease, each.ttl_ms / 1000, each.left_ms / 1000, tuple(each.keys))
+                for each in answer.leases
+            )
+            if not answer.more:
+                return tuple(found)
 
     def _lease_id(self, lease: AsyncLease | int | None) -> int:
         """The id of a lease; 0 for none."""

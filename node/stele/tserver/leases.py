@@ -43,6 +43,8 @@ _SEARCH_S = 1.0
 ENDED_AT_ONCE = 200
 """The most leases and keys that one entry ends, except that one lease ends at once, whatever it has. Each key takes a replica
 some 30 µs, and nothing else goes on meanwhile."""
+TOLD_AT_ONCE = 1_000
+"""The most leases and keys of an answer, except that one lease is told at once, whatever it has."""
 
 
 class _Term:
@@ -130,25 +132,34 @@ class LeaseKeeper:
     # --- for clients
 
     async def answer(self, replica: Replica, request: pb.KvRequest) -> pb.KvResponse:
-        """Confirm a sign of a lease's holder, or tell the leases. Raises what `keep` and `left_ms` raise."""
+        """Confirm a sign of a lease's holder, or tell the leases. Raises what `keep` raises."""
         if request.op == pb.KV_LEASE_KEEP:
             ttl_ms = await self.keep(replica, request.lease, request.deadline_ms)
             return pb.KvResponse(leases=[pb.KvLeasePB(lease=request.lease, ttl_ms=ttl_ms, left_ms=ttl_ms)])
-        left_ms = await self.left_ms(replica, request.deadline_ms)
-        space = key_space_of(replica)
-        return pb.KvResponse(
-            revision=space.revision,
-            leases=[
-                pb.KvLeasePB(
-                    lease=lease,
-                    ttl_ms=space.leases.ttl_ms[lease],
-                    left_ms=left,
-                    keys=sorted(space.leases.keys_of(lease)),
-                )
-                for lease, left in sorted(left_ms.items())
-                if request.lease in (0, lease)
-            ],
-        )
+        await replica.reads.linearizable_read(request.deadline_ms)
+        replica.check_leader()
+        return self._told(self._term_of(replica, key_space_of(replica)), request)
+
+    def _told(self, term: _Term, request: pb.KvRequest) -> pb.KvResponse:
+        """One lease, or the next of all: for how many ms each lives at least, and its keys."""
+        leases, now_ms = term.space.leases, self._host.now_ms()
+        if request.lease:
+            asked = [request.lease] if request.lease in leases else []
+        else:
+            asked = sorted(lease for lease in leases.ttl_ms if lease > request.after_lease)
+        answer, size = pb.KvResponse(revision=term.space.revision), 0
+        for lease in asked:
+            size += 1 + len(leases.keys_of(lease))
+            if answer.leases and size > TOLD_AT_ONCE:
+                answer.more = True
+                break
+            answer.leases.add(
+                lease=lease,
+                ttl_ms=leases.ttl_ms[lease],
+                left_ms=0 if lease in term.ending else max(0, term.ends_ms[lease] - now_ms),
+                keys=sorted(leases.keys_of(lease)),
+            )
+        return answer
 
     def granted(self, replica: Replica) -> None:
         """A lease was granted in a key space that is led here."""
@@ -173,17 +184,6 @@ class LeaseKeeper:
             raise Retryable(f"lease {lease:016x} is about to end; ask again", code=Code.NOT_READY)
         term.ends_ms[lease] = self._host.now_ms() + ttl_ms
         return ttl_ms
-
-    async def left_ms(self, replica: Replica, deadline_ms: int) -> dict[int, int]:
-        """For each lease of a key space, how many ms it lives at least. Raises what `Reads.linearizable_read` raises."""
-        await replica.reads.linearizable_read(deadline_ms)
-        replica.check_leader()
-        space, now_ms = key_space_of(replica), self._host.now_ms()
-        term = self._term_of(replica, space)
-        return {
-            lease: 0 if lease in term.ending else max(0, term.ends_ms[lease] - now_ms)
-            for lease in space.leases.ttl_ms
-        }
 
     def _term_of(self, replica: Replica, space: KeySpace) -> _Term:
         key = replica.superblock.key

@@ -39,7 +39,7 @@ class _KvOpPBEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvOpPB.ValueTy
     KV_LEASE_KEEP: _KvOpPB.ValueType  # 9
     """LEASE_LOST if it is gone"""
     KV_LEASES: _KvOpPB.ValueType  # 10
-    """one, or all"""
+    """one, or all in parts"""
 
 class KvOpPB(_KvOpPB, metaclass=_KvOpPBEnumTypeWrapper): ...
 
@@ -56,7 +56,7 @@ KV_LEASE_REVOKE: KvOpPB.ValueType  # 8
 KV_LEASE_KEEP: KvOpPB.ValueType  # 9
 """LEASE_LOST if it is gone"""
 KV_LEASES: KvOpPB.ValueType  # 10
-"""one, or all"""
+"""one, or all in parts"""
 Global___KvOpPB: _TypeAlias = KvOpPB  # noqa: Y015
 
 class _HoldActionPB:
@@ -457,6 +457,7 @@ class KvRequest(_message.Message):
     OPERATIONS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    AFTER_LEASE_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     op: Global___KvOpPB.ValueType
     key: _builtins.bytes
@@ -474,6 +475,8 @@ class KvRequest(_message.Message):
     """what is set is attached to it; which lease is meant; KV_LEASES: 0 is all"""
     ttl_ms: _builtins.int
     """KV_LEASE_GRANT"""
+    after_lease: _builtins.int
+    """KV_LEASES: only those above it"""
     def __init__(
         self,
         *,
@@ -490,10 +493,11 @@ class KvRequest(_message.Message):
         operations: _builtins.bytes = ...,
         lease: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
+        after_lease: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lease", b"lease", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_lease", b"after_lease", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lease", b"lease", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -566,22 +570,28 @@ class KvResponse(_message.Message):
     PAIRS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """of the key space as read, or of this write; 0: not known"""
+    more: _builtins.bool
+    """there are more leases above the last one"""
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPairPB]: ...
     @_builtins.property
-    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLeasePB]: ...
+    def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvLeasePB]:
+        """ascending"""
+
     def __init__(
         self,
         *,
         pairs: _abc.Iterable[Global___KvPairPB] | None = ...,
         revision: _builtins.int = ...,
         leases: _abc.Iterable[Global___KvLeasePB] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "more", b"more", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
