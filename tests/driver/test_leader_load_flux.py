@@ -13,7 +13,7 @@ import pytest
 
 from stele.driver.known import Known
 from stele.driver.leader_balance import Group, shares
-from stele.driver.leader_trials import CALM_MS, LeaderMemory
+from stele.driver.leader_trials import CALM_COUNTS_MS, CALM_MAX_MS, CALM_MS, LeaderMemory
 from stele.driver.planner import plan
 from stele.driver.steps import MoveLeader
 from stele.driver.trials import Trials
@@ -228,3 +228,31 @@ def test_drivers_that_follow_each_other_move_nothing_back() -> None:
     found.run(10 * MINUTE, another)
     twice = {tablet for tablet, n in Counter(tablet for tablet, *_ in found.moves).items() if n > 1}
     assert found.moves and not twice, found.moves
+
+
+@pytest.mark.parametrize("seed", (0, 2))
+def test_a_leader_that_moves_again_and_again_stays_longer_each_time(
+    seed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loads go up and down without end, by a third and more."""
+    found = world(seed, 3, 6)
+    usual = {t: found.rng.choice((500, 1_000, 2_000)) for t in found.cluster.tablets}
+
+    def change(second: int) -> None:
+        if second % 60 == 0:
+            found.rates.update({t: rate * max(0.1, found.rng.gauss(1, 0.3)) for t, rate in usual.items()})
+
+    moved = found.run(60 * MINUTE, change)
+    again = 0
+    for tablet in usual:
+        calm_ms, before_ms = 0, -CALM_COUNTS_MS
+        for when_ms in (when_ms for moves, *_, when_ms in found.moves if moves == tablet):
+            assert when_ms >= before_ms + calm_ms
+            if calm_ms and when_ms < before_ms + calm_ms + CALM_COUNTS_MS:
+                calm_ms, again = min(2 * calm_ms, CALM_MAX_MS), again + 1
+            else:
+                calm_ms = CALM_MS
+            before_ms = when_ms
+    with capsys.disabled():
+        print(f"\nseed {seed}: {moved} moves in an hour, {again} of a leader that had moved lately")
+    assert again

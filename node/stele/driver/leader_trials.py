@@ -36,8 +36,11 @@ LOADS_EVERY_MS = 10_000
 """How often a driver looks whether leaders should move for their load."""
 LOADS_REST_MS = 30_000
 """How long none moves for its load after a driver began, or has moved a leader. Loads are told again meanwhile."""
-CALM_MS = 120_000
-"""How long a leader that moved does not move again for its load. Loads go up and down."""
+CALM_MS, CALM_MAX_MS = 120_000, 600_000
+"""How long a leader that moved does not move again for its load. Loads go up and down. Each further time it is twice as long, up to
+the second."""
+CALM_COUNTS_MS = 600_000
+"""How long after a leader's calm its next move counts as a further time."""
 _MINUTE_MS = 60_000
 _WAITS_MS = {
     Code.UNSAFE_CHANGE: GONE_MS,
@@ -98,8 +101,8 @@ class LeaderMemory:
         self._ordered_ms: deque[int] = deque()
         self._rests_until_ms: int | None = None
         self._loads_from_ms: int | None = None
-        self._calm: dict[str, int] = {}
-        """Until when a leader is calm, by tablet."""
+        self._calm: dict[str, tuple[int, int]] = {}
+        """How long a leader is calm after its last move, and until when, by tablet. Forgotten once that counts no more."""
 
     def begins(self, now_ms: int) -> None:
         """The driver has taken the claim."""
@@ -131,7 +134,9 @@ class LeaderMemory:
                 self._fell(tablet_id, move.target, now_ms)
         self._refused = {key: until for key, until in self._refused.items() if now_ms < until}
         self._fell_back = {key: fell for key, fell in self._fell_back.items() if now_ms < fell[1]}
-        self._calm = {tablet_id: until for tablet_id, until in self._calm.items() if now_ms < until}
+        self._calm = {
+            tablet_id: calm for tablet_id, calm in self._calm.items() if now_ms < calm[1] + CALM_COUNTS_MS
+        }
         loads = self._loads_from_ms is None or now_ms >= self._loads_from_ms
         if loads:
             self._loads_from_ms = now_ms + LOADS_EVERY_MS
@@ -143,7 +148,7 @@ class LeaderMemory:
             frozenset(self._refused),
             0 if self.rests(now_ms) else max(0, per_minute - len(self._ordered_ms)),
             loads,
-            frozenset(self._calm),
+            frozenset(tablet_id for tablet_id, (_, until_ms) in self._calm.items() if now_ms < until_ms),
         )
 
     def _fell(self, tablet_id: str, target: str, now_ms: int) -> None:
@@ -154,6 +159,13 @@ class LeaderMemory:
         self._refused[key] = now_ms + wait_ms
         self._fell_back[key] = times + 1, now_ms + 2 * wait_ms + _MINUTE_MS
 
+    def _calms(self, tablet_id: str, now_ms: int) -> None:
+        """A leader was moved. It stays for longer than after its move before, if that was not long ago."""
+        calm_ms, until_ms = self._calm.get(tablet_id, (0, 0))
+        again = calm_ms and now_ms < until_ms + CALM_COUNTS_MS
+        calm_ms = min(2 * calm_ms, CALM_MAX_MS) if again else CALM_MS
+        self._calm[tablet_id] = calm_ms, now_ms + calm_ms
+
     def note(self, step: Step, error: SteleError | None, now_ms: int) -> None:
         """Record how a step ended. Moves that failed count for the minute too, as writes may have waited."""
         if not isinstance(step, MoveLeader) or step.removes:
@@ -161,7 +173,7 @@ class LeaderMemory:
         self._ordered_ms.append(now_ms)
         if error is None:
             self._moved[step.tablet_id] = _Moved(step.target_node, now_ms)
-            self._calm[step.tablet_id] = now_ms + CALM_MS
+            self._calms(step.tablet_id, now_ms)
             self._loads_from_ms = now_ms + LOADS_REST_MS
         else:
             wait_ms = _WAITS_MS.get(error.code, REFUSED_MS)
