@@ -99,12 +99,13 @@ def prepare_interpreter() -> None:
     by now.
 
     All threads wait for a collection. That of a young generation takes a ms, that of the view of ten thousand tablets
-    fifty. So young ones come often, and whole ones very seldom: hardly anything that lasts is in a cycle.
+    fifty. So young ones come often, every other one with both young generations, and whole ones very seldom. Hardly
+    anything that lasts is in a cycle.
     """
     sys.setswitchinterval(0.001)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(700, 3, 100_000)
+    gc.set_threshold(400, 0, 100_000)
 
 
 async def _introduce(kube: Kube, options: Options) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -321,7 +322,7 @@ async def test_a_node_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
                 "t", NUMBERS, PartitionSchema((HashPartition((0,), 8, 0),), None)
             )
             await table.write_arrow(pa.table({"id": np.arange(40_000)}))
-            loop, stopping = asyncio.get_running_loop(), list[object]()
+            loop, stopping = asyncio.get_running_loop(), list[Future[None]]()
 
             def stop(name: str) -> None:
                 if not stopping:
@@ -331,6 +332,7 @@ async def test_a_node_that_is_stopped_in_the_middle(tmp_path: Path) -> None:
                 client, tmp_path / "b", "t", on_progress=lambda now: stop("node-1") if now.rows else None
             )
             assert stopping and made.rows == 40_000
+            await asyncio.wrap_future(stopping[0])
             await cluster.launch("node-1")
             stopping.clear()
             await backup.restore_async(

@@ -171,6 +171,8 @@ class StandIn:
         if not await asyncio.to_thread(_is_work, view, policy, self._executor.known):
             await self._executor.release()
             return _LOOK_S
+        if self._silence_left_s() is not None:
+            return 0.0  # meanwhile a driver was heard, or the policy came to forbid it
         if not self._drives:
             self._drives = True
             metrics.master_drives.set(1)
