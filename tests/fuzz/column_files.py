@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from stele.model.keys import encode_keys
-from stele.model.schema import Schema
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import MAGIC, PART, PLAIN, TAIL, sums_inside
 from stele.tablet.colwriter import Format, write_column_file
@@ -22,22 +21,9 @@ from stele.tablet.encoding import encode, message
 from stele.tablet.files import FILES
 from stele.tablet.sorted_runs import Run
 from tests.fuzz.hunt import Parser
+from tests.fuzz.texts import SCHEMA
 
 NAME = "rows-00000001"
-SCHEMA = Schema.make(
-    [
-        ("id", "int64"),
-        ("name", "string", True),
-        ("price", "decimal(12,2)", True),
-        ("at", "timestamp", True),
-        ("blob", "binary", True),
-        ("ok", "bool", True),
-        ("day", "date", True),
-        ("x", "double", True),
-        ("tiny", "int8", True),
-    ],
-    ["id"],
-)
 
 
 def table() -> list[Parser]:

@@ -126,9 +126,9 @@ class Feed:
 
     def forget_ended(self) -> None:
         """Drop the watches whose streams have ended."""
-        for sink in [sink for sink in self._of_sink if sink.ended]:
-            for place in [place for place in self._watches if place[0] is sink]:
-                self.remove(place)
+        ended = {sink for sink in self._of_sink if sink.ended}
+        for place in [place for place in self._watches if place[0] in ended] if ended else ():
+            self.remove(place)
 
     def check_reaches(self, revision: int) -> None:
         """Refuse a watch from a revision that is not kept any more, or is not there yet.
