@@ -522,4 +522,4 @@ def heartbeats(view: ClusterView) -> ClusterView:
 
 def test_a_pass_over_a_cluster_at_rest_hardly_grows_with_the_tablets() -> None:
     few, many = cost_of_a_pass(60, heartbeats), cost_of_a_pass(240, heartbeats)
-    assert many - few < 180 * 20  # each tablet is compared with the one before
+    assert many - few < 180 * 1

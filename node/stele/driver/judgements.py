@@ -80,9 +80,9 @@ class Judgements:
 
         The caller takes all of them.
         """
-        self._view = view
+        last, self._view = self._view, view
         moved = self._renew_nodes(view)
-        due = self._renew_tablets(view)
+        due = self._renew_tablets(view, last)
         intents: dict[str, Intent] = {i.tablet_id: i for i in view.intents}
         for tablet_id in intents.keys() | self._intents.keys():
             now, before = intents.get(tablet_id), self._intents.get(tablet_id)
@@ -117,11 +117,11 @@ class Judgements:
         self._standings = standings
         return moved
 
-    def _renew_tablets(self, view: ClusterView) -> set[str]:
+    def _renew_tablets(self, view: ClusterView, last: ClusterView | None) -> set[str]:
         """The tablets whose view changed, or that are gone."""
         known = self._tablets
         due: set[str] = set()
-        for tablet in view.tablets:
+        for tablet in view.tablets_since(last):
             before = known.get(tablet.tablet_id)
             if before is tablet or before == tablet:
                 continue

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from stele.driver.view import ClusterView, Intent, NodeView, ReplicaView, TabletView
+from stele.driver.view import ClusterView, Intent, NodeView, ReplicaView, Tablets, TabletView
 from stele.driver.wire import claim_from_pb, holding_from_pb, intent_from_pb, node_from_pb, tablet_from_pb
 from stele.model.errors import Code, Retryable
 from stele.rpc.convert import id_from_pb
@@ -114,13 +114,13 @@ class ViewKeeper:
             _aged_from, _copied, intent_from_pb
         )
         self._ageing: set[str] = set()
-        self._tablets: list[TabletView] = []
+        self._tablets = Tablets(())
         """As they were given out last, by id."""
-        self._at: dict[str, int] = {}
-        """Where in `_tablets` each of them is."""
+        self._tables: tuple[master_pb2.TableInfoPB, ...] = ()
+        """Likewise."""
         self._renewed: set[str] = set()
         """Tablets that came in pages since `_tablets` was given out."""
-        self._members_changed = True
+        self._members_changed = self._tables_changed = True
         self._lock = asyncio.Lock()
 
     async def renew(self, pages: Pages) -> Kept:
@@ -144,10 +144,12 @@ class ViewKeeper:
     def _take(self, page: master_pb2.GetClusterViewResponse) -> set[str]:
         if page.anew or not page.HasField("upto"):
             self._ageing.clear()
-            self._members_changed = True
+            self._members_changed = self._tables_changed = True
         told_before = self._units.tablets.keys()
         if page.gone_tablets or any(id_from_pb(t.tablet_id) not in told_before for t in page.tablets):
             self._members_changed = True
+        if page.tables or page.gone_tables:
+            self._tables_changed = True
         touched = self._units.take(page)
         self._renewed |= touched
         for tablet_id in touched:
@@ -161,19 +163,21 @@ class ViewKeeper:
     def _kept(self, last: master_pb2.GetClusterViewResponse, anew: bool, touched: frozenset[str]) -> Kept:
         units = self._units
         if self._members_changed:
-            order = sorted(units.tablets)
-            self._tablets = [units.tablets[t][0] for t in order]
-            self._at = {tablet_id: place for place, tablet_id in enumerate(order)}
+            self._tablets = Tablets(tablet for tablet, _ in _sorted(units.tablets))
             self._members_changed = False
+        if self._tables_changed:
+            self._tables = _sorted(units.tables)
+            self._tables_changed = False
+        newer: dict[str, TabletView] = {}
         for tablet_id in self._renewed | self._ageing:
             tablet, told_ms = units.tablets.get(tablet_id, (None, 0))
             if tablet is not None:
                 by_ms = last.now_ms - told_ms if tablet_id in self._ageing else 0
-                self._tablets[self._at[tablet_id]] = older(tablet, by_ms)
+                newer[tablet_id] = older(tablet, by_ms)
         self._renewed.clear()
-        tablets = tuple(self._tablets)
-        view = view_of(last, map(node_from_pb, last.nodes), tablets, _sorted(units.intents))
-        return Kept(view, last, _sorted(units.tables), anew, touched)
+        self._tablets = self._tablets.with_newer(newer)
+        view = view_of(last, map(node_from_pb, last.nodes), self._tablets, _sorted(units.intents))
+        return Kept(view, last, self._tables, anew, touched)
 
 
 async def to_its_end(work: Callable[..., T], *args: Any) -> T:
@@ -192,7 +196,7 @@ async def to_its_end(work: Callable[..., T], *args: Any) -> T:
 def view_of(
     pb: master_pb2.GetClusterViewResponse,
     nodes: Iterable[NodeView],
-    tablets: tuple[TabletView, ...],
+    tablets: Tablets,
     intents: tuple[Intent, ...],
 ) -> ClusterView:
     """The view with these nodes, tablets and intents, and the rest from a message."""

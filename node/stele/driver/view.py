@@ -6,9 +6,11 @@ Invariant: a view is one moment as the leader master saw it, at most with newer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import chain
+from typing import overload
 
 from stele.model.by_hand import NOT_BY_HAND, ByHand
 from stele.model.config import Configuration, Peer
@@ -227,6 +229,78 @@ class TabletView:
         return self.config.peer_on(self.leader_node) if self.leader_node else None
 
 
+class Tablets(Sequence[TabletView]):
+    """The tablets of a view, in their order. Never changed.
+
+    They lie in parts. Of views that follow each other, most parts are the same objects. One tuple of all tablets in each
+    view would be visited again and again by the interpreter's collector: 2 to 7 ms for 10,000.
+    """
+
+    __slots__ = ("_at", "_parts")
+
+    PART = 128
+    """Tablets of a part."""
+
+    def __init__(self, tablets: Iterable[TabletView]) -> None:
+        every = tuple(tablets)
+        self._parts = tuple(every[start : start + self.PART] for start in range(0, len(every), self.PART))
+        self._at: Mapping[str, int] = {t.tablet_id: place for place, t in enumerate(every)}
+
+    def with_newer(self, newer: Mapping[str, TabletView]) -> Tablets:
+        """The same tablets, those in `newer` (by id) in the place of what was known of them. Others in it are ignored."""
+        changed: dict[int, list[TabletView]] = {}
+        for tablet_id, tablet in newer.items():
+            place = self._at.get(tablet_id)
+            if place is not None:
+                number, offset = divmod(place, self.PART)
+                changed.setdefault(number, list(self._parts[number]))[offset] = tablet
+        if not changed:
+            return self
+        made = Tablets.__new__(Tablets)
+        made._at = self._at
+        made._parts = tuple(tuple(changed.get(number, part)) for number, part in enumerate(self._parts))
+        return made
+
+    def since(self, before: Tablets | None) -> Iterator[TabletView]:
+        """As `ClusterView.tablets_since`."""
+        if before is None or self._at is not before._at:
+            return iter(self)
+        pairs = zip(self._parts, before._parts, strict=True)
+        return chain.from_iterable(now for now, then in pairs if now is not then)
+
+    def get(self, tablet_id: str) -> TabletView | None:
+        """The tablet with this id, or None."""
+        place = self._at.get(tablet_id)
+        return None if place is None else self._parts[place // self.PART][place % self.PART]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[TabletView]:
+        return chain.from_iterable(self._parts)
+
+    @overload
+    def __getitem__(self, place: int) -> TabletView: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[TabletView, ...]: ...
+
+    def __getitem__(self, place: int | slice) -> TabletView | tuple[TabletView, ...]:
+        if isinstance(place, slice):
+            return tuple(self)[place]
+        number = range(len(self))[place]
+        return self._parts[number // self.PART][number % self.PART]
+
+    def __eq__(self, other: object) -> bool:
+        return self._parts == other._parts if isinstance(other, Tablets) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 MOVE, MOVE_BY_HAND = "move", "move-by-hand"
 """Kinds of intents that replace a healthy replica: for balance, or because an administrator asked for it."""
 
@@ -287,10 +361,10 @@ class Holder:
 @dataclass(frozen=True, slots=True)
 class ClusterView:
     """The cluster at one moment. `settled`: the leader master has heard all nodes that it can expect to
-    hear."""
+    hear. `tablets`: kept as `Tablets`, whatever they were given as."""
 
     nodes: tuple[NodeView, ...]
-    tablets: tuple[TabletView, ...]
+    tablets: Sequence[TabletView]
     intents: tuple[Intent, ...] = ()
     claim: Claim | None = None
     settled: bool = True
@@ -301,13 +375,15 @@ class ClusterView:
     """Who holds the change budget, as the catalog has it."""
 
     _nodes: Mapping[str, NodeView] = field(init=False, repr=False, compare=False)
-    _tablets: Mapping[str, TabletView] = field(init=False, repr=False, compare=False)
+    _tablets: Tablets = field(init=False, repr=False, compare=False)
     _intents: Mapping[str, Intent] = field(init=False, repr=False, compare=False)
     """An index by tablet, because the planner looks up an intent for each tablet."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_nodes", {n.node_id: n for n in self.nodes})
-        object.__setattr__(self, "_tablets", {t.tablet_id: t for t in self.tablets})
+        tablets = self.tablets if isinstance(self.tablets, Tablets) else Tablets(self.tablets)
+        object.__setattr__(self, "tablets", tablets)
+        object.__setattr__(self, "_tablets", tablets)
         object.__setattr__(self, "_intents", {i.tablet_id: i for i in self.intents})
 
     def node(self, node_id: str) -> NodeView | None:
@@ -317,6 +393,17 @@ class ClusterView:
     def tablet(self, tablet_id: str) -> TabletView | None:
         """The tablet with this id, or None."""
         return self._tablets.get(tablet_id)
+
+    def tablets_since(self, before: ClusterView | None) -> Iterator[TabletView]:
+        """All tablets that may differ from those of an earlier view, and some that do not. It costs what changed.
+
+        None: all. So are they if there are others, or in another order; `before` may then have some that are gone.
+        """
+        return self._tablets.since(before._tablets if before is not None else None)
+
+    def with_newer(self, newer: Mapping[str, TabletView]) -> ClusterView:
+        """The view with newer reports of some tablets, by id. Tablets that it does not have are ignored."""
+        return replace(self, tablets=self._tablets.with_newer(newer))
 
     def intent(self, tablet_id: str) -> Intent | None:
         """The intent on this tablet, or None; the catalog allows one."""

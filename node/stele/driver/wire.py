@@ -247,8 +247,12 @@ def freshen(view: ClusterView, answers: dict[str, list[common_pb2.ReplicaStatusP
     for node_id, statuses in answers.items():
         for status in statuses:
             fresh.setdefault(id_from_pb(status.tablet_id), []).append((node_id, status))
-    tablets = tuple(_freshened(t, fresh[t.tablet_id]) if t.tablet_id in fresh else t for t in view.tablets)
-    return replace(view, tablets=tablets)
+    newer = {}
+    for tablet_id, news in fresh.items():
+        tablet = view.tablet(tablet_id)
+        if tablet is not None:
+            newer[tablet_id] = _freshened(tablet, news)
+    return view.with_newer(newer)
 
 
 def _freshened(tablet: TabletView, news: list[tuple[str, common_pb2.ReplicaStatusPB]]) -> TabletView:

@@ -69,7 +69,7 @@ class Steady:
             self._begin()
         self._half = True
         known = self._known
-        for tablet in view.tablets:
+        for tablet in view.tablets_since(self._view):
             before = known.get(tablet.tablet_id)
             if before is not tablet:
                 if before is not None:
