@@ -24,6 +24,7 @@ CURSOR_EXPIRES_S = 86_400
 OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
     "table": "the name of a table",
+    "columns": "for reads: the columns to read, separated by commas",
     "where": "for reads: comparisons joined by AND",
     "snapshot": "for reads: a hybrid time, or an ISO 8601 time",
     "op": f"for writes: {', '.join(WRITE_OPS)}",
@@ -41,7 +42,7 @@ _OF_SPARK = ("checkpointlocation",)
 """Options of Spark itself, which it passes on to the sink of a stream."""
 _NAMES = {name.lower(): name for name in OPTIONS}
 ONLY_OF = {
-    **dict.fromkeys(("where", "snapshot"), "read"),
+    **dict.fromkeys(("columns", "where", "snapshot"), "read"),
     **dict.fromkeys(("op", "op_column", "rejects", "job"), "write"),
     **{name: "stream" for name, what in OPTIONS.items() if what.startswith("for streams")},
 }
@@ -80,7 +81,8 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one read, stream or write, checked. `is_stream`: an option of streams is among them."""
+    """The options of one read, stream or write, checked. `is_stream`: an option of streams is among them. `columns`: none
+    for all of the table."""
 
     masters: tuple[str, ...]
     table: str
@@ -92,6 +94,7 @@ class Options:
     job: str = ""
     following: Following = Following()
     is_stream: bool = False
+    columns: tuple[str, ...] = ()
 
     @staticmethod
     def parse(raw: dict[str, str]) -> Options:
@@ -118,11 +121,19 @@ class Options:
         op_column = given.get("op_column", "")
         if op_column and "op" in given:
             faults.append('"op" and "op_column" are both given: give one of them')
+        columns = tuple(part.strip() for part in given.get("columns", "").split(","))
+        if "columns" in given and not all(columns):
+            faults.append(
+                f'"columns" is {given["columns"]!r}: expected names of columns, separated by commas'
+            )
         following = _following(given, faults)
         refuse(faults)
         table, where, rejects, job = (given.get(key, "") for key in ("table", "where", "rejects", "job"))
         is_stream = any(ONLY_OF.get(_NAMES[key]) == "stream" for key in given)
-        return Options(masters, table, snapshot, where, op, op_column, rejects, job, following, is_stream)
+        wanted = columns if "columns" in given else ()
+        return Options(
+            masters, table, snapshot, where, op, op_column, rejects, job, following, is_stream, wanted
+        )
 
     @staticmethod
     def not_of(use: str, raw: dict[str, str]) -> list[str]:

@@ -30,6 +30,7 @@ from stele.client.table import AsyncTable
 from stele.model.block import RowError, RowOp
 from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected
+from stele.model.nearest import in_any_case
 from stele.model.schema import Schema
 from stele_spark import types
 from stele_spark.options import Options, one_sentence
@@ -79,9 +80,12 @@ class Writer(ds.DataSourceArrowWriter):
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._plan = table.asynchronous.plan_write()
-        columns = _without_op(schema, options.op_column, table.schema)
-        types.projection(columns, table.schema)
-        none = pa.RecordBatch.from_pylist([], schema=pa.schema(types.arrow_types(columns).items()))
+        self._op_column = _op_column(schema, options.op_column, table.schema)
+        columns = StructType([field for field in schema if field.name != self._op_column])
+        names = dict(zip(columns.names, types.projection(columns, table.schema), strict=True))
+        self._names = [names.get(name, name) for name in schema.names]
+        arrow = zip(names.values(), types.arrow_types(columns).values(), strict=True)
+        none = pa.RecordBatch.from_pylist([], schema=pa.schema(arrow))
         # With an operation for each row: one that is updated needs the least columns.
         self._op = None if options.op_column else RowOp[options.op.upper()]
         fit(none, options.table, table.schema, self._op or RowOp.UPDATE)
@@ -139,8 +143,9 @@ class Writer(ds.DataSourceArrowWriter):
     def _feed(self, writes: _Writes, counts: _Counts, iterator: Iterator[pa.RecordBatch]) -> None:
         for batch in joined(iterator):
             ops = None
-            if self._options.op_column:
-                batch, ops = counts.split(batch, self._options.op_column)
+            batch = batch.rename_columns(self._names)
+            if self._op_column:
+                batch, ops = counts.split(batch, self._op_column)
             counts.take(batch.num_rows, ops)
             writes.feed(batch, ops)
             counts.settle()
@@ -318,20 +323,21 @@ def _unknown(op: str | None) -> str:
     return f"operation {op!r}: expected one of {', '.join(_OPS)}"
 
 
-def _without_op(schema: StructType, op_column: str, table: Schema) -> StructType:
-    """The frame's columns without that of the operations."""
-    if not op_column:
-        return schema
+def _op_column(schema: StructType, asked: str, table: Schema) -> str:
+    """The frame's name of the column of the operations; "" if there is none."""
+    if not asked:
+        return ""
     faults = []
-    if op_column not in schema.names:
-        faults.append(f"the frame has no column {op_column!r}; it has {', '.join(schema.names)}")
-    elif not isinstance(schema[op_column].dataType, StringType):
-        faults.append(f"column {op_column!r} is {schema[op_column].dataType.simpleString()}, not string")
-    if op_column in table.by_name:
-        faults.append(f"{op_column!r} is also a column of the table")
+    found = in_any_case(asked, schema.names)
+    if found is None:
+        faults.append(f"the frame has no column {asked!r}; it has {', '.join(schema.names)}")
+    elif not isinstance(schema[found].dataType, StringType):
+        faults.append(f"column {found!r} is {schema[found].dataType.simpleString()}, not string")
+    if in_any_case(asked, table.by_name):
+        faults.append(f"{asked!r} is also a column of the table")
     if faults:
         raise Rejected(f'data source stele: "op_column": {"; ".join(faults)}')
-    return StructType([each for each in schema if each.name != op_column])
+    return found or ""
 
 
 def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:

@@ -67,6 +67,8 @@ class SteleDataSource(ds.DataSource):
             if stream:
                 return types.stream_schema(table.schema)
             _check(_plan(table, self._parsed), self._parsed)
+            if self._parsed.columns:
+                return types.chosen(self._parsed.columns, table.schema)
             return types.spark_schema(table.schema)
 
     @one_sentence()
@@ -141,6 +143,14 @@ def _check(plan: ScanPlan, options: Options) -> None:
         pool.close()
 
 
+def _check_chosen(names: Sequence[str], of_schema: Sequence[str]) -> None:
+    if names != of_schema:
+        raise Rejected(
+            f'data source stele: "columns" names {", ".join(names)}, but .schema(...) names {", ".join(of_schema)}; give one '
+            "of them"
+        )
+
+
 class Reader(ds.DataSourceReader):
     """Plans in the driver, scans in the executors."""
 
@@ -149,6 +159,8 @@ class Reader(ds.DataSourceReader):
         with Client(options.masters) as client:
             table = client.open_table(options.table)
             self._columns = types.projection(schema, table.schema)
+            if options.columns:
+                _check_chosen(types.chosen(options.columns, table.schema).names, self._columns)
             types.check_nulls(schema, table.schema)
             _check(_plan(table, options, self._columns), options)
         arrow = types.arrow_types(schema)

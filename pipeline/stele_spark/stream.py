@@ -51,7 +51,9 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._inferred = inferred
         with Client(options.masters) as client:
-            self._names = types.stream_projection(schema, client.open_table(options.table).schema)
+            table = client.open_table(options.table).schema
+        self._columns = types.stream_projection(schema, table)
+        self._names = [name for name in self._columns if name in table.by_name]
         arrow = types.arrow_types(schema)
         self._arrow = pa.schema([pa.field(f.name, arrow[f.name], f.nullable) for f in schema])
         self._follower: Follower | None = None
@@ -125,14 +127,15 @@ class StreamReader(ds.DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _shown(self, batch: pa.RecordBatch, snapshot: int, version: int) -> pa.RecordBatch:
         """A batch of changes, or of rows of the table, in Spark's columns."""
 
-        def column(field: pa.Field) -> pa.Array:
-            there = batch.schema.get_field_index(field.name)
+        def column(name: str, wanted: pa.DataType) -> pa.Array:
+            there = batch.schema.get_field_index(name)
             if there >= 0:
-                return batch.column(there).cast(field.type)
-            value = {types.OP: UPSERT, types.TIME: snapshot, types.VERSION: version}[field.name]
-            return pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+                return batch.column(there).cast(wanted)
+            value = {types.OP: UPSERT, types.TIME: snapshot, types.VERSION: version}[name]
+            return pa.repeat(pa.scalar(value, wanted), batch.num_rows)
 
-        return pa.RecordBatch.from_arrays([column(field) for field in self._arrow], schema=self._arrow)
+        arrays = map(column, self._columns, self._arrow.types)
+        return pa.RecordBatch.from_arrays(list(arrays), schema=self._arrow)
 
 
 class _told:

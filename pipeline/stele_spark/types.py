@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from stele.model.errors import Code, Rejected
+from stele.model.nearest import in_any_case
 from stele.model.schema import Schema
 
 _FROM_ARROW: dict[pa.DataType, T.DataType] = {
@@ -73,23 +74,36 @@ def stream_schema(schema: Schema) -> T.StructType:
 
 
 def stream_projection(asked: T.StructType, table: Schema) -> list[str]:
-    """As `projection`, of a stream: the table's columns among those asked for.
+    """As `projection`, of a stream: names of the table's columns, and of what a change is.
 
     Raises:
         Rejected: SCHEMA_MISMATCH, also if `_op` is missing: a delete would look like a row.
     """
     have = stream_schema(table)
     columns = _projection(asked, have)
-    _refuse_nulls(asked, have)
+    _refuse_nulls(asked, columns, have)
     if OP not in columns:
         raise Rejected(
             f"schema: {OP} is missing; without it a delete looks like a row", code=Code.SCHEMA_MISMATCH
         )
-    return [name for name in columns if name in table.by_name]
+    return columns
+
+
+def chosen(names: Sequence[str], table: Schema) -> T.StructType:
+    """The Spark schema of these columns of a table, in this order.
+
+    Raises:
+        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks, and every repeated one.
+    """
+    have = {field.name: field for field in spark_schema(table)}
+    columns, faults = _found(names, have)
+    _refuse(faults, have, "columns")
+    return T.StructType([have[name] for name in columns])
 
 
 def projection(asked: T.StructType, table: Schema) -> list[str]:
-    """Names of the columns of a frame (read with the user's schema, or written), in its order.
+    """The table's names of the columns of a frame (read with the user's schema, or written), in its order. Spark takes names
+    in any case, and so do we.
 
     Raises:
         Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with another type, and every repeated one.
@@ -99,20 +113,28 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
 
 def _projection(asked: T.StructType, there: T.StructType) -> list[str]:
     have = {field.name: field.dataType for field in there}
-    faults = []
-    for name in dict.fromkeys(asked.names):
-        if asked.names.count(name) > 1:
-            faults.append(f"{name!r} is given twice")
-    for field in asked:
-        if field.name not in have:
-            faults.append(f"the table has no column {field.name!r}")
-        elif have[field.name] != field.dataType:
-            faults.append(
-                f"{field.name!r} is {have[field.name].simpleString()} in the table, "
-                f"not {field.dataType.simpleString()}"
-            )
+    names, faults = _found(asked.names, have)
+    faults += [
+        f"{field.name!r} is {have[name].simpleString()} in the table, not {field.dataType.simpleString()}"
+        for field, name in zip(asked, names, strict=True)
+        if name and have[name] != field.dataType
+    ]
     _refuse(faults, have)
-    return list(asked.names)
+    return names
+
+
+def _found(asked: Sequence[str], have: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The names of `have` that these say, "" for those that say none, and what is wrong."""
+    there, faults = list(have), []
+    names: list[str] = []
+    for name in asked:
+        found = in_any_case(name, there)
+        if found is None:
+            faults.append(f"the table has no column {name!r}")
+        elif found in names:
+            faults.append(f"{name!r} is given twice")
+        names.append(found or "")
+    return names, faults
 
 
 def check_nulls(asked: T.StructType, table: Schema) -> None:
@@ -122,25 +144,25 @@ def check_nulls(asked: T.StructType, table: Schema) -> None:
     Raises:
         Rejected: SCHEMA_MISMATCH. Names every column that may be null in the table but not in the schema.
     """
-    _refuse_nulls(asked, spark_schema(table))
+    _refuse_nulls(asked, projection(asked, table), spark_schema(table))
 
 
-def _refuse_nulls(asked: T.StructType, there: T.StructType) -> None:
+def _refuse_nulls(asked: T.StructType, names: Sequence[str], there: T.StructType) -> None:
     have = {field.name: field for field in there}
     _refuse(
         [
             f"{field.name!r} may be null in the table; remove NOT NULL"
-            for field in asked
-            if have[field.name].nullable and not field.nullable
+            for field, name in zip(asked, names, strict=True)
+            if have[name].nullable and not field.nullable
         ],
         have,
     )
 
 
-def _refuse(faults: Sequence[str], have: Iterable[str]) -> None:
+def _refuse(faults: Sequence[str], have: Iterable[str], what: str = "schema") -> None:
     if faults:
         raise Rejected(
-            f"schema: {'; '.join(faults)}; the table has {', '.join(have)}", code=Code.SCHEMA_MISMATCH
+            f"{what}: {'; '.join(faults)}; the table has {', '.join(have)}", code=Code.SCHEMA_MISMATCH
         )
 
 

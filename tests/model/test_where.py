@@ -52,6 +52,10 @@ def test_conditions() -> None:
     ]
 
 
+def test_names_of_columns_are_taken_in_any_case() -> None:
+    assert parse_where("ID = 1 AND Name = 'x'", SCHEMA) == [("id", "=", 1), ("name", "=", "x")]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

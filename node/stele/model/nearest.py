@@ -1,4 +1,4 @@
-"""Finds the known word nearest to an unknown one, for messages. Pure."""
+"""Finds the known word that somebody meant: in another case, or for messages the nearest one. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from collections.abc import Iterable
 _WORD_CHARS_MAX = 200
 """A bound on words, because difflib takes quadratic time."""
 _PREFIX_CHARS_MIN = 5
+
+
+def in_any_case(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` says: itself if it is known, else the only one that differs in case alone. None if there is none."""
+    there = list(known)
+    alike = [each for each in there if each.lower() == word.lower()]
+    return word if word in there else alike[0] if len(alike) == 1 else None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from stele.model import texts
 from stele.model.column import Column, shown
 from stele.model.errors import Rejected
+from stele.model.nearest import in_any_case
 from stele.model.schema import Schema
 
 _TOKEN = re.compile(
@@ -63,7 +64,7 @@ Token = tuple[str, str]
 
 
 def parse_where(text: str, schema: Schema) -> list[tuple[str, str, Any]]:
-    """(column, operator, value) of each comparison. A time without a zone is UTC.
+    """(column, operator, value) of each comparison. A time without a zone is UTC. Columns may be named in any case.
 
     Raises:
         Rejected: an unknown column, or a value that does not fit its column. Also anything but comparisons,
@@ -115,9 +116,9 @@ class _Reader:
 
     def _column(self) -> Column:
         kind, name = self._take()
-        column = self._schema.by_name.get(name)
-        if column is not None and kind == "word":
-            return column
+        found = in_any_case(name, self._schema.by_name) if kind == "word" else None
+        if found is not None:
+            return self._schema.by_name[found]
         if name.upper() in _FOR_COLUMN:
             raise self._fault(_FOR_COLUMN[name.upper()])
         if kind == "quoted":

@@ -6,6 +6,7 @@ import java.time.Instant;
 import java.time.LocalDate;
 import java.util.Arrays;
 import java.util.Base64;
+import java.util.Map;
 import java.util.Optional;
 import java.util.stream.Collectors;
 import org.apache.spark.sql.sources.And;
@@ -20,6 +21,7 @@ import org.apache.spark.sql.sources.IsNull;
 import org.apache.spark.sql.sources.LessThan;
 import org.apache.spark.sql.sources.LessThanOrEqual;
 import org.apache.spark.sql.sources.Not;
+import org.apache.spark.sql.types.StructField;
 
 /**
  * Spark's filters as conditions of `where`, which the nodes evaluate. Only those of which both say the same for every row:
@@ -30,10 +32,15 @@ final class Conditions {
   private static final LocalDate FIRST_DAY = LocalDate.of(1900, 1, 1); // before: calendars of Java and Spark differ
   private static final LocalDate LAST_DAY = LocalDate.of(9999, 12, 31);
 
-  private Conditions() {}
+  private final Map<String, StructField> columns;
+
+  /** `columns`: the table's, by the names that Spark knows them by. */
+  Conditions(Map<String, StructField> columns) {
+    this.columns = columns;
+  }
 
   /** The condition for a filter; empty if Spark must evaluate it. */
-  static Optional<String> of(Filter filter) {
+  Optional<String> of(Filter filter) {
     if (filter instanceof And both) {
       return of(both.left()).flatMap(left -> of(both.right()).map(right -> left + " AND " + right));
     }
@@ -67,7 +74,7 @@ final class Conditions {
     return filter instanceof In f ? in(f) : Optional.empty();
   }
 
-  private static Optional<String> in(In filter) {
+  private Optional<String> in(In filter) {
     var values = filter.values();
     if (values.length == 0 || values.length > VALUES_MAX) {
       return Optional.empty();
@@ -80,13 +87,13 @@ final class Conditions {
         .map(name -> name + " IN (" + texts.stream().collect(Collectors.joining(", ")) + ")");
   }
 
-  private static Optional<String> compared(String attribute, String operator, Object value) {
+  private Optional<String> compared(String attribute, String operator, Object value) {
     var text = text(value);
     return text == null ? Optional.empty() : column(attribute).map(name -> name + " " + operator + " " + text);
   }
 
-  private static Optional<String> column(String attribute) {
-    return attribute.matches("[A-Za-z_][A-Za-z0-9_]*") ? Optional.of(attribute) : Optional.empty();
+  private Optional<String> column(String attribute) {
+    return Optional.ofNullable(columns.get(attribute)).map(StructField::name);
   }
 
   private static boolean isFloating(Object value) {

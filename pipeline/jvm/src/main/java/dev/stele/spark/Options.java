@@ -14,17 +14,19 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
+import org.apache.spark.sql.types.StructType;
 
 /**
  * The options of one read, checked. They are those of the Python reader (stele_spark/options.py), with the same refusals.
- * `snapshot`: a hybrid time; 0: the moment of the first action.
+ * `snapshot`: a hybrid time; 0: the moment of the first action. `columns`: empty for all of them.
  */
-record Options(List<String> masters, String table, long snapshot, String where) implements Serializable {
+record Options(List<String> masters, String table, long snapshot, String where, List<String> columns) implements Serializable {
   private static final Map<String, String> KNOWN = new LinkedHashMap<>();
 
   static {
     KNOWN.put("masters", "host:port of the masters, separated by commas");
     KNOWN.put("table", "the name of a table");
+    KNOWN.put("columns", "for reads: the columns to read, separated by commas");
     KNOWN.put("where", "for reads: comparisons joined by AND");
     KNOWN.put("snapshot", "for reads: a hybrid time, or an ISO 8601 time");
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
@@ -39,7 +41,7 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     KNOWN.put("cursorMaxBytes", "for streams: how many bytes of old rows the hold may keep in each replica of a tablet");
   }
 
-  private static final List<String> OF_READS = List.of("masters", "table", "where", "snapshot");
+  private static final List<String> OF_READS = List.of("masters", "table", "columns", "where", "snapshot");
   private static final List<String> OF_STREAMS =
       List.of("startingSnapshot", "maxRowsPerTrigger", "versions", "cursor", "cursorExpiresInS", "cursorMaxBytes");
 
@@ -81,8 +83,15 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     } catch (DateTimeParseException | ArithmeticException | NumberFormatException e) {
       faults.add("\"snapshot\" is '" + text + "': expected a hybrid time or an ISO 8601 time");
     }
+    var columns = List.<String>of();
+    if (given.containsKey("columns")) {
+      columns = Arrays.stream(given.get("columns").split(",", -1)).map(String::trim).toList();
+      if (columns.contains("")) {
+        faults.add("\"columns\" is '" + given.get("columns") + "': expected names of columns, separated by commas");
+      }
+    }
     refuse(faults);
-    return new Options(masters, given.get("table"), snapshot, given.getOrDefault("where", ""));
+    return new Options(masters, given.get("table"), snapshot, given.getOrDefault("where", ""), columns);
   }
 
   /** Refuses options of a write or a stream where rows are read. */
@@ -123,6 +132,17 @@ record Options(List<String> masters, String table, long snapshot, String where) 
     }
     long micros = Math.addExact(Math.multiplyExact(moment.getEpochSecond(), 1_000_000L), moment.getNano() / 1_000);
     return Math.multiplyExact(micros, 1L << 12);
+  }
+
+  /** Refuses a read whose schema names other columns than the option `columns`. */
+  void ensureChosen(Collection<String> ofSchema, StructType table) {
+    var chosen = Types.names(Types.chosen(columns, table));
+    if (!columns.isEmpty() && !chosen.equals(List.copyOf(ofSchema))) {
+      refuse(
+          List.of(
+              "\"columns\" names " + String.join(", ", chosen) + ", but .schema(...) names "
+                  + String.join(", ", ofSchema) + "; give one of them"));
+    }
   }
 
   private static void refuse(List<String> faults) {

@@ -3,6 +3,7 @@ package dev.stele.spark;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.Serializable;
 import java.util.List;
+import java.util.Map;
 import java.util.OptionalLong;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
@@ -14,6 +15,7 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.Statistics;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.vectorized.ArrowColumnVector;
 import org.apache.spark.sql.vectorized.ColumnVector;
@@ -29,13 +31,17 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private final Cluster cluster;
   private final ObjectNode command;
   private final StructType schema;
+  private final Map<String, StructField> columns;
   private final boolean counted;
   private Cluster.Plan plan;
 
-  SteleScan(Cluster cluster, ObjectNode command, StructType schema, boolean counted) {
+  /** `columns`: the table's, by the names of `schema`. */
+  SteleScan(
+      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, boolean counted) {
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
+    this.columns = columns;
     this.counted = counted;
   }
 
@@ -59,7 +65,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     if (plan == null) {
       try {
         var names = command.putArray("columns");
-        (counted ? List.<String>of() : Types.names(schema)).forEach(names::add);
+        (counted ? List.<String>of() : Types.names(schema)).forEach(name -> names.add(columns.get(name).name()));
         if (names.isEmpty()) { // only the number of rows is asked for, so one column is enough: the first of the key
           var about = cluster.plan(Cluster.command(command.path("table").asText())).about();
           names.add(about.path("key").path(0).asText());

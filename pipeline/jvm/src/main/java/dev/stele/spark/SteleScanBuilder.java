@@ -3,6 +3,7 @@ package dev.stele.spark;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
 import org.apache.spark.sql.connector.expressions.aggregate.CountStar;
 import org.apache.spark.sql.connector.read.Scan;
@@ -12,6 +13,7 @@ import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
 import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 
 /** Takes what Spark pushes down: columns, filters that nodes understand, a limit, and `count(*)`. */
@@ -25,16 +27,19 @@ final class SteleScanBuilder
 
   private final Cluster cluster;
   private final ObjectNode command;
+  private final Map<String, StructField> columns;
   private final List<Filter> pushed = new ArrayList<>();
   private StructType schema;
   private String where;
   private boolean counted;
 
-  /** `where`: conditions of the user's, which the nodes check. */
-  SteleScanBuilder(Cluster cluster, ObjectNode command, StructType schema, String where) {
+  /** `columns`: the table's, by the names of `schema`. `where`: conditions of the user's, which the nodes check. */
+  SteleScanBuilder(
+      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, String where) {
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
+    this.columns = columns;
     this.where = where;
   }
 
@@ -46,8 +51,9 @@ final class SteleScanBuilder
   @Override
   public Filter[] pushFilters(Filter[] filters) {
     var left = new ArrayList<Filter>();
+    var conditions = new Conditions(columns);
     for (var filter : filters) {
-      var condition = Conditions.of(filter);
+      var condition = conditions.of(filter);
       if (condition.isEmpty() || where.length() + condition.get().length() > WHERE_CHARS_MAX) {
         left.add(filter);
       } else {
@@ -86,6 +92,6 @@ final class SteleScanBuilder
   @Override
   public Scan build() {
     command.put("where", where);
-    return new SteleScan(cluster, command, schema, counted);
+    return new SteleScan(cluster, command, schema, columns, counted);
   }
 }

@@ -19,6 +19,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
   private static final String READER = "spark.stele.reader";
   private static final int CHECK_PATIENCE_MS = 10_000;
 
+  private StructType ofTable;
   private StructType found;
   private PythonDataSourceV2 python;
 
@@ -35,7 +36,8 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     try {
       var options = Options.parse(given);
       Options.ensureForRead(given);
-      found = Types.spark(opened(options).schema());
+      ofTable = Types.spark(opened(options).schema());
+      found = Types.chosen(options.columns(), ofTable);
       return found;
     } catch (SteleException e) {
       throw SteleException.<RuntimeException>sneak(e.inDriver());
@@ -69,7 +71,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     if (isPython(properties)) {
       return python.getTable(schema, partitioning, properties);
     }
-    return new SteleTable(properties, schema, schema.equals(found) ? found : null, new Transform[0], Map.of());
+    return new SteleTable(properties, schema, schema.equals(found) ? ofTable : null, new Transform[0], Map.of());
   }
 
   private boolean isPython(Map<String, String> given) {

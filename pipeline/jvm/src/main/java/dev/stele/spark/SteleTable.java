@@ -15,6 +15,7 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
@@ -87,8 +88,9 @@ final class SteleTable implements SupportsRead, SupportsWrite {
       if (ofTable == null) {
         ofTable = Types.spark(cluster.plan(Cluster.command(options.table())).schema());
       }
-      Types.check(schema, ofTable);
-      return new SteleScanBuilder(cluster, command(options), schema, options.where());
+      var columns = Types.fitted(schema, ofTable);
+      options.ensureChosen(columns.values().stream().map(StructField::name).toList(), ofTable);
+      return new SteleScanBuilder(cluster, command(options), schema, columns, options.where());
     } catch (SteleException e) {
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     }

@@ -2,8 +2,10 @@ package dev.stele.spark;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Collection;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Collectors;
 import org.apache.arrow.vector.types.pojo.Schema;
 import org.apache.spark.sql.types.StructField;
@@ -19,33 +21,64 @@ final class Types {
     return ArrowUtils.fromArrowSchema(arrow);
   }
 
-  /** Refuses a schema with other columns or types than the table's, or with NOT NULL where the table has nulls. */
-  static void check(StructType asked, StructType table) {
-    var have = new LinkedHashMap<String, StructField>();
-    for (var field : table.fields()) {
-      have.put(field.name(), field);
-    }
+  /**
+   * The table's columns by the names of a schema that the user gave, which may be in any case. Refuses a schema with other
+   * columns or types than the table's, or with NOT NULL where the table has nulls.
+   */
+  static Map<String, StructField> fitted(StructType asked, StructType table) {
     var faults = new ArrayList<String>();
-    var names = Arrays.asList(asked.fieldNames());
-    names.stream()
-        .distinct()
-        .filter(name -> names.indexOf(name) != names.lastIndexOf(name))
-        .forEach(name -> faults.add("'" + name + "' is given twice"));
+    var found = new LinkedHashMap<String, StructField>();
     for (var field : asked.fields()) {
-      var there = have.get(field.name());
+      var there = named(field.name(), found.values(), table, faults);
       if (there == null) {
-        faults.add("the table has no column '" + field.name() + "'");
-      } else if (!there.dataType().equals(field.dataType())) {
+        continue;
+      }
+      found.put(field.name(), there);
+      if (!there.dataType().equals(field.dataType())) {
         var types = there.dataType().simpleString() + " in the table, not " + field.dataType().simpleString();
         faults.add("'" + field.name() + "' is " + types);
       } else if (there.nullable() && !field.nullable()) {
         faults.add("'" + field.name() + "' may be null in the table; remove NOT NULL");
       }
     }
+    refuse("schema", faults, table);
+    return found;
+  }
+
+  /** The columns that the option `columns` names, in its order; the table's, if it names none. */
+  static StructType chosen(List<String> columns, StructType table) {
+    if (columns.isEmpty()) {
+      return table;
+    }
+    var faults = new ArrayList<String>();
+    var found = new ArrayList<StructField>();
+    for (var name : columns) {
+      var there = named(name, found, table, faults);
+      if (there != null) {
+        found.add(there);
+      }
+    }
+    refuse("columns", faults, table);
+    return new StructType(found.toArray(StructField[]::new));
+  }
+
+  /** The column of this name, in any case; a table has one at most. Else null, and a fault. */
+  private static StructField named(
+      String name, Collection<StructField> before, StructType table, List<String> faults) {
+    var there = Arrays.stream(table.fields()).filter(f -> f.name().equalsIgnoreCase(name)).findFirst();
+    if (there.isEmpty()) {
+      faults.add("the table has no column '" + name + "'");
+    } else if (before.contains(there.get())) {
+      faults.add("'" + name + "' is given twice");
+    }
+    return there.orElse(null);
+  }
+
+  private static void refuse(String what, List<String> faults, StructType table) {
     if (!faults.isEmpty()) {
       throw new SteleException(
           SteleException.SCHEMA_MISMATCH,
-          "schema: " + String.join("; ", faults) + "; the table has " + String.join(", ", have.keySet()));
+          what + ": " + String.join("; ", faults) + "; the table has " + String.join(", ", names(table)));
     }
   }
 
