@@ -64,7 +64,14 @@ def test_a_wrong_value_names_its_flag(tmp_path: Path, flag: str, value: str, wor
 
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("memory_mib", "-5"), ("log_level", "loud"), ("http_port", "x"), ("wal_sync", "often")],
+    [
+        ("memory_mib", "-5"),
+        ("log_level", "loud"),
+        ("http_port", "x"),
+        ("wal_sync", "often"),
+        ("wal_segment_mib", "3"),
+        ("wal_spare_segments", "65"),
+    ],
 )
 def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path: Path, flag: str, value: str) -> None:
     code, lines = stele(*arguments("node", tmp_path, **{flag: value}))

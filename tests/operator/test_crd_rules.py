@@ -31,6 +31,9 @@ BAD: list[tuple[str, str, Any, str]] = [
     ("cluster", "spec.budget.bytesPerSecond", "16Ei", "and at most 1Ei"),
     ("cluster", "spec.nodes.storage.size", "100Mi", "storage.size must be at least 1Gi"),
     ("cluster", "spec.masters.storage.size", "1", "storage.size must be at least 1Gi"),
+    ("cluster", "spec.nodes.log", {"segmentSize": "3Mi"}, "log.segmentSize must be from 4Mi to 256Mi"),
+    ("cluster", "spec.masters.log", {"segmentSize": "1Gi"}, "log.segmentSize must be from 4Mi to 256Mi"),
+    ("cluster", "spec.masters.log", {"spareSegments": 65}, "spec.masters.log.spareSegments"),
     ("cluster", "spec.nodes.resources", {"requests": {"memry": "2Gi"}}, "may only name cpu, memory"),
     ("cluster", "spec.masters.resources", {"limits": {"cpus": 2}}, "may only name cpu, memory"),
     (

@@ -81,6 +81,16 @@ def test_each_field_is_in_the_pods_it_is_said_of() -> None:
     check(world)
 
 
+def test_the_log_is_as_the_cluster_says_and_pods_of_which_it_says_nothing_get_no_flag() -> None:
+    world = World({"nodes": {"replicas": 3, "log": {"segmentSize": "16Mi", "spareSegments": 1}}})
+    world.run()
+    for raw in pods(world, "node"):
+        arguments = " ".join(raw["spec"]["containers"][0]["args"])
+        assert "--wal-segment-mib 16 --wal-spare-segments 1" in arguments
+    for raw in pods(world, "master"):
+        assert "wal" not in " ".join(raw["spec"]["containers"][0]["args"])
+
+
 def test_what_an_affinity_says_holds_beside_the_operators_own_terms() -> None:
     """Terms for machines are said with "or": the zone, and who is to be left where it is, must be in each."""
     here = {"labelSelector": {"matchLabels": {"app": "web"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -175,6 +185,7 @@ CHANGES: list[tuple[str, Json, int]] = [
     ("topologySpreadConstraints", {"masters": {"topologySpreadConstraints": [EVEN]}}, 3),
     ("runtimeClassName", {"masters": {"runtimeClassName": "kata"}}, 3),
     ("schedulerName", {"nodes": {"replicas": 5, "schedulerName": "volcano"}}, 5),
+    ("log", {"masters": {"log": {"segmentSize": "16Mi"}}}, 3),
     ("podLabels", {"masters": {"podLabels": {"team": "data"}}}, 3),
     ("podAnnotations", {"nodes": {"replicas": 5, "podAnnotations": {"note": "x"}}}, 5),
 ]

@@ -86,6 +86,22 @@ def _process_options(port: int, masters_default: str = "") -> Callable[[F], F]:
             help="When the log is synced. Other values than always may lose acknowledged writes in a power loss.",
         ),
         _option(
+            "--wal-segment-mib",
+            type=click.IntRange(4, 1024),
+            default=64,
+            show_default=True,
+            help="Length of a segment of the log. The next one is written with zeros and synced before it is needed. "
+            "A change holds for new segments.",
+        ),
+        _option(
+            "--wal-spare-segments",
+            type=click.IntRange(0, 64),
+            default=4,
+            show_default=True,
+            help="How many segments are kept for reuse once nobody needs what they hold. They take at most a sixteenth "
+            "of the volume.",
+        ),
+        _option(
             "--memory-mib",
             type=click.IntRange(min=64),
             default=None,

@@ -78,6 +78,8 @@ def _open_log(volume: Volume, options: NodeOptions, loop: asyncio.AbstractEventL
 
     log_options = LogOptions(
         sync=SyncMode(options.wal_sync),
+        segment_bytes=options.wal_segment_mib << 20,
+        pool_segments_max=options.wal_spare_segments,
         queue_bytes_max=options.memory.queue_bytes,
         cache_bytes_max=options.memory.cache_bytes,
     )

@@ -42,7 +42,8 @@ class NodeOptions:
     `fork_id`: which copy of the cluster's volumes this is; "" means as the volume says or, if that is empty,
     as the masters say. `first_masters` lets an empty volume be formatted as one of the first masters, `join`
     as a master that waits for a copy of the catalog. For port 0, also in `listen`, the system chooses a port;
-    heartbeats report it to the masters.
+    heartbeats report it to the masters. `wal_segment_mib`: the length of a segment of the log, in MiB; the next one is always
+    prepared. `wal_spare_segments`: how many more are kept once nobody needs what they hold, so that none has to be made.
     """
 
     data_dir: Path
@@ -58,6 +59,8 @@ class NodeOptions:
     flight_port: int = 7052
     stream_port: int = 7053
     wal_sync: str = "always"
+    wal_segment_mib: int = 64
+    wal_spare_segments: int = 4
     first_masters: tuple[FirstMaster, ...] = ()
     join: bool = False
     fork_id: str = ""
@@ -80,6 +83,10 @@ class NodeOptions:
             faults.append(f"role {self.role!r}: expected node or master")
         if self.wal_sync not in WAL_SYNC:
             faults.append(f"--wal-sync {self.wal_sync!r}: expected one of {', '.join(WAL_SYNC)}")
+        if not 4 <= self.wal_segment_mib <= 1024:
+            faults.append(f"--wal-segment-mib {self.wal_segment_mib}: expected 4 to 1024")
+        if not 0 <= self.wal_spare_segments <= 64:
+            faults.append(f"--wal-spare-segments {self.wal_spare_segments}: expected 0 to 64")
         if self.first_masters and self.join:
             faults.append("--first-masters and --join exclude each other; give one of them")
         if self.first_masters and self.node_id not in {m.node_id for m in self.first_masters}:

@@ -144,6 +144,42 @@ class NodeResources(Resources):
     model_config = ConfigDict(json_schema_extra=_at_least("512Mi", "nodes"))
 
 
+class Log(Model):
+    """The log of each member, which all its tablets share."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(
+            rule(
+                "!has(self.segmentSize) || quantity(string(self.segmentSize)).compareTo(quantity('4Mi')) >= 0 && "
+                "quantity(string(self.segmentSize)).compareTo(quantity('256Mi')) <= 0",
+                "log.segmentSize must be from 4Mi to 256Mi; a fraction of 1Mi is dropped",
+            )
+        )
+    )
+
+    segmentSize: Quantity = Field(
+        default="64Mi",
+        description="Length of a segment, 4Mi to 256Mi. The next segment is prepared before it is needed. A change holds for "
+        "new segments.",
+    )
+    spareSegments: int = Field(
+        default=4,
+        ge=0,
+        le=64,
+        description="How many segments are kept for reuse once nobody needs what they hold. They take at most a sixteenth of "
+        "the volume.",
+    )
+
+
+LogOfPods = Annotated[
+    Log,
+    Field(
+        description="The log. Absent: the defaults of the image. If it changes, pods are made again one at a time. Needs an "
+        "image of release 0.2 or later."
+    ),
+]
+
+
 class Masters(Model):
     """The masters, which keep the catalog."""
 
@@ -159,6 +195,7 @@ class Masters(Model):
         default=None,
         description="Resources of each master's container. The memory limit must be at least 256Mi.",
     )
+    log: LogOfPods | None = None
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
     affinity: AffinityOfPods | None = None
@@ -217,6 +254,7 @@ class Nodes(Model):
         description="Required: two nodes never share a machine. Preferred: they may if there are too few machines, but two "
         "replicas of a tablet never do. A change applies to new pods.",
     )
+    log: LogOfPods | None = None
     nodeSelector: NodeSelector | None = None
     tolerations: Tolerations | None = None
     affinity: AffinityOfPods | None = None

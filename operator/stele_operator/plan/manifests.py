@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from stele_operator.api import API_VERSION
 from stele_operator.api.base import Model
 from stele_operator.api.cluster import DeletionPolicy, Resources, Storage, TabletClusterSpec
+from stele_operator.api.scalars import byte_count
 from stele_operator.plan import naming
 from stele_operator.plan.actions import Json
 from stele_operator.plan.observation import Claim, ClusterObject, Identity, Role
@@ -144,8 +145,18 @@ def spec_hash(spec: TabletClusterSpec, role: Role, image: str) -> str:
     if not never_share(spec, role):
         stated["machineSpread"] = spec.nodes.machineSpread.value
     labels, annotations = part.podLabels, part.podAnnotations
-    asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations}
+    flags = log_flags(spec, role)
+    asked = {**_asked(spec, role), "podLabels": labels, "podAnnotations": annotations, "log": flags}
     return digest(stated | {name: value for name, value in asked.items() if value})
+
+
+def log_flags(spec: TabletClusterSpec, role: Role) -> list[str]:
+    """The flags for the log. There are none if nothing is said, as images of release 0.1 do not know them."""
+    log = part_of(spec, role).log
+    if log is None:
+        return []
+    segment_mib = byte_count(log.segmentSize) >> 20
+    return ["--wal-segment-mib", str(segment_mib), "--wal-spare-segments", str(log.spareSegments)]
 
 
 def _asked(spec: TabletClusterSpec, role: Role) -> Json:
@@ -204,6 +215,7 @@ def pod(
         "--zone", member.zone,
         "--http-port", str(naming.PORT_HTTP),
         "--flight-port", str(naming.PORT_FLIGHT),
+        *log_flags(spec, role),
         *formation,
     ]  # fmt: skip
     container: Json = {
