@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stele.client.kv import AsyncKeySpace, KeySnapshot, KeyValue
     from stele.client.lease import AsyncLease, KeyLease
     from stele.client.locations import TableInfo
+    from stele.client.nearby import AgedRow
     from stele.client.partitioning import hash, range
     from stele.client.results import RowErrors, WriteResult
     from stele.client.scan import AsyncScanner
@@ -57,6 +58,7 @@ _MODULES = {
     "stele.client.dropping": ("DroppedTable",),
     "stele.client.jobs": ("Job", "JobPart"),
     "stele.client.locations": ("TableInfo",),
+    "stele.client.nearby": ("AgedRow",),
     "stele.client.partitioning": ("hash", "range"),
     "stele.client.results": ("RowErrors", "WriteResult"),
     "stele.client.scan": ("AsyncScanner",),
@@ -81,6 +83,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "AgedRow",
     "AsyncClient",
     "AsyncKeySpace",
     "AsyncLease",

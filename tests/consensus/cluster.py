@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stele.consensus.copy_source import CopySessions
 from stele.consensus.incarnations import same_incarnation
-from stele.consensus.ports import HostedReplica, Reader, ReplicaOptions
+from stele.consensus.ports import Follower, HostedReplica, Reader, ReplicaOptions
 from stele.consensus.quiet import follow_quiet
 from stele.consensus.replica import Replica, ReplicaState
 from stele.consensus.superblock import DataState, Superblock
@@ -38,6 +38,7 @@ from stele.raft.options import RaftOptions
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import consensus_pb2, master_pb2
 from stele.tserver.confirming import Confirming
+from stele.tserver.following import LeaderQuestions
 from stele.tserver.log_space import LogSpace
 from stele.tserver.manager import TabletManager
 from stele.tserver.monitor import NodeMonitor
@@ -114,6 +115,13 @@ class Network:
         if target is not None and not target.stopped:
             asyncio.get_running_loop().call_soon(target.confirming.told, sender.node_id, confirm)
 
+    def follow(self, sender: TestNode, to: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        if sender.node_id in self.cut or to in self.cut or self.random.random() < self.loss:
+            return
+        target = self.nodes.get(to)
+        if target is not None and not target.stopped:
+            asyncio.get_running_loop().call_soon(target.following.told, sender.node_id, follow)
+
 
 class TestNode:
     """A Host with a log and a manager."""
@@ -150,6 +158,9 @@ class TestNode:
             first=self._random.getrandbits(32),
             patience_ms=OPTIONS.raft.heartbeat_ms,
             now_ms=self._clock.now_ms(),
+        )
+        self.following = LeaderQuestions(
+            self.replicas, self._follow, first=self._random.getrandbits(32), now_ms=self._clock.now_ms()
         )
         self.options = NodeOptions(directory, self.node_id, ClusterId("c" * 32), "127.0.0.1:1")
         self.monitor: NodeMonitor | None = None
@@ -190,6 +201,7 @@ class TestNode:
             if self.quiet is not None:
                 self.quiet.tick(self.now_ms())
             self.confirming.tick(self.now_ms())
+            self.following.tick(self.now_ms())
             if self.monitor is not None:
                 self.monitor.tick(self.now_ms())
 
@@ -216,6 +228,9 @@ class TestNode:
 
     def _confirm(self, to: NodeId, confirm: consensus_pb2.ConfirmPB) -> None:
         self.network.confirm(self, to, confirm)
+
+    def _follow(self, to: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        self.network.follow(self, to, follow)
 
     def pinged(self, from_node: NodeId, *told: Any) -> None:
         if self.quiet is not None:
@@ -312,6 +327,12 @@ class TestNode:
 
     def read_came(self, reader: Reader) -> None:
         self.confirming.read_came(reader)
+
+    def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
+        return self.following.ask_leader(follower, snapshot)
+
+    def steady_us(self) -> int:
+        return time.monotonic_ns() // 1_000
 
     def woken(self, replica: HostedReplica) -> None:
         self.replicas.woken(replica.superblock.key)

@@ -14,11 +14,12 @@ from typing import Any
 from unittest import mock
 
 from stele.consensus import bootstrap, incarnations, recovering
+from stele.consensus.following import Following
 from stele.consensus.reads import Reads
 from stele.consensus.runtime import CoreRuntime
 from stele.consensus.timestamps import Timestamps
 from stele.master import driving, service
-from stele.master.following import Following
+from stele.master.following import Following as CatalogFollowing
 from stele.master.leadership import Leadership
 from stele.master.locks import Locks
 from stele.master.master import Master
@@ -31,10 +32,11 @@ from stele.tablet.exactly_once import ExactlyOnce
 from stele.tablet.locate import StoreRows
 from stele.tablet.memtable import MemTable
 from stele.tserver.confirming import Confirming
+from stele.tserver.following import LeaderQuestions
 from stele.tserver.quiet import QuietGroups
 from stele.wal.clear import Suspects
 from stele.wal.segment import ActiveSegment
-from tests.sim import confirming_bugs, core_bugs, master_bugs
+from tests.sim import confirming_bugs, core_bugs, following_bugs, master_bugs
 from tests.sim.draw import draw_plan
 from tests.sim.plan import Plan, Weather
 from tests.sim.world import SimulationFailure, World
@@ -400,7 +402,7 @@ _MASTERS = (
     ),
     _master(
         "rows applied while memory reads",
-        Following,
+        CatalogFollowing,
         "_applied",
         master_bugs.sees_nothing_while_it_reads,
         "differs",
@@ -420,6 +422,19 @@ _MASTERS = (
 )
 """A master breaks a rule of the catalog."""
 
+
+def _followed(label: str, owner: Any, name: str, instead: Any, first: int = 1) -> Bug:
+    return Bug(label, owner, name, instead, "not linearizable|shows", first, Weather.FOLLOWERS, older="")
+
+
+_FOLLOWERS = (
+    _followed("safe time past a hole", Following, "_applied", following_bugs.past_a_hole),
+    _followed(
+        "an answer to an earlier follower", LeaderQuestions, "_take_answers", following_bugs.any_answer
+    ),
+)
+"""A follower serves rows that are older than its reader allows."""
+
 BUGS = (
     *_STARTS,
     *_DISKS,
@@ -431,5 +446,6 @@ BUGS = (
     *_RECOVERIES,
     *_TABLES,
     *_CONFIRMATIONS,
+    *_FOLLOWERS,
     *_MASTERS,
 )

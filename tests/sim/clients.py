@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _CLIENTS = 3
 _KEYS = 4
 _GIVES_UP_MS = 4_000.0
+_OLD_MS = (0.0, 50.0, 400.0)
+"""How old rows of followers may be."""
 _OLDEST_MS = 1_500.0
 """How far back snapshots are asked for at most."""
 
@@ -193,6 +195,32 @@ class Clients:
         self.reads += 1
         self.operations.append(Operation(key, Kind.READ, value, begun, self._world.now, Told.DONE, "reader"))
 
+    def read_old(self) -> None:
+        """Read any row at any replica. What was acknowledged so long before must be in the answer."""
+        world = self._world
+        node, key = world.rng.choice(world.all_nodes()), self._key(world.rng.randrange(_KEYS))
+        old_ms = world.rng.choice(_OLD_MS)
+        # By the node's clock, which may be slow. What it takes for so long may be longer.
+        since = max(0.0, world.now - old_ms / (1.0 - world.plan.clock_skew))
+        at = world.now + world.latency()
+        world.at(at, self._old_read_arrives, key, since, old_ms, node, node.life, self._era)
+
+    def _old_read_arrives(
+        self, key: str, since: float, old_ms: float, node: SimNode, life: int, era: int
+    ) -> None:
+        def answered(task: asyncio.Task[Any]) -> None:
+            if task.cancelled() or isinstance(task.exception(), SteleError):
+                return
+            if self._world.recovery.outdated(node) or era != self._era:
+                return
+            value, follows = task.result()
+            self._world.met["a read at a follower"] += follows
+            now, late = self._world.now, self._world.latency()
+            self._world.at(now + late, self._read_told, key, since, value)
+
+        if node.life == life:
+            node.run(_serve_old_read(node, key, old_ms), answered)
+
     def snapshot(self) -> None:
         """Read at a snapshot a moment ago, now or soon, by another node's clock; of a table also at one that lies well
         within its history, so that flushes and merges have passed since."""
@@ -252,11 +280,22 @@ async def _serve_read(node: SimNode, key: str) -> State:
     return await node.world.content.read(node.replica, key)
 
 
+async def _serve_old_read(node: SimNode, key: str, old_ms: float) -> tuple[State, bool]:
+    replica = node.replica
+    if replica is None or replica.machine is None:
+        raise Retryable("no rows here")
+    if replica.is_leader:
+        return await node.world.content.read(replica, key), False
+    await replica.following.fresh(node.host.steady_us() - int(1_000 * old_ms), at_once=False)
+    return node.world.content.here(replica, key), True
+
+
 async def _serve_snapshot(node: SimNode, snapshot: int) -> tuple[int, int, Rows | None]:
     replica = node.replica
     if replica is None:
         raise Rejected("no rows here")
-    await replica.reads.snapshot_ready(snapshot)
+    ask = replica.following.holds if node.world.plan.old_reads_per_s else None
+    await replica.reads.snapshot_ready(snapshot, ask=ask)
     if replica.machine is None:
         raise Rejected("no rows here")
     return snapshot, replica.applied_index, node.world.content.at(replica.machine, snapshot)

@@ -66,6 +66,9 @@ class Content(Protocol):
     async def read(self, replica: Replica, key: str) -> State:
         """One row, linearizably."""
 
+    def here(self, replica: Replica, key: str) -> State:
+        """One row, of all that this replica has applied."""
+
     def at(self, machine: Any, snapshot: int) -> Rows | None:
         """All rows at a snapshot that is ready; None if this kind has no snapshots."""
 
@@ -99,6 +102,10 @@ class Pairs:
     async def read(self, replica: Replica, key: str) -> State:
         """See Content."""
         await replica.reads.linearizable_read()
+        return self.here(replica, key)
+
+    def here(self, replica: Replica, key: str) -> State:
+        """See Content."""
         value = _machine_of(replica).read(key.encode())
         if value is None:
             return None
@@ -151,7 +158,13 @@ class Table:
 
     async def read(self, replica: Replica, key: str) -> State:
         """See Content."""
-        snapshot = await replica.reads.latest_snapshot()
+        return self._row(replica, key, await replica.reads.latest_snapshot())
+
+    def here(self, replica: Replica, key: str) -> State:
+        """See Content."""
+        return self._row(replica, key, _machine_of(replica).last_timestamp)
+
+    def _row(self, replica: Replica, key: str, snapshot: int) -> State:
         with _machine_of(replica).view(snapshot) as view:
             found, _ = view.get(pa.array([encode_tuple([key], [pa.string()])], pa.binary()))
         return _rows([found]).get(key)

@@ -19,6 +19,7 @@ _MIXED = (
     Weather.CATALOG,
     Weather.FULL_DISKS,
     Weather.DEPOSED,
+    Weather.FOLLOWERS,
 )
 """Those whose plans begin as a mixed one."""
 _WEATHERS = (Weather.MIXED,) * 6 + (Weather.STORM,) * 3 + (Weather.DUEL, Weather.CHURN, Weather.FIGURE_8)
@@ -30,7 +31,7 @@ def draw_plan(seed: int, weather: Weather | None = None) -> Plan:
     plan = plan if plan.directed or plan.clock_off_ms else _with_habits(plan)
     plan = _with_losses(_with_disks(_with_timestamps(_with_returns(_with_clocks(plan)))))
     plan = _with_older(_with_table(_with_recovery(plan, weather), weather))
-    plan = _with_catalog(_with_deposed(plan, weather), weather)
+    plan = _with_catalog(_with_followers(_with_deposed(plan, weather), weather), weather)
     if weather is Weather.FULL_DISKS:
         plan = replace(plan, full_disks_per_s=1.0, disk_errors_per_s=0.0, rots_per_s=0.0)
     return plan
@@ -339,6 +340,25 @@ def _with_deposed(plan: Plan, weather: Weather | None) -> Plan:
         late_ms=rng.choice((heartbeat, heartbeat, 3 * low)),
         reads_back=rng.uniform(0.5, 1.0),
         older=rng.choice(("", "", "", "odd")),
+    )
+
+
+def _with_followers(plan: Plan, weather: Weather | None) -> Plan:
+    """Clients that read at followers, while leaders are deposed unawares, nodes stand still, and entries are slow. Drawn from a
+    source of its own."""
+    if weather is not Weather.FOLLOWERS:
+        return plan
+    rng = random.Random(f"followers/{plan.seed}")
+    return replace(
+        _with_deposed(plan, Weather.DEPOSED),
+        older="",
+        table=rng.random() < 0.5,
+        snapshots_per_s=rng.choice((0.0, 5.0)),
+        old_reads_per_s=rng.uniform(40.0, 120.0),
+        stalls_per_s=rng.choice((0.0, 1.0)),
+        partitions_per_s=rng.choice((0.2, 1.0)),
+        slow_disks_per_s=rng.choice((0.0, 1.0)),
+        clock_skew=rng.choice((0.0, 0.05)),
     )
 
 

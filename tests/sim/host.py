@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stele.consensus.ports import HostedReplica, Reader
+from stele.consensus.ports import Follower, HostedReplica, Reader
 from stele.model.clock import from_physical_us
 from stele.model.cluster_version import CLUSTER_VERSION
 from stele.model.ids import NodeId, ReplicaId
@@ -64,6 +64,12 @@ class SimHost:
 
     def read_came(self, reader: Reader) -> None:
         self._node.confirming.read_came(reader)
+
+    def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
+        return self._node.following.ask_leader(follower, snapshot)
+
+    def steady_us(self) -> int:
+        return int(1000 * self._node.clocks.monotonic_ms())
 
     def woken(self, replica: HostedReplica) -> None:
         self._node.woken()

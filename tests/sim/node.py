@@ -25,8 +25,9 @@ from stele.raft import RaftCore
 from stele.raft.effects import Role
 from stele.raft.messages import Message
 from stele.raft.ports import fold_records
-from stele.rpc.proto.consensus_pb2 import ConfirmPB, RestingPB
+from stele.rpc.proto.consensus_pb2 import ConfirmPB, FollowPB, RestingPB
 from stele.tserver.confirming import Confirming
+from stele.tserver.following import LeaderQuestions
 from stele.tserver.log_space import LogSpace
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 TABLET = TabletId("7" * 32)
-Said = Message | RestingPB | ConfirmPB
+Said = Message | RestingPB | ConfirmPB | FollowPB
 """What nodes tell each other."""
 
 
@@ -98,6 +99,7 @@ class SimNode:
         self.thread: LogThread | None = None
         self._quiet: QuietGroups | None = None
         self.confirming: Confirming
+        self.following: LeaderQuestions
         self.space: LogSpace | None = None
 
     # Its state, as the world sees it
@@ -226,6 +228,12 @@ class SimNode:
             patience_ms=world.plan.options.heartbeat_ms,
             now_ms=self.ticker.now_ms(),
         )
+        self.following = LeaderQuestions(
+            replicas,
+            self._follow,
+            first=random.Random(f"followers/{world.plan.seed}/{self.replica_id}/{self.life}").getrandbits(32),
+            now_ms=self.ticker.now_ms(),
+        )
         self._quiet = None
         if world.plan.rest_after_ms is not None:
             self._quiet = QuietGroups(replicas, world.plan.options, self._ping, self.ticker.now_ms())
@@ -316,6 +324,7 @@ class SimNode:
         if self._quiet is not None:
             self._quiet.tick(now_ms)
         self.confirming.tick(now_ms)
+        self.following.tick(now_ms)
         self.loop.call_later(0.001 * self.world.plan.tick_ms, self._tick)
 
     def woken(self) -> None:
@@ -414,6 +423,10 @@ class SimNode:
             if not self.older:
                 self.confirming.told(node_of(sender), message)
             return
+        if isinstance(message, FollowPB):
+            if not self.older:
+                self.following.told(node_of(sender), message)
+            return
         if not incarnations.same_incarnation(replica, node_of(sender), sender, incarnation):
             return
         if self._quiet is not None:
@@ -432,6 +445,10 @@ class SimNode:
         self.world.met["tablets asked about, beside their cores"] += len(confirm.asks) // 48
         self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), confirm)
 
+    def _follow(self, node_id: NodeId, follow: FollowPB) -> None:
+        if not self.older:
+            self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), follow)
+
     def _ping(self, node_id: NodeId, told: RestingPB) -> None:
         self.world.send(self.replica_id, ReplicaId(int(node_id, 16)), told)
 
@@ -440,6 +457,7 @@ class SimNode:
 
         def tell() -> None:
             self.confirming.lost(node_of(replica_id))
+            self.following.lost(node_of(replica_id))
             if self._quiet is not None:
                 self._quiet.lost(node_of(replica_id))
             if self.replica is not None:

@@ -80,6 +80,7 @@ class Plan:
     timeout_ms: float = 700.0  # how long a client waits for an answer before it tries again
     outstanding_max: int = 4  # how many writes a client has under way
     reads_back: float = 0.0  # the share of acknowledged writes that another client reads at once
+    old_reads_per_s: float = 0.0  # how often a client reads at any replica what may be old
     older: str = ""  # which nodes run a release that knows no questions about leaders: "odd", "all"; "": none
     log: LogOptions = field(default_factory=LogOptions)
 
@@ -109,4 +110,5 @@ class Weather(Enum):
     TABLE = "table"  # the rows of a table; also some of the others, where nobody asks for a weather
     CATALOG = "catalog"  # masters on a key space; also some of the others that have one
     DEPOSED = "deposed"  # leaders that are deposed and do not know it yet; also in some of the mixed
+    FOLLOWERS = "followers"  # as deposed, and clients read at followers what may be old; only on request
     RECOVERY = "recovery"  # a majority is lost, and one survivor goes on alone; also in some of the mixed

@@ -34,6 +34,7 @@ class Schedule:
         for name, per_s, act in (
             ("write", plan.writes_per_s, self._write),
             ("read", plan.reads_per_s, self._read),
+            ("old read", plan.old_reads_per_s, clients.read_old),
             ("flush", plan.flushes_per_s, self._flush),
             ("merge", plan.merges_per_s, self._merge),
             ("collect", 4.0, self._collect),

@@ -45,6 +45,13 @@ _TABLE_ROWS_MAX = 1_000
     help="Read as of this hybrid time or ISO 8601 time (UTC unless it has a zone); 0 is now [default: now].",
 )
 @click.option(
+    "--max-staleness",
+    type=click.FloatRange(0.0),
+    default=None,
+    metavar="SECONDS",
+    help="Read at followers, rows that are up to so old.",
+)
+@click.option(
     "--since",
     default="",
     metavar="TIME",
@@ -77,6 +84,7 @@ def scan(
     limit: int | None,
     ordered: bool,
     snapshot: str,
+    max_staleness: float | None,
     since: str,
     every: bool,
     form: str | None,
@@ -117,6 +125,8 @@ def scan(
         check_new(output, otherwise="--force replaces it")
     if since and (where or limit is not None or ordered):
         raise click.UsageError("--since prints all changes; leave out --where, --limit and --ordered")
+    if max_staleness is not None and (since or snapshot):
+        raise click.UsageError("--max-staleness chooses the snapshot; leave out --snapshot and --since")
     if every and not since:
         raise click.UsageError("--every needs --since")
     at, after = _time("--snapshot", snapshot), _time("--since", since)
@@ -133,11 +143,14 @@ def scan(
                 limit=limit,
                 ordered=ordered,
                 snapshot=at,
+                max_staleness=max_staleness,
                 timeout_s=timeout_s,
             )
         else:
             scanner = table.changes(after, at, names, every=every, timeout_s=timeout_s)
         await show(scanner)
+        if max_staleness is not None:
+            say(f"these are the rows of {scanner.age_s:.1f} s ago", err=True)
         if after is not None:
             say(f"these are the changes up to {scanner.snapshot}: the next --since", err=True)
 

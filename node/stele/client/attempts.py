@@ -29,7 +29,7 @@ ATTEMPT_TIMEOUT_S = 2.0
 _ATTEMPT_AT_LEAST_S = 0.05
 _INTERNAL_TRIES = 3
 
-_ELSEWHERE = frozenset(
+ELSEWHERE = frozenset(
     (
         Code.NOT_LEADER,
         Code.UNAVAILABLE,
@@ -47,8 +47,8 @@ _ELSEWHERE = frozenset(
         Code.UNKNOWN_OUTCOME,
     )
 )
-_SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
-_REFRESH = frozenset(
+SAME_AGAIN = frozenset((Code.THROTTLED, Code.NOT_READY, Code.DISK_FULL, Code.SNAPSHOT_NOT_READY))
+REFRESH = frozenset(
     (Code.NOT_FOUND, Code.TABLET_DELETED, Code.WRONG_NODE, Code.WRONG_CLUSTER, Code.STALE_INCARNATION)
 )
 _NOT_PROPOSED = frozenset(
@@ -132,7 +132,7 @@ class Way:
                     code=Code.CLOCK_BEHIND,
                 )
             wait_s = error.retry_after_ms / 1_000
-            if wait_s and error.code not in _SAME_AGAIN and error.code not in _ELSEWHERE:
+            if wait_s and error.code not in SAME_AGAIN and error.code not in ELSEWHERE:
                 # A refusal that only time lifts, such as CLOCK_AHEAD by a little.
                 if deadline - time.monotonic() - wait_s < _ATTEMPT_AT_LEAST_S:
                     return last_word(error)
@@ -140,7 +140,7 @@ class Way:
                 # This attempt was not proposed. That says nothing of those before it.
                 if error.code is not Code.CHANGE_IN_PROGRESS:
                     return last_word(error)
-            elif error.code not in _ELSEWHERE and error.code not in _SAME_AGAIN:
+            elif error.code not in ELSEWHERE and error.code not in SAME_AGAIN:
                 return error
             maybe_done |= sequencer is not None and _may_be_done(error)
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
@@ -245,7 +245,7 @@ class Way:
 
     async def _turn_to(self, asked: ReplicaPlace | None, error: SteleError, passed: set[str]) -> bool:
         """Decide whom to ask next. True: ask at once, because a leader was named that was not asked just now."""
-        same_again = error.code in (*_SAME_AGAIN, Code.CHANGE_IN_PROGRESS) or error.retry_after_ms
+        same_again = error.code in (*SAME_AGAIN, Code.CHANGE_IN_PROGRESS) or error.retry_after_ms
         if same_again and asked is not None:
             return False
         if isinstance(error, NotLeader) and error.leader_hint and asked is not None:
@@ -253,7 +253,7 @@ class Way:
                 return error.leader_hint not in passed
         elif asked is not None:
             self._place.ask_next(asked)
-            if error.code not in _REFRESH:
+            if error.code not in REFRESH:
                 if error.code in MOVED or self._place.leader == 0:
                     self.locations.refresh_soon()
                 return False
@@ -392,7 +392,7 @@ def _last_word(error: SteleError, maybe_done: bool, waited_s: float) -> SteleErr
             code=Code.UNKNOWN_OUTCOME,
         )
     # Only the masters know whether the table itself is gone.
-    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in _REFRESH:
+    if error.code in (Code.NOT_LEADER, Code.UNAVAILABLE) or error.code in REFRESH:
         return Retryable(
             f"found no leader within {waited_s:.1f} s: {error.args[0]}; nothing was done",
             code=Code.NO_QUORUM,

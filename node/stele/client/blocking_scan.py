@@ -43,6 +43,16 @@ class Scanner:
         """
         return self.asynchronous.snapshot
 
+    @property
+    def age_s(self) -> float:
+        """How many seconds before this scan was made its snapshot lies, by this machine's clock; 0 if it does not.
+
+        Example:
+            >>> table.scan(max_staleness=10.0).age_s <= 10
+            True
+        """
+        return self.asynchronous.age_s
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Record batches as they arrive, with a bounded number in memory; in key order if the scan is
         ordered.

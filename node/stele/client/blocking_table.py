@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from stele.client.blocking_session import Session
 from stele.client.holds import TableHold
 from stele.client.jobs import JobPart
 from stele.client.lookup import Key, Row
+from stele.client.nearby import AgedRow
 from stele.client.predicates import Predicates
 from stele.client.reads import Bound
 from stele.client.results import WriteResult
@@ -227,7 +228,26 @@ class Table:
         """
         return self._client.run(self.asynchronous.delete(row))
 
-    def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    @overload
+    def get(
+        self,
+        key: Key,
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: None = None,
+        snapshot: int | datetime | None = None,
+    ) -> dict[str, Any] | None: ...
+    @overload
+    def get(self, key: Key, columns: Sequence[str] | None = None, *, max_staleness: float) -> AgedRow: ...
+
+    def get(
+        self,
+        key: Key,
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> dict[str, Any] | AgedRow | None:
         """The present row with this key (linearizable); None if there is none.
 
         `key`: a mapping of the key columns, their values in order, or a bare value if there is one key
@@ -235,21 +255,48 @@ class Table:
         years 1 to 9999. Such a date is returned as its number of days since 1970, such a time as
         microseconds.
 
+        `max_staleness`: the row may be up to so many seconds old. Then the nearest replica answers, followers first, and an
+        `AgedRow` says how old the row is. It holds what this client has written, and reads of a client never go back.
+        `snapshot`: the row as it was at that time, from any replica.
+
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
 
         Example:
             >>> table.get({"day": date(2024, 5, 1), "name": "cellar"})
             {'day': datetime.date(2024, 5, 1), 'name': 'cellar', 'value': 12.0}
         """
-        return self._client.run(self.asynchronous.get(key, columns))
+        read = self.asynchronous.reads.get(key, columns, max_staleness, snapshot)
+        found: dict[str, Any] | AgedRow | None = self._client.run(read)
+        return found
+
+    @overload
+    def get_many(
+        self,
+        keys: Iterable[Key],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: None = None,
+        snapshot: int | datetime | None = None,
+    ) -> list[dict[str, Any] | None]: ...
+    @overload
+    def get_many(
+        self, keys: Iterable[Key], columns: Sequence[str] | None = None, *, max_staleness: float
+    ) -> list[AgedRow]: ...
 
     def get_many(
-        self, keys: Iterable[Key], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any] | None]:
+        self,
+        keys: Iterable[Key],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
         Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
         Many keys leave with one request, so this is many times faster than one `get` after another.
+
+        `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.
 
         Raises Rejected for a key or column that does not fit, Retryable if no leader answered in time.
 
@@ -257,7 +304,7 @@ class Table:
             >>> table.get_many([(date(2024, 5, 1), "cellar"), (date(2024, 5, 1), "attic")], ["value"])
             [{'value': 12.0}, None]
         """
-        return self._client.run(self.asynchronous.get_many(keys, columns))
+        return self._client.run(self.asynchronous.reads.get_many(keys, columns, max_staleness, snapshot))
 
     def write_arrow(
         self,
@@ -443,6 +490,7 @@ class Table:
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | datetime | None = None,
+        max_staleness: float | None = None,
         timeout_s: float | None = None,
     ) -> Scanner:
         """A scan of all tablets at one snapshot. Read it with `batches`, `to_table`, `to_pandas` or `count`.
@@ -453,6 +501,8 @@ class Table:
 
         `snapshot`: a hybrid time or a datetime; default: now. 0, the timestamp of a write that sent nothing,
         means now too. A datetime or time without a zone is UTC, also in predicates and bounds.
+
+        `max_staleness`: read followers first, at a snapshot up to so many seconds old.
 
         `timeout_s`: how long to wait from one batch of a tablet to the next. Raises Rejected for an unknown column or a
         value that does not fit.
@@ -471,6 +521,7 @@ class Table:
             limit=limit,
             ordered=ordered,
             snapshot=snapshot,
+            max_staleness=max_staleness,
             timeout_s=timeout_s,
         )
         return Scanner(self._client, scanner)

@@ -14,17 +14,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from stele.client.lookup import Key, key_row, rows_of
 from stele.client.plain_keys import Values, message_of, plain_keys
 from stele.client.ranges import Ranges
-from stele.client.tablet import TabletClient
 from stele.client.waiting_rows import fail, fail_all
 from stele.model.block import RowOp
 from stele.model.column import shown
@@ -108,19 +107,28 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     return _Part(first.schema, first.column_ids, keys, [one for part in parts for one in part.sought])
 
 
+class ReadsRows(Protocol):
+    """A tablet, as its rows are read: at its leader (TabletClient), or at the nearest replica."""
+
+    def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> Awaitable[Any]:
+        """An answer with `rows` and `places`. Raises SteleError."""
+
+
 class PointReads:
-    """One per open table. `name()` and `schema()` give its present name and columns, `tablet_of(ordinal)` the client of a
-    tablet."""
+    """One per open table and way to read. `name()` and `schema()` give its present name and columns, `tablet_of(ordinal)` the client of a
+    tablet. `result(row, answer)`: what a caller gets for a row of a tablet's answer; for a key of no tablet, both are None."""
 
     def __init__(
         self,
         name: Callable[[], str],
         schema: Callable[[], Schema],
         ranges: Ranges,
-        tablet_of: Callable[[int], TabletClient],
+        tablet_of: Callable[[int], ReadsRows],
         *,
         timeout_s: float,
+        result: Callable[[Row, Any], Any] = lambda row, answer: row,
     ) -> None:
+        self._result = result
         self._name = name
         self._schema = schema
         self._ranges = ranges
@@ -183,7 +191,7 @@ class PointReads:
                         self._send(ordinal)
                 elif asked:
                     for one in part.sought:
-                        _end(one, None)
+                        _end(one, self._result(None, None))
                 else:
                     self._begin(self._seek(part))
         except Exception as exc:  # noqa: BLE001 - the waiting callers must get any error
@@ -300,7 +308,7 @@ class PointReads:
         answer = await tablet.read(request, timeout_s=max(0.001, first - time.monotonic()))
         rows, places = rows_of(self._name(), answer.rows), answer.places
         if len(part.sought) == 1:
-            _end(part.sought[0], rows[0] if rows else None)
+            _end(part.sought[0], self._result(rows[0] if rows else None, answer))
             return
         if rows and not places:  # a node of release 0.1.0 does not say which keys it found
             raise Rejected("ask for fewer keys at once", code=Code.TOO_LARGE)
@@ -308,7 +316,7 @@ class PointReads:
             raise Corrupt(f"table {self._name()}: a node's answer to a read has rows of unknown keys")
         found = dict(zip(places, rows))
         for place, one in enumerate(part.sought):
-            _end(one, found.get(place))
+            _end(one, self._result(found.get(place), answer))
 
     def _failed(self, ordinal: int, part: _Part, exc: Exception) -> None:
         count = len(part.sought)

@@ -19,12 +19,14 @@ from stele.client.change_plan import change_plan, change_times
 from stele.client.key_order import key_bound
 from stele.client.locations import TabletPlace
 from stele.client.lookup import Key, ids_of
+from stele.client.nearby import How, Nearby, NearTablet, aged
 from stele.client.point_reads import PointReads
 from stele.client.predicates import Predicates, parse_predicates
 from stele.client.preparing import prepare
 from stele.client.ranges import Ranges
 from stele.client.scan import AsyncScanner, read_tablet
 from stele.client.splitting import split
+from stele.client.staleness import how_of, snapshot_for
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool, ScanPlan
@@ -35,6 +37,7 @@ T = TypeVar("T")
 Bound = Mapping[str, Any] | Sequence[Any] | Any
 
 _ROWS_MAX = (1 << 63) - 1  # Arrow cannot count further
+_WAYS_MAX = 8
 
 
 class OpenTable(Protocol):
@@ -62,6 +65,7 @@ class Wanted:
     limit: int | None = None
     ordered: bool = False
     snapshot: int | datetime | None = None
+    max_staleness: float | None = None
 
 
 class TableReads:
@@ -85,6 +89,8 @@ class TableReads:
         self._flight = flight
         self._observed = observed
         self._timeout_s = timeout_s
+        self._near: dict[int, Nearby] = {}
+        self._ways: dict[How, PointReads] = {}  # the latest last
         self._points = PointReads(
             lambda: self._name, lambda: table.schema, ranges, table.tablet, timeout_s=timeout_s
         )
@@ -93,17 +99,57 @@ class TableReads:
     def _name(self) -> str:
         return self._locations.info.name
 
-    async def get(self, key: Key, columns: Sequence[str] | None) -> dict[str, Any] | None:
-        """The present row with this key. `AsyncTable.get` has the details."""
+    async def get(
+        self,
+        key: Key,
+        columns: Sequence[str] | None,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> Any:
+        """The row with this key: the present one, one of a snapshot, or an AgedRow. `AsyncTable.get` has the details."""
         self._streams.ensure_open()
-        return await self._points.get(key, ids_of(self._name, self._table.schema, columns))
+        points = self._points_for(max_staleness, snapshot)
+        return await points.get(key, ids_of(self._name, self._table.schema, columns))
 
     async def get_many(
-        self, keys: Iterable[Key], columns: Sequence[str] | None
-    ) -> list[dict[str, Any] | None]:
-        """The present rows with these keys. `AsyncTable.get_many` has the details."""
+        self,
+        keys: Iterable[Key],
+        columns: Sequence[str] | None,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> list[Any]:
+        """The rows with these keys. `AsyncTable.get_many` has the details."""
         self._streams.ensure_open()
-        return await self._points.get_many(keys, ids_of(self._name, self._table.schema, columns))
+        points = self._points_for(max_staleness, snapshot)
+        return await points.get_many(keys, ids_of(self._name, self._table.schema, columns))
+
+    def _points_for(self, max_staleness: float | None, snapshot: int | datetime | None) -> PointReads:
+        """Reads of one way share requests, so its PointReads are kept, as far as there are few ways."""
+        how = how_of(max_staleness, snapshot, self._locations.info)
+        if how is None:
+            return self._points
+        points = self._ways.pop(how, None) or self._read_by(how)
+        self._ways[how] = points  # as the newest
+        if len(self._ways) > _WAYS_MAX:
+            del self._ways[next(iter(self._ways))]
+        return points
+
+    def _read_by(self, how: How) -> PointReads:
+        return PointReads(
+            lambda: self._name,
+            lambda: self._table.schema,
+            self._ranges,
+            lambda ordinal: NearTablet(self._nearby(ordinal), how),
+            timeout_s=self._timeout_s,
+            **({"result": aged} if how.max_staleness_us is not None else {}),
+        )
+
+    def _nearby(self, ordinal: int) -> Nearby:
+        tablet = self._table.tablet(ordinal)
+        found = self._near.get(ordinal)
+        if found is None or found.tablet is not tablet:
+            found = self._near[ordinal] = Nearby(tablet, self._flight.zone)
+        return found
 
     def scan(self, wanted: Wanted, timeout_s: float | None) -> AsyncScanner:
         """A scan of all tablets at one snapshot. Its `plan` has the tablets to read."""
@@ -184,14 +230,21 @@ class TableReads:
             ordered=bool(wanted.ordered),
         )
         identity = self._streams.pool.identity
+        if wanted.max_staleness is None:
+            # With 0 in its ticket, each tablet would be read at its own latest time.
+            snapshot = arguments.snapshot(wanted.snapshot) or int(self._observed.now())
+        else:
+            how = how_of(wanted.max_staleness, wanted.snapshot, self._locations.info)
+            late_us = (how and how.max_staleness_us) or 0
+            snapshot = snapshot_for(late_us, self._observed.now(), self._observed.timestamp)
         return ScanPlan(
             identity.cluster_id,
             schema,
             spec,
-            # With 0 in its ticket, each tablet would be read at its own latest time.
-            arguments.snapshot(wanted.snapshot) or self._observed.now(),
+            snapshot,
             self._ranges.places(schema, spec),
             identity.fork_id,
+            any_replica=wanted.max_staleness is not None,
         )
 
     def _scanner(self, plan: Callable[[], ScanPlan], ordered: bool, timeout_s: float | None) -> AsyncScanner:

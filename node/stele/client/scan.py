@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from threading import Semaphore
@@ -21,6 +22,7 @@ from stele.client.key_order import in_key_order
 from stele.client.locations import Locations, TabletPlace
 from stele.client.preparing import PREPARE_AFTER_S
 from stele.client.tablet_scan import PARALLEL_TABLETS, FlightPool, ScanPlan, TabletScan, with_key_columns
+from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected
 from stele.model.rows import python_rows
 from stele.rpc.threads import ReaderThreads, in_thread, main_thread_ended
@@ -65,6 +67,12 @@ class AsyncScanner:
         self._locations = locations
         self._ordered = ordered
         self._timeout_s = timeout_s
+        self._made_us = time.time_ns() // 1_000
+
+    @property
+    def age_s(self) -> float:
+        """How many seconds before this scan was made its snapshot lies, by this machine's clock; 0 if it does not."""
+        return max(0, self._made_us - physical_us(self.plan.snapshot)) / 1e6
 
     @property
     def snapshot(self) -> int:
@@ -127,7 +135,7 @@ class AsyncScanner:
     async def _take_ranges(self, *, gone: bool) -> None:
         if self._tablets is not None:
             self.plan = replace(self.plan, tablets=await self._tablets(gone))
-        if self._prepare is not None and self._pool.zone:
+        if self._prepare is not None and self._pool.zone and not self.plan.any_replica:
             await self._prepare(self.plan)
 
     async def _read_batches(self) -> AsyncGenerator[pa.RecordBatch, None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, overload
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from stele.client.holds import TableHold, TableHolds
 from stele.client.jobs import JobPart
 from stele.client.locations import Locations, TableInfo, WritePlan
 from stele.client.lookup import Key, Row
+from stele.client.nearby import AgedRow
 from stele.client.predicates import Predicates
 from stele.client.ranges import Ranges
 from stele.client.reads import Bound, TableReads, Wanted
@@ -289,7 +290,28 @@ class AsyncTable:
         """Whether parts of jobs can be written: every member of the cluster knows them."""
         return self._blocks.takes_jobs
 
-    async def get(self, key: Key, columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+    @overload
+    async def get(
+        self,
+        key: Key,
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: None = None,
+        snapshot: int | datetime | None = None,
+    ) -> dict[str, Any] | None: ...
+    @overload
+    async def get(
+        self, key: Key, columns: Sequence[str] | None = None, *, max_staleness: float
+    ) -> AgedRow: ...
+
+    async def get(
+        self,
+        key: Key,
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> dict[str, Any] | AgedRow | None:
         """The present row with this key (linearizable); None if there is none.
 
         `key`: a mapping of the key columns, their values in order, or a bare value if there is one key
@@ -297,25 +319,51 @@ class AsyncTable:
         years 1 to 9999. Such a date is returned as its number of days since 1970, such a time as
         microseconds.
 
+        `max_staleness`: the row may be up to so many seconds old. Then the nearest replica answers, followers first, and an
+        `AgedRow` says how old the row is. It holds what this client has written, and reads of a client never go back.
+        `snapshot`: the row as it was at that time, from any replica.
+
         Raises:
             Rejected: a key that does not fit, or an unknown column.
             SteleError: no leader answered in time.
         """
-        return await self.reads.get(key, columns)
+        found: dict[str, Any] | AgedRow | None = await self.reads.get(key, columns, max_staleness, snapshot)
+        return found
+
+    @overload
+    async def get_many(
+        self,
+        keys: Iterable[Key],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: None = None,
+        snapshot: int | datetime | None = None,
+    ) -> list[dict[str, Any] | None]: ...
+    @overload
+    async def get_many(
+        self, keys: Iterable[Key], columns: Sequence[str] | None = None, *, max_staleness: float
+    ) -> list[AgedRow]: ...
 
     async def get_many(
-        self, keys: Iterable[Key], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any] | None]:
+        self,
+        keys: Iterable[Key],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: float | None = None,
+        snapshot: int | datetime | None = None,
+    ) -> list[Any]:
         """The present rows with these keys, in the same order; None for each key without a row.
 
         Each row is as `get` would give it, and as new as the call. But they are not of one moment: use `scan` for that.
         Many keys leave with one request, so this is many times faster than one `get` after another.
 
+        `max_staleness`, `snapshot`: as for `get`. With `max_staleness` there is an `AgedRow` for each key.
+
         Raises:
             Rejected: a key that does not fit, or an unknown column. No rows are returned.
             SteleError: no leader of a tablet answered in time.
         """
-        return await self.reads.get_many(keys, columns)
+        return await self.reads.get_many(keys, columns, max_staleness, snapshot)
 
     def scan(
         self,
@@ -327,6 +375,7 @@ class AsyncTable:
         limit: int | None = None,
         ordered: bool = False,
         snapshot: int | datetime | None = None,
+        max_staleness: float | None = None,
         timeout_s: float | None = None,
     ) -> AsyncScanner:
         """A scan of all tablets at one snapshot. Read it with `batches`, `to_table`, `to_pandas` or `count`.
@@ -337,13 +386,14 @@ class AsyncTable:
 
         `snapshot`: a hybrid time or a datetime; default: now, and never below what this client has seen
         written. 0, the timestamp of a write that sent nothing, means now too. A datetime or time without a
-        zone is UTC, also in predicates and bounds. `timeout_s`: how long to wait from one batch of a tablet to the next.
+        zone is UTC, also in predicates and bounds. `max_staleness`: read followers first, at a snapshot up to so many
+        seconds old. `timeout_s`: how long to wait from one batch of a tablet to the next.
 
         Raises:
             Rejected: an unknown column, or a value that does not fit.
             Retryable: NOT_READY: the table is being created.
         """
-        wanted = Wanted(columns, predicates, lower, upper, limit, ordered, snapshot)
+        wanted = Wanted(columns, predicates, lower, upper, limit, ordered, snapshot, max_staleness)
         return self.reads.scan(wanted, timeout_s)
 
     def changes(

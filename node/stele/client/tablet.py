@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from stele.client.attempts import Asking, Way
-from stele.client.locations import Locations, TabletPlace
+from stele.client.locations import Locations, ReplicaPlace, TabletPlace
+from stele.client.nearby import address
 from stele.client.reshaping import reshaped
 from stele.client.sequencer import Sequencer
 from stele.client.streams import Response, Streams, Watching, settle
@@ -86,6 +87,8 @@ class TabletClient:
         self._observed = observed
         self._way = Way(place, locations, streams)
         self._latest = Sequencer()
+        self.seen = 0
+        """The hybrid time of the newest write that this client has written to the tablet, or has seen there."""
 
     def ensure_open(self) -> None:
         """Raises Closed if the client was closed, or is being closed."""
@@ -173,6 +176,8 @@ class TabletClient:
             sequencer.known = True
             answer = end.write
             self._observed.saw(answer.timestamp)
+            if answer.timestamp > self.seen:
+                self.seen = answer.timestamp
             ended(answer)
 
         try:
@@ -194,8 +199,26 @@ class TabletClient:
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
         """Point reads. Raises SteleError; TIMED_OUT or NO_QUORUM if no answer came in time."""
         response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s)
-        self._observed.saw(response.read.snapshot)
-        return response.read
+        return self._saw(response.read)
+
+    async def read_at(
+        self, replica: ReplicaPlace, request: tserver_pb2.ReadRequest, *, timeout_s: float
+    ) -> tserver_pb2.ReadResponse:
+        """Point reads at one replica, once. Raises SteleError."""
+        address(request, self.place, timeout_s)
+        stream = self._streams.to(replica.node_id, replica.address)
+        response = await stream.ask(tserver_pb2.ClientRequest(read=request), timeout_s=timeout_s)
+        return self._saw(response.read)
+
+    def _saw(self, answer: tserver_pb2.ReadResponse) -> tserver_pb2.ReadResponse:
+        self._observed.saw(answer.snapshot)
+        if answer.newest > self.seen:
+            self.seen = answer.newest
+        return answer
+
+    def refresh_soon(self) -> None:
+        """As `Locations.refresh_soon`."""
+        self._way.locations.refresh_soon()
 
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
         """A key space operation. Raises what `write` and `read` raise."""

@@ -126,6 +126,8 @@ class ScanPlan:
     fork_id: str | None = None
     """The copy of the cluster that the tablet is in; None: not known."""
     prepared: dict[str, Prepared] = field(default_factory=dict)
+    any_replica: bool = False
+    """Whether followers are asked before leaders. They ask their leaders, where they do not know that they hold the snapshot."""
 
     @property
     def ranges(self) -> list[KeyRange]:
@@ -279,8 +281,13 @@ class TabletScan:
         return None if prepared is None or prepared.incarnation != self._tablet.incarnation else prepared
 
     def _nearby(self) -> list[ReplicaPlace]:
-        """The replicas in the reader's zone that are still to be asked, the presumed leader first."""
+        """The replicas in the reader's zone that are still to be asked, the presumed leader first. With `any_replica`: all followers,
+        those of the zone first."""
         zone, replicas = self._pool.zone, self._tablet.replicas
+        if self._plan.any_replica and replicas:
+            leader = self._tablet.target()
+            followers = [replica for replica in replicas if replica != leader]
+            return sorted(followers, key=lambda replica: not zone or replica.zone != zone)[self._near :]
         if not zone or not replicas or self._prepared() is None:
             return []
         leader = self._tablet.target()
@@ -347,8 +354,9 @@ class TabletScan:
             spec.to_json(plan.schema),
             fork_id=plan.fork_id,
             incarnation=self._tablet.incarnation,
-            wait_ms=_WAIT_MS if prepared is None else _PREPARED_WAIT_MS,
+            wait_ms=_WAIT_MS if prepared is None and replica not in self._nearby() else _PREPARED_WAIT_MS,
             prepared=0 if prepared is None else prepared.index,
+            any_replica=plan.any_replica,
         )
         self._stream = FlightStream(
             self._pool.connections, replica.flight_address, ticket.encode(), self._stop

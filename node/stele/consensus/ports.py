@@ -95,6 +95,17 @@ class Reader(Protocol):
         """The reads that came in this turn. None: nobody waits, or the core answers them."""
 
 
+class Follower(Protocol):
+    """A follower that asks its leader."""
+
+    @property
+    def standing(self) -> HostedReplica:
+        """Its identity."""
+
+    def leader_to_ask(self) -> tuple[NodeId, ReplicaId, int] | None:
+        """(node, leader, term), if it follows a leader now. The question says that it does."""
+
+
 class Host(Protocol):
     """The node, as a replica sees it."""
 
@@ -102,6 +113,9 @@ class Host(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds of the node's monotonic clock."""
+
+    def steady_us(self) -> int:
+        """Microseconds of a clock that never steps, and goes on while the process or the machine stands still."""
 
     def wall_us(self) -> int:
         """Microseconds since 1970."""
@@ -133,6 +147,10 @@ class Host(Protocol):
     def read_came(self, reader: Reader) -> None:
         """Linearizable reads have come. Call `reader.begin_round()` in the next turn of the loop, and ask the other voters of that
         round. Give it up if they do not answer for a heartbeat."""
+
+    def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
+        """Ask the leader, in the next turn of the loop, for the index that a follower must have applied to serve `snapshot`. 0:
+        all that is acknowledged so far. Fails with SNAPSHOT_NOT_READY if no answer comes in time."""
 
     def woken(self, replica: HostedReplica) -> None:
         """The replica was at rest, and its time goes on: it must be ticked again."""

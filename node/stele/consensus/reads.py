@@ -7,7 +7,7 @@ every later leader.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from types import TracebackType
 
 from stele.consensus.applier import Applier
@@ -68,13 +68,33 @@ class Reads:
         Raises:
             Retryable: NOT_LEADER, NO_QUORUM, TIMED_OUT.
         """
+        async with self._deadline("a read", within_ms):
+            await self._applier.wait(await self._confirmed_index())
+
+    async def _confirmed_index(self) -> int:
+        """The commit index of a leader that a majority follows, both after this call."""
         self._standing.check_leader()
         future: asyncio.Future[int] = self._loop.create_future()
         if not self._next_round:
             self._host.read_came(self)
         self._next_round.append(future)
-        async with self._deadline("a read", within_ms):
-            await self._applier.wait(await future)
+        return await future
+
+    def index_for(self, follower: ReplicaId, term: int) -> int | None:
+        """The index up to which a follower must have applied, to serve all that was acknowledged before it asked.
+
+        It says that it follows this replica in `term`. None: that is no majority, so ask others by `index_by_others`."""
+        point = self._runtime.core.read_point
+        if point is None or not self._standing.leads or point[0] != term:
+            return None
+        return point[1] if self._runtime.core.confirmed_by(term, (follower,)) else None
+
+    async def index_by_others(self, snapshot: int, within_ms: int) -> int:
+        """As `index_for`, confirmed by a majority. Or as `prepare`, if there is a snapshot."""
+        if snapshot:
+            return await self.prepare(snapshot, within_ms)
+        async with self._deadline("a read of a follower", within_ms):
+            return await self._confirmed_index()
 
     def begin_round(self) -> ReadRound | None:
         """The reads of this turn, for the node to have them confirmed. None: nobody waits, or the core does it."""
@@ -140,10 +160,18 @@ class Reads:
         await self.snapshot_ready(snapshot, within_ms)
         return self._applier.applied_index
 
-    async def snapshot_ready(self, snapshot: int, within_ms: int = 0, *, prepared: int = 0) -> None:
+    async def snapshot_ready(
+        self,
+        snapshot: int,
+        within_ms: int = 0,
+        *,
+        prepared: int = 0,
+        ask: Callable[[int], Awaitable[None]] | None = None,
+    ) -> None:
         """Return once everything at or below `snapshot` is applied here and can never change.
 
-        `within_ms`: as for `linearizable_read`. `prepared`: the index that `prepare` gave for this snapshot; 0: none.
+        `within_ms`: as for `linearizable_read`. `prepared`: the index that `prepare` gave for this snapshot; 0: none. `ask`: how a
+        follower that cannot know asks its leader (`Following.holds`).
 
         Raises: Retryable: NOT_LEADER (a follower that cannot know), NO_QUORUM, TIMED_OUT, NOT_READY (clocks
             are apart). Rejected: CLOCK_AHEAD.
@@ -156,6 +184,10 @@ class Reads:
                 await applier.wait(prepared)
             if not standing.running:
                 raise standing.refusal()
+            return
+        if ask is not None and standing.running and not standing.leads:
+            async with self._deadline(f"snapshot {snapshot}", within_ms):
+                await ask(snapshot)
             return
         standing.check_leader()
         if fault := timestamps.fault:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stele.consensus.following import Following
 from stele.consensus.members import Members
 from stele.consensus.ports import Host, ReplicaOptions, ReplicaStream
 from stele.consensus.reads import Reads
@@ -64,6 +65,11 @@ class Replica:
     def reads(self) -> Reads:
         """Its read path."""
         return self._parts().reads
+
+    @property
+    def following(self) -> Following:
+        """What a follower knows of its age. Raises as `writes`."""
+        return self._parts().following
 
     @property
     def members(self) -> Members:
@@ -305,6 +311,10 @@ class Replica:
             and started.members.node_of.get(leader) == from_node
             and started.core.vouches(leader, term)
         )
+
+    def has_on(self, node_id: NodeId, replica_id: ReplicaId) -> bool:
+        """Whether the group's replica of this id is on this node, as far as this one knows."""
+        return self.started is not None and self.started.members.node_of.get(replica_id) == node_id
 
     def on_message(self, from_node: NodeId, sender: ReplicaId, message: Message) -> None:
         """A message came from another replica of this tablet, which this replica's configuration may not name yet."""

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable
 
 from stele.consensus.applier import Applier
+from stele.consensus.following import Following
 from stele.consensus.members import Members
 from stele.consensus.message_bounds import MessageBounds
 from stele.consensus.ports import Host, ReplicaOptions, ReplicaStream
@@ -88,6 +89,7 @@ class StartedReplica:
         self.reads = Reads(
             standing, host, options, self.runtime, self.storage, self.writes, self.applier, contexts
         )
+        self.following = Following(standing, host, self.core, self.members.node_of.get, self.applier)
         status = self.core.status()
         standing.begin(status.term, status.config, status.committed_config)
 

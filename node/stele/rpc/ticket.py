@@ -43,7 +43,8 @@ class Ticket:
     PrepareSnapshot gave for this snapshot and incarnation, so that any replica may serve it; 0: not prepared. `resumable`: rows come
     in key order. The metadata of each batch are the least key behind its last row. A reader that lost its node
     sends the ticket to another replica, with that as the scan's `lower`. A node of an earlier release sends no
-    metadata.
+    metadata. `any_replica`: a follower that cannot know whether it holds the snapshot asks its leader. Without it, the reader is
+    sent to the leader.
     """
 
     cluster_id: str
@@ -56,6 +57,7 @@ class Ticket:
     incarnation: int = 0
     prepared: int = 0
     resumable: bool = False
+    any_replica: bool = False
 
     def encode(self) -> bytes:
         """The ticket as bytes; `decode_ticket` is the inverse."""
@@ -72,6 +74,7 @@ class Ticket:
                 **({"incarnation": self.incarnation} if self.incarnation else {}),
                 **({"prepared": self.prepared} if self.prepared else {}),
                 **({"resumable": True} if self.resumable else {}),
+                **({"any_replica": True} if self.any_replica else {}),
             },
             CHANGES_VERSION if "changes" in scan else TICKET_VERSION,
         )
@@ -96,6 +99,7 @@ class Ticket:
             incarnation=whole_number(fields.get("incarnation", 0), INCARNATION_MAX),
             prepared=prepared,
             resumable=bool(fields.get("resumable", False)),
+            any_replica=bool(fields.get("any_replica", False)),
         )
 
     def spec(self, schema: Schema) -> ScanSpec:

@@ -42,10 +42,12 @@ class NodeHost:
     ) -> None:
         self.node_id = node_id
         self.now_ms = clock.now_ms
+        self.steady_us = wall_clock.monotonic_us
         self.wall_us = wall_clock.read
         self.clock_fault = wall_clock.fault
         self.send = messenger.send
         self.read_came = messenger.confirming.read_came
+        self.ask_leader = messenger.following.ask_leader
         self.dropped = messenger.dropped
         self.fail = shutdown.fail
         self.in_thread = threads.in_thread

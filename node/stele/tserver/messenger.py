@@ -29,6 +29,7 @@ from stele.rpc.logging import OncePer
 from stele.rpc.peers import PeerTransport
 from stele.rpc.proto import common_pb2, consensus_pb2
 from stele.tserver.confirming import Confirming
+from stele.tserver.following import LeaderQuestions
 from stele.tserver.messages import QUIET, encode_body, encode_head, message_from_pb
 from stele.tserver.quiet import QuietGroups
 from stele.tserver.replicas import Replicas
@@ -63,6 +64,9 @@ class Messenger:
             first=secrets.randbits(48) << 14,
             patience_ms=options.heartbeat_ms,
             now_ms=now_ms,
+        )
+        self.following = LeaderQuestions(
+            replicas, self._follow, first=secrets.randbits(48) << 14, now_ms=now_ms
         )
         self._transport = PeerTransport(
             pool,
@@ -113,6 +117,7 @@ class Messenger:
         self._encoded = None, b""
         self.quiet.tick(now_ms)
         self.confirming.tick(now_ms)
+        self.following.tick(now_ms)
 
     def woken(self, key: StreamKey) -> None:
         """A replica was at rest, and its time goes on."""
@@ -121,6 +126,7 @@ class Messenger:
 
     async def close(self) -> None:
         """Close all links; queued messages are lost."""
+        await self.following.close()
         await self._transport.close()
 
     def _ping(self, node_id: NodeId, resting: consensus_pb2.RestingPB) -> None:
@@ -132,6 +138,11 @@ class Messenger:
         if self._replicas.fenced:
             return
         self._transport.send(node_id, consensus_pb2.ConsensusMessage(confirm=confirm).SerializeToString())
+
+    def _follow(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        if self._replicas.fenced:
+            return
+        self._transport.send(node_id, consensus_pb2.ConsensusMessage(follow=follow).SerializeToString())
 
     def _address_of(self, node_id: NodeId) -> str:
         """The last known HOST:PORT of a node by the configurations of the replicas here; "" if none names it."""
@@ -150,6 +161,8 @@ class Messenger:
         if replica is None:
             if envelope.HasField("confirm"):
                 self.confirming.told(from_node, envelope.confirm)
+            elif envelope.HasField("follow"):
+                self.following.told(from_node, envelope.follow)
             elif envelope.HasField("resting"):
                 self.quiet.told(from_node, envelope.resting)
             return
@@ -167,4 +180,5 @@ class Messenger:
     def _on_disconnect(self, node_id: NodeId) -> None:
         self.quiet.lost(node_id)
         self.confirming.lost(node_id)
+        self.following.lost(node_id)
         self._replicas.peer_node_failed(node_id)

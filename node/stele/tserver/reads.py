@@ -22,6 +22,7 @@ from stele.model.ids import HybridTime, OpId
 from stele.model.incarnation import shown
 from stele.model.schema import COLUMNS_MAX
 from stele.rpc.channels import MESSAGE_BYTES_MAX
+from stele.rpc.proto import tserver_pb2
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.machine import WouldBlock
 from stele.tablet.store import TabletStore
@@ -32,6 +33,8 @@ _BRIEF_KEYS_MAX, _BRIEF_VALUES_MAX, _BRIEF_BYTES_MAX = 32, 512, 1_024
 """The most keys, keys times columns, and bytes of keys that are looked up on the event loop."""
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _NEWER_RETRY_MS = 20
+_FRESH_WAIT_MS = 1_000
+"""How long a follower waits until it has applied what its leader says, if its reader does not say."""
 VALUES_MAX = 65_536
 """The most keys times columns of one point read."""
 KEYS_MAX = 1_024
@@ -106,6 +109,23 @@ async def point_read(
             return await _guarded(replica, in_thread(in_a_thread))
     except TimeoutError:
         raise Retryable("the node did not get to this read in time", code=Code.TIMED_OUT) from None
+
+
+async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest) -> int:
+    """For a read at a follower: all that was acknowledged before this time of the node's steady clock is applied here.
+
+    It is not older than the request allows.
+
+    Raises:
+        Retryable: SNAPSHOT_NOT_READY, TIMED_OUT, NOT_LEADER: ask another replica.
+    """
+    now_us = replica.host.steady_us()
+    seen_newer = request.after > store_of(replica).last_timestamp
+    try:
+        async with asyncio.timeout((request.deadline_ms or _FRESH_WAIT_MS) / 1000):
+            return await replica.following.fresh(now_us - request.max_staleness_us, at_once=seen_newer)
+    except TimeoutError:
+        raise Retryable("this replica lags behind its leader; ask another", code=Code.TIMED_OUT) from None
 
 
 def stream_of(rows: pa.RecordBatch) -> bytes:

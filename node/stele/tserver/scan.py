@@ -91,7 +91,8 @@ class Scans:
         try:
             async with asyncio.timeout(ticket.wait_ms / 1000):
                 snapshot = ticket.snapshot or int(await replica.reads.latest_snapshot())
-                await replica.reads.snapshot_ready(snapshot, prepared=ticket.prepared)
+                ask = replica.following.holds if ticket.any_replica else None
+                await replica.reads.snapshot_ready(snapshot, prepared=ticket.prepared, ask=ask)
         except TimeoutError:
             raise Retryable(
                 f"snapshot {ticket.snapshot} was not ready within {ticket.wait_ms} ms; try again",

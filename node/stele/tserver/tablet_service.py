@@ -44,6 +44,7 @@ from stele.tserver.reads import (
     check_incarnation,
     check_tablet,
     checksum,
+    fresh_since,
     key_space_of,
     point_read,
     refuse_newer,
@@ -161,11 +162,17 @@ class TabletService(TabletServerServiceServicer):
         check_tablet(replica, "table", request.tablet_incarnation)
         refuse_newer(store_of(replica), request.schema_version)
         until = asyncio.get_running_loop().time() + (request.deadline_ms or WRITE_DEADLINE_MS) / 1000
+        since_us = replica.host.steady_us()
         if request.snapshot:
-            await replica.reads.snapshot_ready(request.snapshot, request.deadline_ms)
-            snapshot = request.snapshot
+            ask = replica.following.holds if request.any_replica else None
+            await replica.reads.snapshot_ready(request.snapshot, request.deadline_ms, ask=ask)
+            snapshot = int(request.snapshot)
+        elif request.any_replica and not replica.is_leader:
+            since_us = await fresh_since(replica, request)
+            snapshot = store_of(replica).last_timestamp
         else:
-            snapshot = await replica.reads.latest_snapshot(request.deadline_ms)
+            snapshot = int(await replica.reads.latest_snapshot(request.deadline_ms))
+        newest = store_of(replica).last_timestamp
         rows, places = await point_read(
             replica,
             request.keys,
@@ -174,8 +181,12 @@ class TabletService(TabletServerServiceServicer):
             in_thread=self._in_read_thread,
             until=until,
         )
-        self._load.add(replica, write_units(len(rows)) + len(places))
-        return pb.ReadResponse(rows=rows, snapshot=snapshot, places=places)
+        if replica.is_leader:
+            self._load.add(replica, write_units(len(rows)) + len(places))
+        response = pb.ReadResponse(rows=rows, snapshot=snapshot, places=places, newest=newest)
+        if request.any_replica and not request.snapshot:
+            response.age_us = max(0, replica.host.steady_us() - since_us)
+        return response
 
     async def _kv(self, request: pb.KvRequest) -> pb.KvResponse:
         """One operation on a key space."""

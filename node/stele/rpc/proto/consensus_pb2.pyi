@@ -79,6 +79,7 @@ class ConsensusMessage(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     RESTING_FIELD_NUMBER: _builtins.int
     CONFIRM_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     from_replica: _builtins.int
     to_replica: _builtins.int
@@ -103,6 +104,10 @@ class ConsensusMessage(_message.Message):
     def confirm(self) -> Global___ConfirmPB:
         """without a tablet, too"""
 
+    @_builtins.property
+    def follow(self) -> Global___FollowPB:
+        """without a tablet, too"""
+
     def __init__(
         self,
         *,
@@ -118,16 +123,53 @@ class ConsensusMessage(_message.Message):
         quiet: _builtins.bool = ...,
         resting: Global___RestingPB | None = ...,
         confirm: Global___ConfirmPB | None = ...,
+        follow: Global___FollowPB | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "follow", b"follow", "resting", b"resting", "timeout_now", b"timeout_now", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "confirm", b"confirm", "follow", b"follow", "from_replica", b"from_replica", "quiet", b"quiet", "resting", b"resting", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "timeout_now", b"timeout_now", "to_replica", b"to_replica", "update", b"update", "update_response", b"update_response", "vote", b"vote", "vote_response", b"vote_response"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["update", "update_response", "vote", "vote_response", "timeout_now"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___ConsensusMessage: _TypeAlias = ConsensusMessage  # noqa: Y015
+
+@_typing.final
+class FollowPB(_message.Message):
+    """Reads at followers: a follower's node asks a leader's node up to which log index its replicas must have applied, and gets an
+    index for each tablet as it is known. Programs before 0.2.0 are silent.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the question; its answers repeat it"""
+    asks: _builtins.bytes
+    """56 bytes for each, big endian: tablet id, incarnation, replicas that lead and ask, term, snapshot"""
+    wait_ms: _builtins.int
+    """how long the leader may wait until it knows"""
+    answers: _builtins.bytes
+    """10 bytes for each: the place in the question, the index; index 0: refused"""
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        asks: _builtins.bytes = ...,
+        wait_ms: _builtins.int = ...,
+        answers: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "asks", b"asks", "number", b"number", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FollowPB: _TypeAlias = FollowPB  # noqa: Y015
 
 @_typing.final
 class ConfirmPB(_message.Message):

@@ -381,6 +381,9 @@ class ReadRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     TABLET_INCARNATION_FIELD_NUMBER: _builtins.int
+    ANY_REPLICA_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_US_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     keys: _builtins.bytes
     snapshot: _builtins.int
@@ -388,6 +391,12 @@ class ReadRequest(_message.Message):
     deadline_ms: _builtins.int
     schema_version: _builtins.int
     tablet_incarnation: _builtins.int
+    any_replica: _builtins.bool
+    """a follower may answer: at the snapshot, or rows that are not too old"""
+    max_staleness_us: _builtins.int
+    """without a snapshot: all that was acknowledged so long before the request is in the answer"""
+    after: _builtins.int
+    """... and so is all that has at most this hybrid time: what the client has written or seen"""
     @_builtins.property
     def column_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: all"""
@@ -402,10 +411,13 @@ class ReadRequest(_message.Message):
         deadline_ms: _builtins.int = ...,
         schema_version: _builtins.int = ...,
         tablet_incarnation: _builtins.int = ...,
+        any_replica: _builtins.bool = ...,
+        max_staleness_us: _builtins.int = ...,
+        after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column_ids", b"column_ids", "deadline_ms", b"deadline_ms", "keys", b"keys", "schema_version", b"schema_version", "snapshot", b"snapshot", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "any_replica", b"any_replica", "column_ids", b"column_ids", "deadline_ms", b"deadline_ms", "keys", b"keys", "max_staleness_us", b"max_staleness_us", "schema_version", b"schema_version", "snapshot", b"snapshot", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -418,9 +430,15 @@ class ReadResponse(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    AGE_US_FIELD_NUMBER: _builtins.int
     rows: _builtins.bytes
     """Arrow IPC stream: the rows found, in key order"""
     snapshot: _builtins.int
+    newest: _builtins.int
+    """hybrid time of the newest write that the replica has applied"""
+    age_us: _builtins.int
+    """with any_replica: all that was acknowledged so long ago, or earlier, is in the answer"""
     @_builtins.property
     def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """for each row: which of the request's keys it has; none from release 0.1.0"""
@@ -431,10 +449,12 @@ class ReadResponse(_message.Message):
         rows: _builtins.bytes = ...,
         snapshot: _builtins.int = ...,
         places: _abc.Iterable[_builtins.int] | None = ...,
+        newest: _builtins.int = ...,
+        age_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["places", b"places", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_us", b"age_us", "newest", b"newest", "places", b"places", "rows", b"rows", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,148 @@
+"""Reads of one tablet at its nearest replica, which need not lead. One `Nearby` per TabletClient; used by reads.py.
+
+Followers of the reader's zone are asked first, then the others, and the leader last. A replica that did not answer is left
+alone for a while.
+
+Invariant: an answer is no older than its reader allows, and never older than what this client has written or seen of the
+tablet. A replica that cannot be sure of that says so, and the next one is asked.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stele.client.attempts import ELSEWHERE, REFRESH, SAME_AGAIN
+from stele.client.leader_search import SLOW_S
+from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.model.errors import Code, SteleError, let_go
+from stele.rpc.convert import id_to_pb
+from stele.rpc.proto import tserver_pb2
+
+if TYPE_CHECKING:
+    from stele.client.tablet import TabletClient
+
+_SILENT_S, _UNSURE_S = 2.0, 0.5
+"""How long a replica is left alone that did not answer, or that could not tell how old its rows are."""
+_ATTEMPT_MIN_S = 0.05
+_OTHERS = ELSEWHERE | SAME_AGAIN | {Code.SNAPSHOT_TOO_OLD}
+"""Codes after which another replica may answer."""
+
+
+class How(NamedTuple):
+    """Which rows may be read: those of a snapshot, or those of at most this age."""
+
+    max_staleness_us: int | None
+    snapshot: int = 0
+
+
+class AgedRow(NamedTuple):
+    """A row that may be old. Returned by `get` and `get_many` with `max_staleness`.
+
+    Attributes:
+        row: The row; None if there was none.
+        age_s: All writes that were acknowledged so many seconds before the call are in it.
+        node_id: The node that answered.
+
+    Example:
+        >>> found = table.get((date(2024, 5, 1), "cellar"), ["value"], max_staleness=5.0)
+        >>> found.row, 0 <= found.age_s <= 5
+        ({'value': 12.0}, True)
+    """
+
+    row: dict[str, Any] | None
+    age_s: float
+    node_id: str
+
+
+class NearAnswer(NamedTuple):
+    """What a replica answered."""
+
+    rows: bytes
+    places: list[int]
+    age_s: float
+    node_id: str
+
+
+class Nearby:
+    """The replicas of one tablet, nearest first, for a reader in `zone` ("": not said)."""
+
+    def __init__(self, tablet: TabletClient, zone: str) -> None:
+        self.tablet = tablet
+        self._place: TabletPlace = tablet.place
+        self._zone = zone
+        self._first = random.randrange(1 << 16)  # so that clients without a zone differ
+        self._left_alone: dict[str, float] = {}  # until when, by node
+
+    async def read(self, request: tserver_pb2.ReadRequest, how: How, timeout_s: float) -> NearAnswer:
+        """The rows with the keys of a request. Raises what `TabletClient.read` raises."""
+        until = time.monotonic() + timeout_s
+        request.any_replica = True
+        request.snapshot, request.max_staleness_us = how.snapshot, how.max_staleness_us or 0
+        request.after = self.tablet.seen
+        for replica in self._followers():
+            rest_s = until - time.monotonic()
+            if rest_s < 2 * _ATTEMPT_MIN_S:
+                break
+            try:
+                answer = await self.tablet.read_at(replica, request, timeout_s=min(SLOW_S, rest_s / 2))
+            except SteleError as exc:
+                let_go(exc)
+                if exc.code not in _OTHERS:
+                    raise
+                self._failed(replica, exc)
+            else:
+                return _told(answer, replica.node_id)
+        request.any_replica = False
+        rest_s = max(0.001, until - time.monotonic())
+        answer = await self.tablet.read(request, timeout_s=rest_s)
+        leader = self._place.target().node_id if self._place.replicas else ""
+        return _told(answer, leader)
+
+    def _followers(self) -> list[ReplicaPlace]:
+        """Those to ask before the leader, the nearest first."""
+        replicas = self._place.replicas
+        if not replicas:
+            return []
+        leader, now = self._place.target(), time.monotonic()
+        start = self._first % len(replicas)
+        followers = [r for r in (*replicas[start:], *replicas[:start]) if r != leader]
+        awake = [r for r in followers if self._left_alone.get(r.node_id, 0.0) <= now]
+        return sorted(awake, key=lambda r: not self._zone or r.zone != self._zone)
+
+    def _failed(self, replica: ReplicaPlace, error: SteleError) -> None:
+        silent = error.code in (Code.TIMED_OUT, Code.UNAVAILABLE)
+        self._left_alone[replica.node_id] = time.monotonic() + (_SILENT_S if silent else _UNSURE_S)
+        if error.code in REFRESH or silent:
+            self.tablet.refresh_soon()
+
+
+def _told(answer: tserver_pb2.ReadResponse, node_id: str) -> NearAnswer:
+    return NearAnswer(answer.rows, list(answer.places), answer.age_us / 1e6, node_id)
+
+
+def address(request: tserver_pb2.ReadRequest, place: TabletPlace, timeout_s: float) -> None:
+    """Fill in whom a request is for. The node stops waiting a little earlier, so that it can say so in time."""
+    request.tablet_id = id_to_pb(place.tablet_id)
+    request.tablet_incarnation = place.incarnation
+    request.deadline_ms = max(1, int(timeout_s * 900))
+
+
+class NearTablet:
+    """A tablet whose rows are read in one way, at its nearest replica."""
+
+    __slots__ = ("_how", "_nearby")
+
+    def __init__(self, nearby: Nearby, how: How) -> None:
+        self._nearby = nearby
+        self._how = how
+
+    async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> NearAnswer:
+        """As `Nearby.read`."""
+        return await self._nearby.read(request, self._how, timeout_s)
+
+
+def aged(row: dict[str, Any] | None, answer: NearAnswer | None) -> AgedRow:
+    """A row with its age. A key of no tablet has none, and that is always true."""
+    return AgedRow(row, 0.0, "") if answer is None else AgedRow(row, answer.age_s, answer.node_id)

@@ -1,0 +1,222 @@
+"""Reads at followers: one question to each leader's node for all tablets that are read here in the same turn, and its answers.
+
+Owned by the messenger. A follower asks up to which log index it must have applied (stele.consensus.following). The leader's
+node answers at once where this follower and the leader are a majority. Otherwise it answers once other voters have confirmed,
+or once the snapshot is ready. What is not answered within PATIENCE_MS fails, and the reader goes elsewhere.
+
+Invariants: an answer counts only for the question with its number, and for the node that was asked. A process never repeats a
+number, and begins at a random one. However much other nodes ask, a bounded part is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import structlog
+
+from stele.consensus.following import PATIENCE_MS
+from stele.consensus.ports import Follower
+from stele.consensus.replica import Replica
+from stele.model.bounds import INDEX_MAX
+from stele.model.errors import Code, Retryable, SteleError, let_go
+from stele.model.ids import NodeId, ReplicaId
+from stele.rpc.logging import OncePer
+from stele.rpc.proto import consensus_pb2
+from stele.tserver.replicas import Replicas
+
+log = structlog.get_logger("stele.tserver")
+
+_ASK = struct.Struct(">16sQQQQQ")
+"""Tablet, its incarnation, who leads, who asks, the term, the snapshot."""
+_ANSWER = struct.Struct(">HQ")
+ASKS_MAX = 1_024
+"""The most tablets in one question."""
+_WORK_MAX = 4_096
+"""The most tablets of one node whose answers take time at once. A node that asks about more gets no answer."""
+
+Asked = tuple[Follower, int]
+"""Who asks, for which snapshot."""
+
+
+class _Question(NamedTuple):
+    """What a node was asked, and when."""
+
+    node_id: NodeId
+    asked_ms: int
+    futures: list[asyncio.Future[int]]
+
+
+class LeaderQuestions:
+    """The questions of one node's followers, and its leaders' answers to others.
+
+    `send(node_id, follow)` sends to a node. `first` is a random number.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        send: Callable[[NodeId, consensus_pb2.FollowPB], None],
+        *,
+        first: int,
+        now_ms: int,
+    ) -> None:
+        self._replicas = replicas
+        self._send = send
+        self._number = first
+        self._now_ms = now_ms
+        self._turn: dict[Asked, asyncio.Future[int]] = {}
+        self._questions: dict[int, _Question] = {}  # by number, the oldest first
+        self._work: Counter[NodeId] = Counter()  # answers that take time, by who asked
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._once = OncePer()
+
+    def ask_leader(self, follower: Follower, snapshot: int) -> asyncio.Future[int]:
+        """As `Host.ask_leader`."""
+        loop = asyncio.get_running_loop()
+        if not self._turn:
+            loop.call_soon(self._end_turn)
+        future = self._turn.get((follower, snapshot))
+        if future is None:
+            self._turn[follower, snapshot] = future = loop.create_future()
+        return future
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, {}
+        wanted: dict[NodeId, list[tuple[bytes, asyncio.Future[int]]]] = {}
+        for (follower, snapshot), future in turn.items():
+            found = follower.leader_to_ask()
+            if found is None:
+                _fail(future, "it follows no leader now")
+                continue
+            node_id, leader, term = found
+            standing = follower.standing
+            block = standing.superblock
+            ask = _ASK.pack(
+                standing.raw_tablet_id, block.tablet_incarnation, leader, block.replica_id, term, snapshot
+            )
+            wanted.setdefault(node_id, []).append((ask, future))
+        for node_id, parts in wanted.items():
+            for start in range(0, len(parts), ASKS_MAX):
+                self._ask(node_id, parts[start : start + ASKS_MAX])
+
+    def _ask(self, node_id: NodeId, parts: list[tuple[bytes, asyncio.Future[int]]]) -> None:
+        self._number += 1
+        self._questions[self._number] = _Question(node_id, self._now_ms, [future for _, future in parts])
+        asks = b"".join(ask for ask, _ in parts)
+        self._send(node_id, consensus_pb2.FollowPB(number=self._number, asks=asks, wait_ms=PATIENCE_MS))
+
+    def told(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        """A node asks, or answers."""
+        if follow.answers:
+            self._take_answers(node_id, follow)
+        else:
+            self._answer(node_id, follow)
+
+    def _take_answers(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        question = self._questions.get(follow.number)
+        if question is None or question.node_id != node_id:
+            return
+        for place, index in _whole(_ANSWER, follow.answers):
+            if place >= len(question.futures) or question.futures[place].done():
+                continue
+            if 0 < index <= INDEX_MAX:
+                question.futures[place].set_result(index)
+            else:
+                _fail(question.futures[place], "its leader cannot answer now")
+        if all(future.done() for future in question.futures):
+            del self._questions[follow.number]
+
+    def _answer(self, node_id: NodeId, follow: consensus_pb2.FollowPB) -> None:
+        count = len(follow.asks) // _ASK.size
+        if count > ASKS_MAX or self._work[node_id] + count > _WORK_MAX:
+            event = "question of followers dropped"
+            self._once.tell(log.warning, event, node_id, "long", peer_node=node_id, tablets=count)
+            return
+        answers = []
+        for at, (tablet, incarnation, leader, asker, term, snapshot) in enumerate(_whole(_ASK, follow.asks)):
+            replica = self._replicas.route((tablet, leader))
+            index: int | None = 0
+            if replica is not None and _may_ask(replica, node_id, incarnation, asker):
+                index = None if snapshot else replica.reads.index_for(ReplicaId(asker), term)
+                if index is None:
+                    wait_ms = max(1, min(follow.wait_ms, PATIENCE_MS))
+                    self._answer_later(node_id, follow.number, at, replica, snapshot, wait_ms)
+                    continue
+            answers.append(_ANSWER.pack(at, index or 0))
+        if answers:
+            self._send(node_id, consensus_pb2.FollowPB(number=follow.number, answers=b"".join(answers)))
+
+    def _answer_later(
+        self, node_id: NodeId, number: int, at: int, replica: Replica, snapshot: int, wait_ms: int
+    ) -> None:
+        async def work() -> None:
+            incarnation = replica.superblock.tablet_incarnation
+            try:
+                index = await replica.reads.index_by_others(snapshot, wait_ms)
+                if replica.superblock.tablet_incarnation != incarnation:
+                    index = 0
+            except SteleError as exc:
+                let_go(exc)
+                index = 0
+            self._send(node_id, consensus_pb2.FollowPB(number=number, answers=_ANSWER.pack(at, index)))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._work[node_id] -= 1
+            if not self._work[node_id]:
+                del self._work[node_id]
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._work[node_id] += 1
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+
+    def tick(self, now_ms: int) -> None:
+        """Time has passed: give up what was not answered."""
+        self._now_ms = now_ms
+        while self._questions:
+            number, question = next(iter(self._questions.items()))
+            if now_ms - question.asked_ms < PATIENCE_MS:
+                return
+            del self._questions[number]
+            for future in question.futures:
+                _fail(future, f"its leader did not answer within {PATIENCE_MS} ms")
+
+    def lost(self, node_id: NodeId) -> None:
+        """The connection to a node was reset: what it was asked will not be answered."""
+        for number, question in list(self._questions.items()):
+            if question.node_id == node_id:
+                del self._questions[number]
+                for future in question.futures:
+                    _fail(future, "the connection to its leader broke")
+
+    async def close(self) -> None:
+        """Stop answering."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _may_ask(replica: Replica, node_id: NodeId, incarnation: int, asker: int) -> bool:
+    return (
+        replica.running
+        and replica.superblock.tablet_incarnation == incarnation
+        and replica.has_on(node_id, ReplicaId(asker))
+    )
+
+
+def _fail(future: asyncio.Future[int], why: str) -> None:
+    if not future.done():
+        future.set_exception(
+            Retryable(f"this replica cannot tell how old its rows are: {why}", code=Code.SNAPSHOT_NOT_READY)
+        )
+        future.exception()  # its reader may have gone
+
+
+def _whole(form: struct.Struct, data: bytes) -> Iterator[tuple[Any, ...]]:
+    """The records in `data`. Bytes at the end that are no whole record are ignored."""
+    return form.iter_unpack(data[: len(data) // form.size * form.size])
