@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
 from stele.client import AsyncClient
@@ -15,6 +18,7 @@ from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.proto import tserver_pb2
 from stele.tserver.tablet_service import TabletService
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster
+from tests.tserver.test_plans import REFUSED
 
 
 async def made(cluster: LocalCluster, client: AsyncClient, rows: int = 20) -> AsyncTable:
@@ -142,6 +146,44 @@ async def test_scans_that_may_be_old_are_served_by_followers(
                 scan = (await other.open_table("t")).scan(["id"], max_staleness=60.0)
                 assert 50 < scan.age_s <= 60
                 assert await scan.count() == 0, "the table was empty then"
+    finally:
+        await cluster.close()
+
+
+async def test_flight_clients_read_followers_first(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    try:
+        await cluster.start()
+        async with cluster.client() as client:
+            await made(cluster, client, 100)
+            flight = {
+                i: cluster.running[n].description.flight_address
+                for n, i in cluster.ids.items()
+                if n != "master"
+            }
+            of_leader = {tablet: flight[node] for tablet, node in leaders(cluster).items()}
+
+            def plan(**fields: object) -> fl.FlightInfo:
+                command = b"\1" + json.dumps({"table": "t", **fields}).encode()
+                with fl.connect(f"grpc+tcp://{cluster.master_address}") as master:
+                    return master.get_flight_info(fl.FlightDescriptor.for_command(command))
+
+            def read(info: fl.FlightInfo) -> int:
+                count = 0
+                for endpoint in info.endpoints:
+                    ticket = json.loads(endpoint.ticket.ticket[1:])
+                    where = [str(each.uri.decode()) for each in endpoint.locations]
+                    assert of_leader[ticket["tablet"]] in where[-1] and len(where) == 3
+                    with fl.connect(endpoint.locations[0]) as node:
+                        count += node.do_get(endpoint.ticket).read_all().num_rows
+                return count
+
+            assert await asyncio.to_thread(read, await asyncio.to_thread(plan, max_staleness_ms=0)) == 100
+            for bad, why in [(900_001, "keeps 900000 ms of history"), (-1, "max_staleness_ms")]:
+                with pytest.raises(REFUSED, match=why):
+                    await asyncio.to_thread(plan, max_staleness_ms=bad)
+            with pytest.raises(REFUSED, match="either a snapshot"):
+                await asyncio.to_thread(plan, max_staleness_ms=5, snapshot=client.now())
     finally:
         await cluster.close()
 

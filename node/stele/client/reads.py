@@ -26,10 +26,11 @@ from stele.client.preparing import prepare
 from stele.client.ranges import Ranges
 from stele.client.scan import AsyncScanner, read_tablet
 from stele.client.splitting import split
-from stele.client.staleness import how_of, snapshot_for
+from stele.client.staleness import how_of
 from stele.client.streams import Streams
 from stele.client.tablet import Observed, TabletClient
 from stele.client.tablet_scan import FlightPool, ScanPlan
+from stele.model.clock import snapshot_for
 from stele.model.predicate import ScanSpec
 from stele.model.schema import Schema
 
@@ -236,7 +237,7 @@ class TableReads:
         else:
             how = how_of(wanted.max_staleness, wanted.snapshot, self._locations.info)
             late_us = (how and how.max_staleness_us) or 0
-            snapshot = snapshot_for(late_us, self._observed.now(), self._observed.timestamp)
+            snapshot = snapshot_for(late_us, int(self._observed.now()), self._observed.timestamp)
         return ScanPlan(
             identity.cluster_id,
             schema,

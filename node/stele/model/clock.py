@@ -25,6 +25,20 @@ CLOCK_OFF_MAX_US = 2_000_000
 Clocks under NTP differ by milliseconds; the error of the measurement is well below a second."""
 
 
+TIMESTAMP_AHEAD_MAX_US = CLOCK_OFF_MAX_US + 500_000
+"""How far the timestamp of a write may lie ahead of the right time. A leader's clock may be off, and it may have served a
+snapshot that was half a second ahead of it."""
+
+
+def snapshot_for(max_staleness_us: int, now: int, seen: int = 0) -> int:
+    """The oldest snapshot that holds all that was acknowledged `max_staleness_us` before the hybrid time `now`.
+
+    It holds what a client has `seen`, too.
+    """
+    late_us = max_staleness_us - TIMESTAMP_AHEAD_MAX_US
+    return now if late_us <= 0 else max(now - int(from_physical_us(late_us)), seen)
+
+
 def agreed(clocks_us: Collection[int]) -> int | None:
     """The middle of these clocks, read at one moment, if more than half are within CLOCK_OFF_MAX_US of it.
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from stele.model.bounds import INCARNATION_MAX, INDEX_MAX, ROWS_MAX, SCAN_WAIT_MAX_MS
+from stele.model.bounds import HISTORY_MAX_MS, INCARNATION_MAX, INDEX_MAX, ROWS_MAX, SCAN_WAIT_MAX_MS
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.ids import is_id
 from stele.model.jsons import parse_json, whole_number
@@ -214,6 +214,7 @@ _COMMAND_FIELDS = (
     "statistics",
     "prepare",
     "part_bytes",
+    "max_staleness_ms",
 )
 
 
@@ -224,7 +225,8 @@ class ScanCommand:
     `snapshot` 0 means now. The rest is for whole tables. `where`: as in stele.model.where. `limit`: for each
     ticket. `resumable`: as in `Ticket`. `statistics`: ask the leaders how many rows and bytes there are. `prepare`: have
     the leaders prepare the snapshot, so that any replica serves it. `part_bytes`: cut tablets into tickets of about so many
-    bytes of files; 0: one ticket for each tablet.
+    bytes of files; 0: one ticket for each tablet. `max_staleness_ms`: in the place of a snapshot, one that may be so old, for
+    followers; None: no such wish.
     """
 
     table: str = ""
@@ -237,6 +239,7 @@ class ScanCommand:
     statistics: bool = False
     prepare: bool = False
     part_bytes: int = 0
+    max_staleness_ms: int | None = None
 
     def encode(self) -> bytes:
         """The command as bytes."""
@@ -252,6 +255,7 @@ class ScanCommand:
                 "statistics": self.statistics,
                 "prepare": self.prepare,
                 "part_bytes": self.part_bytes,
+                **({} if self.max_staleness_ms is None else {"max_staleness_ms": self.max_staleness_ms}),
             }
         )
 
@@ -271,6 +275,8 @@ class ScanCommand:
         def parse(body: Any) -> ScanCommand:
             fields = Fields(body, _COMMAND_FIELDS)
             limited = fields.get("limit") is not None
+            aged = fields.get("max_staleness_ms") is not None
+            max_staleness_ms = fields.number("max_staleness_ms", HISTORY_MAX_MS)
             limit = fields.number("limit", ROWS_MAX)
             command = ScanCommand(
                 table=fields.text("table"),
@@ -283,10 +289,13 @@ class ScanCommand:
                 statistics=fields.flag("statistics"),
                 prepare=fields.flag("prepare"),
                 part_bytes=fields.number("part_bytes", _PART_BYTES_MAX),
+                max_staleness_ms=max_staleness_ms if aged else None,
             )
             fields.refuse_faults()
             if bool(command.table) == bool(command.tablet_id):
                 raise ValueError("name either a table or a tablet")
+            if aged and command.snapshot:
+                raise ValueError("give either a snapshot or max_staleness_ms")
             return command
 
         return _decode(raw, "command", parse)

@@ -15,7 +15,8 @@ from typing import Any
 
 from stele.consensus.ports import InThread
 from stele.consensus.replica import Replica
-from stele.model.clock import from_physical_us
+from stele.model.bounds import HISTORY_DEFAULT_MS
+from stele.model.clock import from_physical_us, snapshot_for
 from stele.model.errors import Code, Rejected, Retryable
 from stele.model.key_bounds import key_ranges, within
 from stele.model.partition import PartitionSchema, numbered, prune
@@ -124,6 +125,8 @@ class Plans:
             ordered=command.resumable,
         )
         snapshot = command.snapshot or int(from_physical_us(time.time_ns() // 1_000))
+        if command.max_staleness_ms is not None:
+            snapshot = snapshot_for(_staleness_us(command.max_staleness_ms, info.name, schema), snapshot)
         ordinals = {part: n for n, part in numbered(partitioning)}
         there = {
             ordinals.get(partition_from_pb(pb.partition), -1): pb
@@ -174,8 +177,9 @@ class Plans:
                     incarnation=pb.tablet_incarnation,
                     prepared=prepared.get(pb.tablet_id, 0),
                     resumable=command.resumable,
+                    any_replica=command.max_staleness_ms is not None,
                 ),
-                _flight_addresses(pb),
+                _flight_addresses(pb, followers_first=command.max_staleness_ms is not None),
             )
             for pb, part in scans
         ]
@@ -256,8 +260,18 @@ def _part(part: Partitioning) -> dict[str, Any]:
     return {"kind": "range", "columns": list(part.columns)}
 
 
-def _flight_addresses(pb: master_pb2.TabletLocationsPB) -> tuple[str, ...]:
-    """Flight addresses of the replicas that have rows to serve, the leader's first."""
+def _staleness_us(max_staleness_ms: int, name: str, schema: Schema) -> int:
+    """A staleness in microseconds. Rejected: it is longer than the table's history."""
+    history_ms = schema.history_ms or HISTORY_DEFAULT_MS
+    if max_staleness_ms > history_ms:
+        raise Rejected(
+            f"max_staleness_ms of {max_staleness_ms}: table {name} keeps {history_ms} ms of history; give at most that"
+        )
+    return 1_000 * max_staleness_ms
+
+
+def _flight_addresses(pb: master_pb2.TabletLocationsPB, *, followers_first: bool) -> tuple[str, ...]:
+    """Flight addresses of the replicas that have rows to serve, the leader's first or last."""
     voters = [r for r in pb.replicas if r.peer.member_type == common_pb2.VOTER and r.flight_address]
-    voters.sort(key=lambda r: (r.role != common_pb2.LEADER, not r.alive))
+    voters.sort(key=lambda r: ((r.role != common_pb2.LEADER) != followers_first, not r.alive))
     return tuple(r.flight_address for r in voters)
