@@ -355,8 +355,21 @@ async def test_a_schedule_makes_backups_prunes_drills_and_tells_what_was_missed(
         drill = (await status(made, "TabletBackupSchedule", "often"))["drill"]
         assert drill["rows"] == ROWS and drill["backupID"] == told["lastSuccess"]["backupID"], drill
         assert await tables(made) == {"flights"}
+
+        async def suspend(value: bool) -> None:
+            await made.kube.patch("TabletBackupSchedule", "default", "often", {"spec": {"suspend": value}})
+
+        await suspend(True)
+        await rewind(drill={"lastScheduleTime": ago, "lastPassTime": ago})
+
+        async def overdue() -> bool:
+            found = await made.condition("TabletBackupSchedule", "often", "Drilled")
+            return found[:2] == ("False", "DrillOverdue") and "suspend is true" in found[2]
+
+        await made.until("a suspended drill is overdue", overdue)
+        assert "DrillOverdue" in {e["reason"] for e in await made.events("TabletBackupSchedule")}
         shutil.rmtree(next(path for path in folder.glob("2*/flights-*")))
-        await rewind(drill={"lastScheduleTime": ago})
+        await suspend(False)
 
         async def failed() -> bool:
             return (await made.condition("TabletBackupSchedule", "often", "Drilled"))[:2] == (

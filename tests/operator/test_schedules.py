@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from stele_operator.api.cluster import TabletClusterSpec
 from stele_operator.errands import parse
 from stele_operator.plan.errand_jobs import job_name
-from stele_operator.plan.errands import Create, Decision, Errand, JobSeen, Remove, World
+from stele_operator.plan.errands import ClusterSeen, Create, Decision, Errand, JobSeen, Remove, World
 from stele_operator.plan.schedules import BadSchedule, decide_schedule, due, next_s
 from tests.operator.test_errands import FLIGHTS, TARGET, conditions
 
@@ -197,7 +198,10 @@ def test_a_drill_is_due_runs_once_and_its_result_is_kept() -> None:
     assert found.status is not None
     name = job_name("nightly", "drill", "s1")
     running = JobSeen(name, "j", "1", "running")
-    assert found.status["drill"] == {"lastScheduleTime": "2026-02-01T04:00:00Z"}
+    assert found.status["drill"] == {
+        "since": "2026-02-01T04:00:01Z",
+        "lastScheduleTime": "2026-02-01T04:00:00Z",
+    }
     e = schedule(found.status, drill={"schedule": "0 4 1 * *"})
     assert decide_schedule(world("2026-02-01T04:01:00", jobs=(running,)), e).actions == ()
     last = {"result": {"backup": "x9", "rows": 7, "restoreSeconds": 1.5, "compareSeconds": 0.5}}
@@ -217,3 +221,96 @@ def test_a_drill_is_due_runs_once_and_its_result_is_kept() -> None:
     failed = dataclasses.replace(running, state="failed", failed=1, last={"error": {"message": "damaged"}})
     worse = decide_schedule(world("2026-02-01T04:03:00", jobs=(failed,)), e)
     assert conditions(worse)["Drilled"] == ("False", "DrillFailed")
+
+
+PASSED: Json = {
+    "lastScheduleTime": "2026-04-01T02:30:00Z",
+    "lastSuccess": {"backupID": "x9"},
+    "drill": {"lastScheduleTime": "2026-02-01T04:00:00Z", "lastPassTime": "2026-02-01T04:02:00Z"},
+    "conditions": [{"type": "Drilled", "status": "True", "reason": "DrillPassed", "message": "equal"}],
+}
+"""A schedule whose drill of February passed."""
+MONTHLY: Json = {"schedule": "0 4 1 * *"}
+
+
+def drill_told(w: World, e: Errand) -> tuple[str, str, str, list[str]]:
+    """(Status, reason and message of Drilled, the reasons of events about drills)."""
+    found = decide_schedule(w, e)
+    assert found.status is not None
+    (told,) = [c for c in found.status["conditions"] if c["type"] == "Drilled"]
+    events = [reason for reason in reasons(found) if reason.startswith("Drill")]
+    return told["status"], told["reason"], told["message"], events
+
+
+HIBERNATING = dataclasses.replace(FLIGHTS, spec=TabletClusterSpec(hibernate=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "cluster", "status", "why"),
+    [
+        ({"suspend": True}, FLIGHTS, {}, "suspend is true: set it to false, or remove drill from the spec"),
+        (
+            {},
+            None,
+            {},
+            "there is no TabletCluster flights in this namespace: create it, or correct clusterRef",
+        ),
+        ({}, HIBERNATING, {}, "TabletCluster flights hibernates: wake it"),
+        ({}, dataclasses.replace(FLIGHTS, ready=False), {}, "TabletCluster flights is not Ready: its"),
+        ({}, FLIGHTS, {"lastSuccess": {}}, "no backup has succeeded yet: the condition Ready says why"),
+    ],
+)
+def test_a_drill_that_is_overdue_is_told_once_with_what_to_do(
+    spec: Json, cluster: ClusterSeen | None, status: Json, why: str
+) -> None:
+    clusters = {"flights": cluster} if cluster is not None else {}
+    e = schedule(PASSED | status, drill=MONTHLY, **spec)
+
+    def seen(now: str, by: Errand = e) -> tuple[str, str, str, list[str]]:
+        return drill_told(dataclasses.replace(world(now), clusters=clusters), by)
+
+    # It was due at 04:00. It may take job.deadline, 6 h, and an hour more.
+    assert seen("2026-03-01T11:00:00")[:2] == ("True", "DrillPassed")
+    found = seen("2026-03-01T11:00:01")
+    assert (found[0], found[1], found[3]) == ("False", "DrillOverdue", ["DrillOverdue"])
+    began = "the last drill passed at 2026-02-01T04:02:00Z, and one was due at 2026-03-01T04:00:00Z"
+    assert found[2].startswith(f"{began}; none has ended since: {why}"), found[2]
+    later = dataclasses.replace(
+        e,
+        status=e.status
+        | {"conditions": [dict(zip(("status", "reason", "message"), found)) | {"type": "Drilled"}]},
+    )
+    assert seen("2026-03-02T11:00:01", later)[1:4:2] == ("DrillOverdue", [])
+    # With another schedule nothing is due before May.
+    rare = dataclasses.replace(later, spec=schedule(drill={"schedule": "0 4 1 5 *"}, **spec).spec)
+    assert seen("2026-03-02T11:00:01", rare)[:2] == ("True", "DrillPassed")
+
+
+def test_a_drill_that_failed_or_runs_or_was_never_due_is_not_called_overdue() -> None:
+    failed = PASSED | {
+        "conditions": [{"type": "Drilled", "status": "False", "reason": "DrillFailed", "message": "x"}]
+    }
+    e = schedule(failed, drill=MONTHLY, suspend=True)
+    assert drill_told(world("2026-03-05T00:00:00"), e)[1:3] == ("DrillFailed", "x")
+    # Drills are asked for only now, of an old schedule.
+    fresh = schedule({"lastScheduleTime": "2026-04-01T02:30:00Z"}, drill=MONTHLY)
+    told = decide_schedule(world("2026-04-15T00:00:00"), fresh)
+    assert told.status is not None and told.status["drill"] == {"since": "2026-04-15T00:00:00Z"}
+    assert conditions(told)["Drilled"] == ("Unknown", "NotDrilled")
+    again = schedule(told.status, drill=MONTHLY)
+    assert drill_told(world("2026-05-01T10:59:00"), again)[1] == "NotDrilled"
+    status, reason, message, events = drill_told(world("2026-05-01T11:01:00"), again)
+    assert (status, reason, events) == ("False", "DrillOverdue", ["DrillOverdue"])
+    assert message.startswith(
+        "no drill has passed yet, and one was due at 2026-05-01T04:00:00Z; none has ended"
+    )
+    # Once the hindrance is gone it begins, and stays overdue until it has passed.
+    job = JobSeen(
+        job_name("nightly", "drill", "s1"), "j", "1", "running", started_s=at("2026-05-01T12:00:00")
+    )
+    ran = drill_told(world("2026-05-01T12:01:00", jobs=(job,)), schedule(PASSED, drill=MONTHLY))
+    assert ran[1] == "DrillOverdue" and "runs since 2026-05-01T12:00:00Z: wait for its end" in ran[2]
+    # Somebody has deleted the Job of the drill that was due.
+    lost = PASSED | {"drill": PASSED["drill"] | {"lastScheduleTime": "2026-03-01T04:00:00Z"}}
+    ran = drill_told(world("2026-03-05T00:00:00"), schedule(lost, drill=MONTHLY))
+    assert ran[1] == "DrillOverdue" and ran[2].endswith("the next one begins at 2026-04-01T04:00:00Z")

@@ -243,7 +243,7 @@ _SCHEDULE_STATUS = _object(
     conditions={
         **_CONDITIONS,
         "description": "Ready: the newest finished backup succeeded. Reconciling: one runs. Stalled: the schedule cannot be read. "
-        "Drilled: the newest drill passed.",
+        "Drilled: the newest drill passed, and none is overdue.",
     },
     active=_list("Names of TabletBackups that run.", {"type": "string"}, 10),
     lastScheduleTime=_time("The newest time that was due."),
@@ -265,6 +265,7 @@ _SCHEDULE_STATUS = _object(
     missed=_count("Times that were left out since the schedule exists, because nothing could begin."),
     drill=_object(
         "The newest drill.",
+        since=_time("Since when drills are asked for."),
         lastScheduleTime=_time("The newest time that was due."),
         lastTime=_time("When the newest drill ended."),
         lastPassTime=_time("When a drill passed last."),
@@ -474,6 +475,9 @@ def _of_backups() -> list[Json]:
             _column("Last", "date", ".status.lastSuccessTime", "Age of the newest backup's rows."),
             _column(
                 "Drilled", "string", _condition_path("Drilled", "status"), "Whether the newest drill passed."
+            ),
+            _column(
+                "LastDrill", "date", ".status.drill.lastPassTime", "Age of the newest drill that passed."
             ),
             _column("Age", "date", ".metadata.creationTimestamp", "When it was created."),
             _column("Next", "string", ".status.nextScheduleTime", "The next time.", 1),

@@ -41,6 +41,8 @@ Json = dict[str, Any]
 _COUNT_MAX = 1_000
 _HOLD_S_MAX = 365 * 86_400.0
 """A hold of more than a year is refused."""
+_DRILL_GRACE_S = 3_600.0
+"""A drill is overdue so long after the end that its deadline sets."""
 
 
 class BadSchedule(Exception):
@@ -305,31 +307,73 @@ def _drill(w: World, e: Errand, spec: TabletBackupScheduleSpec) -> tuple[Decisio
     """(What to do about the drill, its part of the status, its condition or None)."""
     drill = spec.drill
     assert drill is not None
-    status: Json = dict(e.status.get("drill") or {})
+    status: Json = dict(e.status.get("drill") or {"since": timestamp(w.now_s)})
     since_s = seconds_of(status.get("lastScheduleTime")) or e.created_s
     newest, _ = due(drill.schedule, spec.timeZone, since_s, w.now_s)
     coming = next_s(drill.schedule, spec.timeZone, w.now_s)
     known = next((c for c in conditions_of(e.status) if c.type == "Drilled"), None)
     job = w.jobs.get(job_name(e.name, "drill", e.uid))
-    if job is not None and job.state == "running":
-        return Decision(busy=True, again_s=coming), status, known
-    if job is not None:
-        if job.deleting:
-            return Decision(busy=True), status, known
+    if job is not None and job.state != "running" and not job.deleting:
         # Its result is recorded in the same pass in which it is deleted, or once more in the next.
         told, said = _drilled(status, job, w.now_s)
         removal = Remove("Job", job.name, job.uid, job.resource_version)
         return Decision((removal,), None, (said,), busy=True), status, told
     last = (e.status.get("lastSuccess") or {}).get("backupID")
+    stopped = _stopped(w, spec, last, job)
+    waits = stopped or ("" if newest else f"the next one begins at {timestamp(coming)}")
+    told, warned = _overdue(w, spec, drill, status, known, waits)
+    if job is not None:
+        return Decision((), None, warned, busy=True, again_s=coming), status, told
     if not newest or spec.suspend or not last:
-        return Decision(again_s=coming), status, known
-    cluster = w.clusters.get(spec.backup.clusterRef.name)
-    if cluster is None or not cluster.ready:
-        return Decision(busy=True), status, known
+        return Decision((), None, warned, again_s=coming), status, told
+    if stopped:
+        return Decision((), None, warned, busy=True), status, told
     made = _drill_job(w, e, spec, drill, str(last))
     status["lastScheduleTime"] = timestamp(newest)
     began = Said("DrillBegan", f"backup {last} is restored into tables of other names")
-    return Decision((Create("Job", made),), None, (began,), busy=True), status, known
+    return Decision((Create("Job", made),), None, (began,), busy=True), status, told
+
+
+def _stopped(w: World, spec: TabletBackupScheduleSpec, last: Any, job: JobSeen | None) -> str:
+    """Why no drill begins now, and what to do; "" if one may."""
+    name = spec.backup.clusterRef.name
+    cluster = w.clusters.get(name)
+    if job is not None and job.deleting:
+        return f"Job {job.name} of the drill before is still being deleted: see what holds its pod"
+    if job is not None:
+        return f"Job {job.name} runs since {timestamp(job.started_s or w.now_s)}: wait for its end"
+    if spec.suspend:
+        return "suspend is true: set it to false, or remove drill from the spec"
+    if cluster is None:
+        return f"there is no TabletCluster {name} in this namespace: create it, or correct clusterRef"
+    if cluster.spec is not None and cluster.spec.hibernate:
+        return f"TabletCluster {name} hibernates: wake it"
+    if not cluster.ready:
+        return f"TabletCluster {name} is not Ready: its conditions say why"
+    if not last:
+        return "no backup has succeeded yet: the condition Ready says why"
+    return ""
+
+
+def _overdue(
+    w: World, spec: TabletBackupScheduleSpec, drill: Drill, status: Json, known: Any, waits: str
+) -> tuple[Any, tuple[Said, ...]]:
+    """(The condition, and an event when a drill becomes overdue). `waits`: why none begins now; "": one does.
+
+    The newest drill that failed is worse news, and stays."""
+    passed_s = seconds_of(status.get("lastPassTime"))
+    asked = status.get("since") or status.get("lastScheduleTime")
+    wanted_s = next_s(drill.schedule, spec.timeZone, passed_s or seconds_of(asked))
+    late = w.now_s > wanted_s + duration_s(drill.job.deadline) + _DRILL_GRACE_S
+    reason = "" if known is None else known.reason
+    before = f"the last drill passed at {timestamp(passed_s)}" if passed_s else "no drill has passed yet"
+    if not late and reason == "DrillOverdue":
+        return condition("Drilled", True, ("DrillPassed", before)) if passed_s else None, ()
+    if not late or not waits or reason == "DrillFailed":
+        return known, ()
+    why = f"{before}, and one was due at {timestamp(wanted_s)}; none has ended since: {waits}"
+    events = () if reason == "DrillOverdue" else (Said("DrillOverdue", why, True, timestamp(wanted_s)),)
+    return condition("Drilled", False, ("DrillOverdue", why)), events
 
 
 def _drill_job(w: World, e: Errand, spec: TabletBackupScheduleSpec, drill: Drill, backup_id: str) -> Json:
