@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv s3-server venv-demo demo docs images jar e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv s3-server venv-demo demo docs images jar jar-if-possible e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,7 +49,7 @@ docs: venv ## the site, into build/site; a link that leads nowhere fails
 	$(BIN)/python docs/tools/picture.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-images: ## the images node, operator, tools and spark; DOCKER=docker TAG=dev BUILD_FLAGS=
+images: jar-if-possible ## the images node, operator, tools and spark; DOCKER=docker TAG=dev BUILD_FLAGS=
 	for target in node operator tools spark; do \
 	  $(DOCKER) build --quiet $(BUILD_FLAGS) --target $$target --tag stele/$$target:$(TAG) . || exit 1; done
 	@$(DOCKER) images --filter 'reference=stele/*:$(TAG)' --format '{{.Repository}}:{{.Tag}}  {{.Size}}'
@@ -58,11 +58,11 @@ JAR = pipeline/stele_spark/jars/stele-spark.jar
 
 jar: $(JAR) ## the JVM reader and catalog for Spark (docs/spark.md); needs Maven and Java 17
 
-$(JAR): pipeline/jvm/pom.xml $(shell find pipeline/jvm/src -type f) | venv
-	mvn -q -B -f pipeline/jvm/pom.xml package \
-	  -Dpyspark.jars=$$($(BIN)/python -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent / "jars")')
-	@mkdir -p $(@D)
-	cp pipeline/jvm/target/stele-spark.jar $@
+jar-if-possible: # where they are missing it says so and goes on
+	@if $(PYTHON) pipeline/jvm/build.py --check; then $(MAKE) --no-print-directory $(JAR) IF_POSSIBLE=--if-possible; fi
+
+$(JAR): pipeline/jvm/pom.xml pipeline/jvm/build.py $(shell find pipeline/jvm/src -type f) | venv
+	$(BIN)/python pipeline/jvm/build.py $@ $(IF_POSSIBLE)
 
 e2e: venv images ## end to end in your Kubernetes: docs/kubernetes.md has the settings; TESTS=test_3_machine for a part
 	STELE_E2E=1 STELE_DOCKER="$(DOCKER)" STELE_TAG=$(TAG) $(BIN)/python -m pytest -p no:cacheprovider -v \
@@ -81,7 +81,7 @@ types: venv
 # Hundreds of processes are started: without bytecode each would compile all of Stele anew. More at once than there are
 # processors, since tests mostly wait. Files are run in the order of tests/conftest.py.
 unit: export PYTHONDONTWRITEBYTECODE =
-unit: venv s3-server
+unit: venv s3-server jar-if-possible
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 \
 	  --ignore=tests/backup/test_s3.py --ignore=tests/rpc/test_inflow_memory.py
 	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: it measures memory

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 from stele.client import Client
@@ -24,6 +27,7 @@ from tests.spark.readers import need_jar
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 
+ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "double", True)], ["id"])
 ROWS = 3_000
 WIDE_ROWS, WIDE_BYTES = 60_000, 400
@@ -241,6 +245,33 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
         engine.sql("SELECT * FROM st.old")
     with Client(cluster.master_addresses) as client:
         assert [each.name for each in client.dropped_tables()] == ["old"]
+
+
+COUNTED = """
+import sys
+from pyspark.sql import SparkSession
+
+spark = SparkSession.builder.getOrCreate()
+assert not [name for name in sys.modules if name.startswith("stele_spark.session")]
+frame = spark.read.format("stele").options(masters=sys.argv[1], table="t").load().where("id < 100").groupBy().count()
+plan = frame._jdf.queryExecution().executedPlan().toString()
+print("told:", frame.collect()[0][0], "counted" in plan)
+"""
+
+
+def test_one_line_of_the_guide_gives_the_reader_to_any_session(cluster: Cluster, tmp_path: Path) -> None:
+    """`--jars` of spark-submit, in the folder of a checkout."""
+    from tests.spark.test_programs import environment
+
+    guide = (ROOT / "docs" / "spark.md").read_text()
+    (line,) = set(re.findall(r"`(--jars \S+)`", guide))
+    program = tmp_path / "program.py"
+    program.write_text(COUNTED)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    words = [str(submit), *line.split(), *conf, str(program), *cluster.master_addresses]
+    done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert "told: 100 True" in done.stdout, done.stdout + done.stderr[-3_000:]
 
 
 def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:

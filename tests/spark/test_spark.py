@@ -26,6 +26,8 @@ from tests.spark import agreement
 from tests.spark.readers import READERS, need_jar
 
 pytestmark = pytest.mark.spark
+by_python_alone = pytest.mark.parametrize("reader", ["python"], indirect=True)
+"""The JVM reader has no part in it, so once is enough."""
 
 TYPES = {
     "id": "int64",
@@ -100,6 +102,7 @@ def spark(spark: Any, reader: str) -> Any:
     return spark
 
 
+@by_python_alone
 def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
     """Nodes may have moved between the plan of a read and the start of a task."""
     from stele_spark.options import Options
@@ -117,6 +120,7 @@ def test_a_task_finds_replicas_that_listen_elsewhere_now(masters: str) -> None:
     assert found == ROWS
 
 
+@by_python_alone
 def test_a_table_that_was_made_anew_is_told_from_one_whose_nodes_are_away(masters: str) -> None:
     """Its tablets are not those that were planned, and no waiting brings these back."""
     from stele_spark.options import Options
@@ -248,6 +252,7 @@ def test_what_cannot_be_read_is_refused_at_load(spark: Any, masters: str, told: 
 
 
 @pytest.mark.filterwarnings("default")
+@by_python_alone
 def test_what_cannot_be_written_is_refused_at_save(spark: Any, masters: str, told: Any) -> None:
     def save(frame: Any, mode: str = "append", **options: str) -> Callable[[], object]:
         written = frame.write.format("stele").options(masters=masters, table="strict", **options)
