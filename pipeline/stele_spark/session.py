@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stele.extras import extra
+from stele_spark.progress import SETTING, path_at_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +74,7 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
 
     Keys of `conf` are Spark's, with `__` for the dot: `spark__ui__enabled="true"`. Reads use the JVM reader where
     its jar is installed (`JAR`), otherwise the Python reader. `spark__stele__reader="python"` always chooses the latter.
+    At a terminal `save()` shows how far it is, but with `spark__stele__progress="off"`.
 
     Raises:
         ImportError: if PySpark is not installed; the message says how to.
@@ -94,6 +96,8 @@ def session(app_name: str = "stele", *, cores: int | None = None, **conf: str) -
         "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         **{key.replace("__", "."): value for key, value in conf.items()},
     }
+    if SETTING not in settings and (path := path_at_terminal()):
+        settings[SETTING] = path
     if JAR.exists():
         settings["spark.jars"] = ",".join(filter(None, (settings.get("spark.jars", ""), str(JAR))))
     builder = SparkSession.builder.appName(app_name).master(f"local[{cores or '*'}]")

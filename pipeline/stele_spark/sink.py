@@ -13,6 +13,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,7 +33,7 @@ from stele.model.clock import physical_us
 from stele.model.errors import Code, Rejected
 from stele.model.nearest import in_any_case
 from stele.model.schema import Schema
-from stele_spark import types
+from stele_spark import progress, types
 from stele_spark.options import Options, one_sentence
 from stele_spark.rejects import EXTRA, RejectFile, Rejects
 from stele_spark.turns import Turns
@@ -102,10 +103,19 @@ class Writer(ds.DataSourceArrowWriter):
                 what earlier attempts wrote. INVALID_ARGUMENT, a row has an unknown operation.
             SteleError: a block was not written within 60 s. Other blocks may be written.
         """
-        return self.write_job(iterator, self._job, named=bool(self._options.job))
+        with _telling(self._options.table) as on_rows:
+            return self.write_job(iterator, self._job, named=bool(self._options.job), on_rows=on_rows)
 
-    def write_job(self, iterator: Iterator[pa.RecordBatch], job: Job, *, named: bool) -> Written:
-        """As `write`, for this job. `named`: other runs of it may have other tasks."""
+    def write_job(
+        self,
+        iterator: Iterator[pa.RecordBatch],
+        job: Job,
+        *,
+        named: bool,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> Written:
+        """As `write`, for this job. `named`: other runs of it may have other tasks. `on_rows`: called with the number of rows of
+        each block that was written."""
         part = _task()
         rejects = None if self._rejects is None else replace(self._rejects, job=job.id.hex())
         reject_file = None if rejects is None else rejects.file(part)
@@ -115,7 +125,9 @@ class Writer(ds.DataSourceArrowWriter):
 
             def writer_of(turn: int) -> BulkWriter:
                 part_of = job.part(turn if named else part)
-                return self._writer(table, part_of if table.takes_jobs else None, reject_file, counts)
+                return self._writer(
+                    table, part_of if table.takes_jobs else None, reject_file, counts, on_rows
+                )
 
             writes = _Writes(client, writer_of, Turns(table.schema) if named else None)
             try:
@@ -131,11 +143,17 @@ class Writer(ds.DataSourceArrowWriter):
         return Written(writes.rows_written, writes.timestamp, *told)
 
     def _writer(
-        self, table: AsyncTable, part: JobPart | None, reject_file: RejectFile | None, counts: _Counts
+        self,
+        table: AsyncTable,
+        part: JobPart | None,
+        reject_file: RejectFile | None,
+        counts: _Counts,
+        on_rows: Callable[[int], None] | None,
     ) -> BulkWriter:
         return table.arrow_writer(
             self._op,
             buffer_bytes=_BUFFER_BYTES,
+            on_rows=on_rows,
             part=part,  # None: before an upgrade is finalized no node knows jobs
             on_refused=None if reject_file is None else counts.refuse,
         )
@@ -352,6 +370,15 @@ def _rejects(options: Options, job: Job, table: Schema) -> Rejects | None:
     folder.is_there()
     folder.make()
     return Rejects(folder, job.id.hex(), tuple(column.name for column in table.columns))
+
+
+def _telling(table: str) -> AbstractContextManager[Callable[[int], None] | None]:
+    """Who shows the rows of this task, if anybody does."""
+    context = TaskContext.get()
+    if context is None:
+        return nullcontext()
+    number = context.stageId(), context.partitionId(), context.attemptNumber()
+    return progress.telling(context.getLocalProperty(progress.SETTING), table, *number)
 
 
 def _task() -> int:

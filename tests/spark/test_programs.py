@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +18,11 @@ from tests.backup.tables import NUMBERS, bits
 from tests.backup.test_s3 import SERVER, serving
 from tests.harness.processes import Cluster
 from tests.harness.standing import running
+from tests.spark.standalone import environment, standalone
 
 pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = 20_000
-_START_S = 180
-
-
-def environment(**more: str) -> dict[str, str]:
-    from stele_spark.session import find_java_home
-
-    own = {
-        "JAVA_HOME": str(find_java_home()),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-    return {**os.environ, **own, **more}
 
 
 def installed(folder: Path) -> list[str]:
@@ -52,47 +36,6 @@ def installed(folder: Path) -> list[str]:
     for name in names:
         maker.make(f"{name} = {scripts[name]}")
     return sorted(names)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-@contextmanager
-def standalone(work: Path, env: dict[str, str]) -> Iterator[str]:
-    """A master and a worker of Spark on loopback; the master's URL."""
-    import pyspark
-
-    spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-    port = free_port()
-    url, ours = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
-    both = [
-        [f"{ours}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())],
-        [f"{ours}.worker.Worker", "--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--webui-port", str(free_port()),
-         "--work-dir", str(work), url],
-    ]  # fmt: skip
-    processes = []
-    try:
-        for words in both:
-            with (work / f"{len(processes)}.log").open("wb") as log:
-                processes.append(subprocess.Popen([spark_class, *words], env=env, stdout=log, stderr=log))
-            until = time.monotonic() + _START_S
-            while not answers(port):
-                assert processes[0].poll() is None and time.monotonic() < until, (
-                    "Spark's master did not start"
-                )
-                time.sleep(0.1)
-        yield url
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.skipif(not SERVER.exists(), reason="needs a server of S3: make s3-server")

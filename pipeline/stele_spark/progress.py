@@ -1,0 +1,190 @@
+"""How far a `save()` is, in one line at a terminal: rows, rows per second, tasks. Started by session.py; tasks tell it (sink.py).
+
+Tasks run in processes of their own. Each sends the number of its written rows to a socket of the user's process. The path of the socket
+is a setting of the session, and Spark gives settings to tasks. A thread of the user's process shows the sum. A task on another
+machine does not reach it, and shows nothing.
+
+Invariant: no write waits for this, or fails by it. The line is gone before a save ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from stele.model.texts import printable
+
+SETTING = "spark.stele.progress"
+_TELL_EVERY_S = 0.2
+_SHOW_EVERY_S = 0.25
+_SHOW_AFTER_S = 0.5
+"""A save that is done by then shows nothing."""
+_REST_S = 1.0
+"""No line so long after a task has failed: an error may follow."""
+_MESSAGE_BYTES = 4096
+
+Tasks = Callable[[int], int | None]
+"""The number of tasks of a stage; None: it runs no more."""
+
+
+# -- in a task
+
+
+@contextlib.contextmanager
+def telling(
+    path: str | None, table: str, stage: int, part: int, attempt: int
+) -> Iterator[Callable[[int], None] | None]:
+    """Gives what an attempt at a task calls with the number of rows that were written. None: nobody shows it."""
+    if not path or not path.startswith("/"):
+        yield None
+        return
+    about = {"table": table, "stage": stage, "part": part, "attempt": attempt}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+        there.setblocking(False)
+        rows, due_s = 0, 0.0
+
+        def tell(state: str) -> None:
+            with contextlib.suppress(OSError):  # the display is gone, or slow
+                there.sendto(json.dumps(about | {"rows": rows, "state": state}).encode(), path)
+
+        def add(written: int) -> None:
+            nonlocal rows, due_s
+            rows += written
+            if (now_s := time.monotonic()) >= due_s:
+                due_s = now_s + _TELL_EVERY_S
+                tell("running")
+
+        tell("running")
+        try:
+            yield add
+        except BaseException:
+            tell("failed")
+            raise
+        tell("done")
+
+
+# -- in the user's process
+
+
+@dataclass
+class _Save:
+    """What is known of one stage that writes. `rows`: by part and attempt."""
+
+    table: str
+    begun_s: float
+    rows: dict[int, dict[int, int]] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+    def line(self, now_s: float, tasks: int) -> str:
+        """A part that was tried twice counts once."""
+        rows = sum(max(attempts.values()) for attempts in self.rows.values())
+        speed = rows / max(now_s - self.begun_s, 0.001)
+        return f"stele: table {printable(self.table)}: {rows:,} rows, {speed:,.0f} rows/s, {len(self.done)} of {tasks} tasks"
+
+
+class Display:
+    """The socket, and the thread that shows what comes. `path`: what tasks are to be told."""
+
+    def __init__(self, out: TextIO, tasks: Tasks) -> None:
+        """Raises OSError: there can be no such socket."""
+        self._out = out
+        self._tasks = tasks
+        self._saves: dict[int, _Save] = {}
+        self._shown = False
+        self._rest_until_s = 0.0
+        folder = tempfile.mkdtemp(prefix="stele-")  # only this user may enter it
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        self.path = str(Path(folder) / "progress")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        threading.Thread(target=self._run, name="stele-progress", daemon=True).start()
+
+    def _run(self) -> None:
+        due_s = 0.0
+        while True:
+            wait_s = max(0.0, due_s - time.monotonic()) if self._saves else None
+            ready, _, _ = select.select([self._socket], [], [], wait_s)
+            if ready:
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # not of our tasks
+                    self._take(self._socket.recv(_MESSAGE_BYTES))
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + _SHOW_EVERY_S
+                try:
+                    self._show()
+                except Exception:  # noqa: BLE001 - no terminal or no Spark any more
+                    self._saves.clear()
+
+    def _take(self, message: bytes) -> None:
+        told = json.loads(message)
+        stage, part = int(told["stage"]), int(told["part"])
+        now_s = time.monotonic()
+        save = self._saves.setdefault(stage, _Save(str(told["table"]), now_s))
+        save.rows.setdefault(part, {})[int(told["attempt"])] = int(told["rows"])
+        if told["state"] == "failed":
+            self._rest_until_s = now_s + _REST_S
+            self._clear()
+        if told["state"] == "done":
+            save.done.add(part)
+            tasks = self._tasks(stage)
+            if tasks is None or len(save.done) >= tasks:
+                self._end(stage)
+
+    def _show(self) -> None:
+        now_s = time.monotonic()
+        for stage in list(self._saves):
+            if self._tasks(stage) is None:  # also one that had ended, when its last message came
+                self._end(stage)
+        newest = self._saves.get(max(self._saves, default=-1))
+        if newest is None or now_s < max(newest.begun_s + _SHOW_AFTER_S, self._rest_until_s):
+            return
+        width = os.get_terminal_size(self._out.fileno()).columns or 80
+        line = newest.line(now_s, self._tasks(max(self._saves)) or 0)
+        self._out.write(f"\r{line[: width - 1]}\x1b[K")
+        self._out.flush()
+        self._shown = True
+
+    def _end(self, stage: int) -> None:
+        del self._saves[stage]
+        self._clear()
+
+    def _clear(self) -> None:
+        if self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+            self._shown = False
+
+
+_display: Display | None = None
+
+
+def path_at_terminal() -> str | None:
+    """The path for the setting, if standard error is a terminal. One display serves all sessions of a process."""
+    global _display
+    if _display is None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with contextlib.suppress(OSError):
+            _display = Display(sys.stderr, _tasks)
+    return None if _display is None else _display.path
+
+
+def _tasks(stage: int) -> int | None:
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        return None
+    tracker = context.statusTracker()
+    found = tracker.getStageInfo(stage) if stage in tracker.getActiveStageIds() else None
+    return None if found is None else int(found.numTasks)
