@@ -1,4 +1,4 @@
-"""Tasks that a real Spark tries again, while another client writes over their rows."""
+"""Writes of a real Spark in trouble: tasks that are tried again while another client writes over their rows, a node that is killed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import Client
+from tests.harness.processes import Cluster
 from tests.spark.tasks import PARTITIONING, SCHEMA
 
 pytestmark = pytest.mark.spark
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.spark
 SESSION = {"spark__master": "local[2,3]", "spark__speculation": "true"}
 """It tries a task up to three times. Speculation is on, although one machine runs no second copy."""
 ROWS = 200_000
+LOADED, TASKS = 1_000_000, 8
 
 
 def failing(spark: Any, gate: Path) -> Any:
@@ -85,3 +87,45 @@ def test_a_task_that_fails_after_it_wrote_is_tried_again(
             del wanted[n]
         assert dict(zip(found["id"].to_pylist(), found["v"].to_pylist())) == wanted
         assert len(theirs) == 10_000
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_node_that_is_killed_in_the_middle_of_a_load_costs_no_row(
+    spark: Any, processes: Cluster, masters: str
+) -> None:
+    """It leads some of the tablets. A half of the rows is there before, with other values."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            ids = batch.column(0)
+            yield pa.RecordBatch.from_pydict({"id": ids, "v": [f"new {n}" for n in ids.to_pylist()]})
+
+    with Client(masters) as client:
+        table = client.create_table("loaded", SCHEMA, PARTITIONING)
+        before = np.arange(0, LOADED, 2)
+        table.write_arrow(pa.table({"id": before, "v": ["old"] * len(before)}))
+        victim = processes.member(table.asynchronous.locations.tablets[0].target().node_id)
+        frame = spark.range(LOADED, numPartitions=TASKS).mapInArrow(rows, "id long, v string")
+        sink = frame.write.format("stele").options(masters=masters, table="loaded").mode("append")
+        saved = threading.Event()
+        at_kill: list[tuple[int, bool]] = []
+
+        def kill() -> None:
+            while not table.scan(["id"], "id < 1000 AND v != 'old'").count():
+                time.sleep(0.05)
+            last = table.scan(["id"], f"id >= {LOADED - 1000} AND v != 'old'").count()
+            processes.kill(victim)
+            at_kill.append((last, saved.is_set()))
+
+        killer = threading.Thread(target=kill, daemon=True)
+        killer.start()
+        try:
+            sink.save()
+            saved.set()
+            killer.join(60)
+            assert at_kill == [(0, False)], "it was killed after the first rows and before the last ones"
+            found = table.scan(["id", "v"]).to_table().sort_by("id")
+        finally:
+            processes.restart(victim)
+        assert found["id"].to_pylist() == list(range(LOADED))
+        assert found["v"].to_pylist() == [f"new {n}" for n in range(LOADED)]
