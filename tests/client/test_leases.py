@@ -59,6 +59,7 @@ async def test_a_holder_that_is_cut_off_knows_before_another_can_have_it(tmp_pat
             cluster.kill(node)
         async with asyncio.timeout(WAIT_S):
             assert await lease.lost()
+        assert lease.lost_by.startswith("no leader confirmed it in time")
         lost = time.monotonic()
         for node in cluster.nodes:
             cluster.restart(node)
@@ -127,6 +128,28 @@ async def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert code == 0 and "keyspace" in out and "row" not in out
             code, _, err = await run("kv", "lease-keep", "s", lease)
             assert code == 1 and "LEASE_LOST" in err
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-m",
+                    "stele.cli",
+                    "kv",
+                    "lease-keep",
+                    "s",
+                    f"{(await space.lease(3)).id:016x}",
+                ),
+                *("--masters", cluster.master_address),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            assert process.stdout is not None and process.stderr is not None
+            keeping = (await process.stdout.readline()).decode().split()
+            await space.revoke_lease(int(keeping[2].rstrip(","), 16))
+            said = (
+                f"stele: LEASE_LOST: lease {keeping[2].rstrip(',')} is lost: it has expired, or was revoked"
+            )
+            assert (await process.stderr.read()).decode().strip() == said
+            assert await process.wait() == 1
             code, _, err = await run("kv", "put", "s", "a", "1", "--lease", "no")
             assert code == 2 and "16 hexadecimal digits" in err
             process = await asyncio.create_subprocess_exec(

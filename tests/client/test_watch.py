@@ -135,3 +135,34 @@ async def test_from_the_command_line(tmp_path: Path) -> None:
                     await process.wait()
     finally:
         await cluster.close()
+
+
+async def test_a_command_says_when_no_change_can_come_and_when_they_can_again(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, masters=1, nodes=3) as cluster,
+        AsyncClient(cluster.master_addresses) as client,
+    ):
+        space = await client.create_keyspace("s")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "stele.cli", "kv", "watch", "s", "--after", "0"),
+            *("--masters", ",".join(cluster.master_addresses)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            first = await space.replace("colour", "blue")
+            assert await process.stdout.readline() == b"%d\tput\tcolour\tblue\n" % first
+            for node in cluster.nodes[:2]:
+                cluster.kill(node)
+            said = (await process.stderr.readline()).decode()
+            assert said.startswith("stele: no change can come at the moment: ")
+            assert said.endswith("; still trying\n")
+            for node in cluster.nodes[:2]:
+                cluster.restart(node)
+            second = await space.replace("colour", "red")
+            assert await process.stdout.readline() == b"%d\tput\tcolour\tred\n" % second
+            assert await process.stderr.readline() == b"stele: watching again; no change was left out\n"
+        finally:
+            process.kill()
+            await process.wait()

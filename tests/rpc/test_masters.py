@@ -275,6 +275,10 @@ async def test_while_no_master_leads_it_is_said_which_do_not_answer() -> None:
         assert said.count("(does not lead)") == 1 and f"{members[2].address} (does not lead)" in said
         assert said.count("(connection refused)") == 2
         assert said.endswith("; 1 of 3 answers, but a majority (2 of 3) is needed")
+        learned = [m.address for m in members[1:]]  # and a Service, whose name nobody knows here
+        named = Masters(pool, [*learned, "masters.flights.invalid:7051"], first_contact_s=None)
+        said = str(await told(named, r"masters\.flights\.invalid"))
+        assert said.endswith("; too few masters answer: a majority of them is needed")
         await members[2].stop()
         await told(masters, r"no master answers: .*refused.*refused.*refused")
     finally:

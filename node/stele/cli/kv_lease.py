@@ -58,10 +58,11 @@ def keep(keyspace: str, lease: int, masters: str, timeout_s: float, as_json: boo
         else:
             say(told)
         await kept.lost()
+        raise Rejected(f"lease {lease:016x} is lost: {kept.lost_by}", code=Code.LEASE_LOST)
 
+    said = ""
     try:
         with_client(masters, work, timeout_s)
-        said = f"lease {lease:016x} is lost"
     except Rejected as exc:
         if exc.code is not Code.LEASE_LOST:
             raise

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import click
 
 from stele.cli.kv import as_json_fields
 from stele.cli.options import json_option, masters_option, with_client
-from stele.cli.output import raw_output, show_json
+from stele.cli.output import raw_output, say, show_json
 
 if TYPE_CHECKING:
-    from stele.client import AsyncClient, KeyChange
+    from stele.client import AsyncClient, AsyncWatch, KeyChange
+
+_LOOK_S, _PATIENCE_S = 0.2, 5.0
+"""An election takes less. What takes longer is told."""
 
 
 @click.command()
@@ -32,7 +36,9 @@ def watch(
 ) -> None:
     """Print each change of KEY, or of all keys, until interrupted: revision, put or delete, key, value.
 
-    Each change is printed once, in order. `stele kv list --json --revision` gives a revision to begin behind.
+    Each change is printed once, in order. `stele kv list --json --revision` gives a revision to begin behind. While no
+    change can come, that is said once on standard error. Keys and values are printed as they are: with tabs or line ends in
+    them, use --json.
 
     Example: stele kv watch settings --prefix col
     """
@@ -42,11 +48,30 @@ def watch(
     async def work(client: AsyncClient) -> None:
         space = await client.keyspace(keyspace)
         async with await space.watch(key, prefix=prefix, after=after) as changes:
-            async for write in changes:
-                for change in write.changes:
-                    _show(change, as_json)
+            telling = asyncio.create_task(_tell(changes))
+            try:
+                async for write in changes:
+                    for change in write.changes:
+                        _show(change, as_json)
+            finally:
+                telling.cancel()
 
     with_client(masters, work)
+
+
+async def _tell(watch: AsyncWatch) -> None:
+    """Say once when no change can come, and when they can again."""
+    stalled_s, told = 0.0, False
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        why = watch.stalled_by
+        stalled_s = stalled_s + _LOOK_S if why else 0.0
+        if stalled_s >= _PATIENCE_S and not told:
+            say(f"stele: no change can come at the moment: {why}; still trying", err=True)
+            told = True
+        elif told and not why:
+            say("stele: watching again; no change was left out", err=True)
+            told = False
 
 
 def _show(change: KeyChange, as_json: bool) -> None:

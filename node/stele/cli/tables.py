@@ -87,13 +87,14 @@ def describe(name: str, masters: str, as_json: bool) -> None:
 
     info, health, size = with_client(masters, work)
     ready = health.ready(info.table_id)
+    of_table = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     if as_json:
         sizes = {
             "rowsEstimate": size.rows,
             "bytesOnDisk": size.bytes_on_disk,
             "tabletsUnknown": size.unknown,
         }
-        show_json(_as_json(info, ready) | {"size": sizes})
+        show_json(_as_json(info, ready) | {"size": sizes, "load": sum(tablet.load for tablet in of_table)})
         return
     warn_unsettled(health)
     say(f"{info.name}: {info.kind}, {info.state}, {info.replication_factor} replicas, id {info.table_id}")
@@ -125,7 +126,6 @@ def describe(name: str, masters: str, as_json: bool) -> None:
     counts = health.replicas_of(info.table_id)
     if not counts.done:
         say(f"replication factor {info.replication_factor}: {counts}")
-    tablets = [tablet for tablet in health.tablets if tablet.table_id == info.table_id]
     address = {node.node_id: node.address for node in health.nodes}
     called = names_of_nodes(health)
     show_table(
@@ -139,11 +139,11 @@ def describe(name: str, masters: str, as_json: bool) -> None:
                     f"{called.get(node, short(node))}@{address.get(node, '')}" for node in tablet.members
                 ),
             )
-            for tablet in tablets
+            for tablet in of_table
         ],
         all_shown_by="--json, or a pipe,",
     )
-    show_unhealthy(tablets)
+    show_unhealthy(of_table)
 
 
 @click.command()

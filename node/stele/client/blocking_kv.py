@@ -245,6 +245,17 @@ class Watch:
         """
         return self._watch.revision
 
+    @property
+    def stalled_by(self) -> str:
+        """Why no change can come at the moment; empty while a leader pushes. The watch goes on by itself.
+
+        Example:
+            >>> with space.watch() as watch:
+            ...     watch.stalled_by
+            ''
+        """
+        return self._watch.stalled_by
+
     def __iter__(self) -> Iterator[KeyWrite]:
         return self
 
@@ -322,6 +333,18 @@ class Lease:
             True
         """
         return self.asynchronous.left_s
+
+    @property
+    def lost_by(self) -> str:
+        """Why it is lost; empty while it is not.
+
+        Example:
+            >>> lease = space.lease(10)
+            >>> lease.revoke()
+            >>> lease.lost_by
+            'it was ended here'
+        """
+        return self.asynchronous.lost_by
 
     def keep(self) -> None:
         """Send a sign now, and wait until it is confirmed. That is done in the background, too. Raises Rejected

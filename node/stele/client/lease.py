@@ -28,6 +28,7 @@ _KEPT = 0.9
 _SIGNS = 3
 """A sign is sent this often in a lease's time."""
 _PAUSE_S = 0.05
+_UNCONFIRMED = "no leader confirmed it in time"
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -83,6 +84,7 @@ class AsyncLease:
         self._cluster_id = cluster_id
         self._until = 0.0  # alive until then, by `now_s`; 0: not granted yet
         self._lost = asyncio.Event()
+        self._lost_by = ""
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -109,6 +111,18 @@ class AsyncLease:
             True
         """
         return max(0.0, self._until - now_s()) if self.alive else 0.0
+
+    @property
+    def lost_by(self) -> str:
+        """Why it is lost; empty while it is not.
+
+        Example:
+            >>> lease = space.lease(10)
+            >>> lease.revoke()
+            >>> lease.lost_by
+            'it was ended here'
+        """
+        return self._lost_by
 
     async def grant(self) -> None:
         """Have it granted, and keep it alive from now on. Called by `AsyncKeySpace.lease`."""
@@ -144,21 +158,19 @@ class AsyncLease:
             answer = await self._tablet.kv(request, timeout_s=timeout_s)
         except Rejected as exc:
             if exc.code is Code.LEASE_LOST:
-                self._end()
+                self._end("it has expired, or was revoked")
             raise
         if self._until and now_s() >= self._until:
-            self._end()
+            self._end(_UNCONFIRMED)
         if self._lost.is_set():
-            raise Rejected(
-                f"lease {self.id:016x} is lost: no leader confirmed it in time", code=Code.LEASE_LOST
-            )
+            raise Rejected(f"lease {self.id:016x} is lost: {self._lost_by}", code=Code.LEASE_LOST)
         (told,) = answer.leases
         self.ttl_s = told.ttl_ms / 1000
         self._until = max(self._until, sent + _KEPT * self.ttl_s)
 
     async def _keep_alive(self) -> None:
         """Send signs until it is lost."""
-        pause_s = self.ttl_s / _SIGNS
+        pause_s, why = self.ttl_s / _SIGNS, _UNCONFIRMED
         try:
             while not self._lost.is_set():
                 await asyncio.sleep(min(pause_s, max(0.0, self._until - now_s())))
@@ -168,17 +180,20 @@ class AsyncLease:
                 try:
                     async with asyncio.timeout(left_s):
                         await self._sign(left_s)
-                    pause_s = self.ttl_s / _SIGNS
+                    pause_s, why = self.ttl_s / _SIGNS, _UNCONFIRMED
                 except (Retryable, TimeoutError) as exc:
                     if isinstance(exc, SteleError):
+                        why = f"{_UNCONFIRMED}: {exc.args[0]}"
                         let_go(exc)
                     pause_s = _PAUSE_S
         except Rejected as exc:  # LEASE_LOST, or the key space is gone
+            why = str(exc.args[0])
             let_go(exc)
         finally:
-            self._end()
+            self._end(why)
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
+        self._lost_by = self._lost_by or why
         self._lost.set()
 
     async def lost(self, timeout_s: float | None = None) -> bool:
@@ -200,7 +215,7 @@ class AsyncLease:
 
     async def close(self) -> None:
         """Send no more signs. It is called lost from now on; its keys end once its time has passed."""
-        self._end()
+        self._end("it was ended here")
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

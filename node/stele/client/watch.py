@@ -105,6 +105,7 @@ class AsyncWatch:
         self._ready: deque[tuple[KeyWrite | int, int]] = deque()  # (a write or a mark, bytes that it frees)
         self._ready_bytes = 0
         self._error: SteleError | None = None  # why the last attempt ended
+        self._stalled_by = ""
         self._came = asyncio.Event()
         self._turn = asyncio.Lock()
         self._closed = False
@@ -122,6 +123,17 @@ class AsyncWatch:
             True
         """
         return self._revision
+
+    @property
+    def stalled_by(self) -> str:
+        """Why no change can come at the moment; empty while a leader pushes. The watch goes on by itself.
+
+        Example:
+            >>> with space.watch() as watch:
+            ...     watch.stalled_by
+            ''
+        """
+        return self._stalled_by
 
     async def begin(self) -> None:
         """Begin, at the leader. Called by `AsyncKeySpace.watch`."""
@@ -146,7 +158,7 @@ class AsyncWatch:
                 "watch from that read's revision",
                 code=Code.COMPACTED,
             )
-        self._incarnation, self._runs = answer.tablet_incarnation, answer.number
+        self._incarnation, self._runs, self._stalled_by = answer.tablet_incarnation, answer.number, ""
         if self._received is None:
             self._received = self._revision = answer.revision
         for push in early:
@@ -188,7 +200,7 @@ class AsyncWatch:
         if self._begins:
             self._broke[number] = error
         elif number == self._runs:
-            self._runs, self._error = 0, error
+            self._runs, self._error, self._stalled_by = 0, error, str(error.args[0])
             self._came.set()
 
     # --- for the caller
@@ -224,7 +236,7 @@ class AsyncWatch:
             async with asyncio.timeout(_SILENT_S):
                 await self._came.wait()
         except TimeoutError:
-            self._runs = 0
+            self._runs, self._stalled_by = 0, f"its node has sent nothing for {_SILENT_S:g} s"
 
     async def _go_on(self) -> None:
         """Begin again where it was, at whoever leads now.
@@ -239,6 +251,7 @@ class AsyncWatch:
         try:
             await self.begin()
         except Retryable as exc:
+            self._stalled_by = str(exc.args[0])
             let_go(exc)
             await asyncio.sleep(_PAUSE_S)
         except Rejected as exc:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
 import random
 import time
@@ -293,8 +294,19 @@ def _minority(said: Mapping[str, str]) -> str:
     answering, needed = list(said.values()).count(_LEADS_NOT), len(said) // 2 + 1
     if answering >= needed:
         return ""
+    if any(_is_name(address) for address in said):  # it may be a Service, and no master of its own
+        return "; too few masters answer: a majority of them is needed"
     answer = "answers" if answering == 1 else "answer"
     return f"; {answering} of {len(said)} {answer}, but a majority ({needed} of {len(said)}) is needed"
+
+
+def _is_name(address: str) -> bool:
+    """Whether an address is a name that does not resolve: others were asked by their numbers."""
+    try:
+        ipaddress.ip_address(split_address(address)[0].partition("%")[0])
+    except ValueError:
+        return True
+    return False
 
 
 def _says(error: SteleError) -> int:
