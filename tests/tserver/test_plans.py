@@ -12,6 +12,7 @@ import pytest
 
 from stele.model.clock import from_physical_us
 from stele.model.errors import Code, SteleError
+from stele.model.ids import new_id
 from stele.model.schema import Schema
 from stele.rpc.channels import ChannelPool
 from stele.rpc.convert import id_to_pb
@@ -258,6 +259,53 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
     assert await asyncio.to_thread(act, "list-tables", {}) == {"tables": []}
     async with cluster.client() as client:
         assert [each.name for each in await client.dropped_tables()] == ["t"]
+
+
+async def test_an_action_alters_a_table_once_and_waits_for_its_tablets(cluster: LocalCluster) -> None:
+    address = cluster.running["master"].description.address
+
+    def act(body: dict[str, Any]) -> Any:
+        with fl.connect(f"grpc+tcp://{address}") as client:
+            (result,) = client.do_action(fl.Action("alter-table", json.dumps(body).encode()))
+            return json.loads(result.body.to_pybytes())
+
+    change = {
+        "table": "t",
+        "add": [["gate", "string", True], ["stops", "int8", True]],
+        "rename": [["name", "title"]],
+        "comment": "who waits",
+    }
+    async with cluster.client() as client:
+        before = await client.describe("t")
+        again = {"alter_id": new_id(), "table_id": before.table_id}
+        for _ in range(2):  # its answer may be lost
+            assert await asyncio.to_thread(act, {**change, **again}) == {"table_id": before.table_id}
+            info = await client.describe("t")
+            assert info.schema is not None and info.state == "RUNNING"
+            assert [c.name for c in info.schema.columns] == ["id", "title", "gate", "stops"]
+            assert (info.comment, info.owner) == ("who waits", "")
+        again["alter_id"] = new_id()
+        for _ in range(2):
+            renamed = {"table": "t", "rename_to": "u", "drop": ["gate"], "comment": ""}
+            await asyncio.to_thread(act, {**renamed, **again})
+        info = await client.describe("u")
+        assert info.table_id == before.table_id and info.comment == ""
+        assert info.schema is not None and [c.name for c in info.schema.columns] == ["id", "title", "stops"]
+    for wrong, said in (
+        ({"table": "t", "drop": ["stops"]}, "no table t"),
+        ({"table": "u"}, "it changes nothing"),
+        ({"drop": ["stops"]}, "field table is missing"),
+        ({"table": "u", "drop": ["id", "who"]}, "who"),
+        ({"table": "u", "drop": "stops"}, "drop: .stops.; expected a list"),
+        ({"table": "u", "rename": ["title", "name"]}, r"rename\[0\]: .title.; expected .NAME, NEW NAME"),
+        ({"table": "u", "add": [["more", "int64"]]}, r"add\[0\]: .*expected .NAME, TYPE, NULLABLE"),
+        ({"table": "u", "add": [["more", "int65", True]]}, "int65"),
+        ({"table": "u", "add": [["title", "int64", True]]}, "title"),
+        ({"table": "u", "alter_id": "7", "drop": ["stops"]}, "alter_id: .7.; expected 32 hex digits"),
+        ({"table": "u", "drops": ["stops"]}, "unknown field .drops.; did you mean 'drop'"),
+    ):
+        with pytest.raises(REFUSED, match=said):
+            await asyncio.to_thread(act, wrong)
 
 
 async def test_callers_of_ours_are_still_asked_who_they_are(cluster: LocalCluster) -> None:

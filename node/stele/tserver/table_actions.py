@@ -1,4 +1,4 @@
-"""The actions on tables that Flight clients may ask for: list, create and drop. Bodies and results are JSON (docs/flight.md).
+"""The actions on tables that Flight clients may ask for: list, create, alter and drop. Bodies and results are JSON (docs/flight.md).
 
 Used by plans.py. Asks the leader master, which decides everything. Invariant: an action that is asked for twice because its
 answer was lost changes nothing twice.
@@ -13,22 +13,26 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stele.model.errors import Code, Rejected, Retryable
-from stele.model.ids import new_id
+from stele.model.ids import is_id, new_id
 from stele.model.jsons import parse_json
 from stele.model.partitioning import HashPartitioning, by_ids
 from stele.model.schema import Schema
+from stele.model.steps import AddColumn, DropColumn, RenameColumn, Step
 from stele.model.strict import Fields
 from stele.rpc.convert import id_from_pb, id_to_pb
-from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb
+from stele.rpc.convert_schema import partitioning_to_pb, schema_to_pb, steps_to_pb
 from stele.rpc.proto import master_pb2
 
 Ask = Callable[[str, Any], Awaitable[Any]]
 Answer = dict[str, Any]
 
 _DROP_WAIT_S = 5.0
-_LED_WITHIN_S = 8.0
+_WAIT_S = 8.0
+"""How long to wait until the tablets of a new table have leaders, or those of an altered one have the change."""
 _LOOK_S = 0.2
 _BUCKETS_MAX = 100_000
+_OPTIONAL = ("rename_to", "owner", "comment", "table_id", "alter_id")
+_OF_ALTER = ("table", "add", "drop", "rename", *_OPTIONAL)
 
 
 class TableActions:
@@ -39,6 +43,7 @@ class TableActions:
         self._actions: dict[str, Callable[[Any], Awaitable[Answer]]] = {
             "list-tables": self._list,
             "create-table": self._create,
+            "alter-table": self._alter,
             "drop-table": self._drop,
         }
 
@@ -47,7 +52,8 @@ class TableActions:
 
         Raises:
             Rejected: there is no such action, the body does not fit it, or the masters refuse it.
-            Retryable: no master leads; NOT_READY: a table was created, but has no leaders yet.
+            Retryable: no master leads; NOT_READY: a table was created, but has no leaders yet, or was altered, but not all its
+                tablets have the change.
         """
         action = self._actions.get(name)
         if action is None:
@@ -62,7 +68,11 @@ class TableActions:
 
     async def locations(self, table: str) -> master_pb2.GetTableLocationsResponse:
         """A table and where its tablets are. Raises Rejected: NOT_FOUND."""
-        request = master_pb2.GetTableLocationsRequest(name=table)
+        return await self._located(master_pb2.GetTableLocationsRequest(name=table), table)
+
+    async def _located(
+        self, request: master_pb2.GetTableLocationsRequest, table: str
+    ) -> master_pb2.GetTableLocationsResponse:
         try:
             answer: master_pb2.GetTableLocationsResponse = await self._ask("GetTableLocations", request)
         except Rejected as exc:
@@ -82,7 +92,7 @@ class TableActions:
         """Create a table, and wait until each of its tablets has a leader."""
         fields = Fields(body, ("table", "columns", "key", "hash", "replication_factor"))
         name, key = fields.text("table", required=True), fields.texts("key", required=True)
-        columns = _columns(fields)
+        columns = _columns(fields, "columns", required=True)
         parts = [
             HashPartitioning(
                 part.texts("columns", required=True),
@@ -102,7 +112,7 @@ class TableActions:
             table_id=id_to_pb(new_id()),
         )
         await self._ask("CreateTable", request)
-        until = time.monotonic() + _LED_WITHIN_S
+        until = time.monotonic() + _WAIT_S
         while True:
             info = (await self.locations(name)).table
             if info.tablets and info.tablets_running >= info.tablets:
@@ -111,6 +121,43 @@ class TableActions:
                 raise Retryable(
                     f"table {name} was created, but only {info.tablets_running} of {info.tablets} tablets have a "
                     "leader so far",
+                    code=Code.NOT_READY,
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    async def _alter(self, body: Any) -> Answer:
+        """Change columns, notes or the name of a table as the masters do for any client, and wait until each of its tablets has
+        the change. One that is asked for again under its `alter_id` is only waited for: of a table that is renamed, with
+        its `table_id`."""
+        fields = Fields(body, _OF_ALTER)
+        name, given = fields.text("table", required=True), {each: fields.text(each) for each in _OPTIONAL}
+        steps: list[Step] = [DropColumn(each) for each in fields.texts("drop")]
+        steps += _renamed(fields)
+        steps += [AddColumn(*column) for column in _columns(fields, "add")]
+        for each in ("table_id", "alter_id"):
+            if given[each] and not is_id(given[each]):
+                fields.fault(each, given[each], "32 hex digits")
+        fields.refuse_faults()
+        table_id = given["table_id"] or id_from_pb((await self.locations(name)).table.table_id)
+        request = master_pb2.AlterTableRequest(
+            table_id=id_to_pb(table_id),
+            alter_id=id_to_pb(given["alter_id"] or new_id()),
+            steps=steps_to_pb(steps),
+            new_name=given["rename_to"],
+        )
+        for note in ("owner", "comment"):
+            if fields.get(note) is not None:
+                setattr(request, note, given[note])
+        wanted = (await self._ask("AlterTable", request)).schema_version
+        until = time.monotonic() + _WAIT_S
+        located = master_pb2.GetTableLocationsRequest(table_id=request.table_id)
+        while True:
+            info = (await self._located(located, name)).table
+            if info.state != "ALTERING" and info.schema.version >= wanted:
+                return {"table_id": table_id}
+            if time.monotonic() > until:
+                raise Retryable(
+                    f"table {info.name} is altered, but not all its tablets have the change so far; the change continues",
                     code=Code.NOT_READY,
                 )
             await asyncio.sleep(_LOOK_S)
@@ -133,15 +180,24 @@ class TableActions:
         return {"table_id": id_from_pb(found.table.table_id)}
 
 
-def _columns(fields: Fields) -> list[tuple[str, str, bool]]:
+def _columns(fields: Fields, name: str, *, required: bool = False) -> list[tuple[str, str, bool]]:
     """(name, type, nullable) of each column."""
     found = []
-    for number, each in enumerate(fields.items("columns", required=True)):
+    for number, each in enumerate(fields.items(name, required=required)):
         match each:
-            case [str(name), str(type_), bool(nullable)]:
-                found.append((name, type_, nullable))
+            case [str(column), str(type_), bool(nullable)]:
+                found.append((column, type_, nullable))
             case _:
-                fields.fault(
-                    f"columns[{number}]", each, '[NAME, TYPE, NULLABLE], like ["id", "int64", false]'
-                )
+                fields.fault(f"{name}[{number}]", each, '[NAME, TYPE, NULLABLE], like ["id", "int64", false]')
+    return found
+
+
+def _renamed(fields: Fields) -> list[RenameColumn]:
+    found = []
+    for number, each in enumerate(fields.items("rename")):
+        match each:
+            case [str(column), str(new_name)]:
+                found.append(RenameColumn(column, new_name))
+            case _:
+                fields.fault(f"rename[{number}]", each, '[NAME, NEW NAME], like ["dest", "destination"]')
     return found

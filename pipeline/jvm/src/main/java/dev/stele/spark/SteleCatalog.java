@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
+import java.util.UUID;
 import java.util.stream.StreamSupport;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
@@ -102,6 +103,11 @@ public final class SteleCatalog implements TableCatalog {
       var properties = new LinkedHashMap<String, String>();
       properties.put("primary_key", texts(about.path("key")));
       properties.put("replication_factor", about.path("replication_factor").asText());
+      for (var note : List.of(TableCatalog.PROP_OWNER, TableCatalog.PROP_COMMENT)) {
+        if (!about.path(note).asText("").isEmpty()) {
+          properties.put(note, about.path(note).asText());
+        }
+      }
       var partitioning = new ArrayList<Transform>();
       for (var part : about.path("partitioning")) {
         var columns = columns(part.path("columns"));
@@ -198,14 +204,50 @@ public final class SteleCatalog implements TableCatalog {
     return body;
   }
 
+  /** ADD, DROP and RENAME COLUMN, and the table's comment. All changes of one statement are made, or none. */
   @Override
-  public Table alterTable(Identifier ident, TableChange... changes) {
-    throw refused("ALTER TABLE " + ident.name() + ": use `stele table alter`, Python or a TabletGroup");
+  public Table alterTable(Identifier ident, TableChange... changes) throws NoSuchTableException {
+    if (changes.length > 0) { // DROP COLUMN IF EXISTS may change nothing
+      alter(ident, Alteration.of(ident.name(), changes));
+    }
+    return loadTable(ident);
   }
 
   @Override
-  public void renameTable(Identifier from, Identifier to) {
-    throw refused("ALTER TABLE " + from.name() + " RENAME: use `stele table alter`, Python or a TabletGroup");
+  public void renameTable(Identifier from, Identifier to) throws NoSuchTableException, TableAlreadyExistsException {
+    if (to.namespace().length > 0) {
+      throw refused("ALTER TABLE " + from.name() + " RENAME TO " + to + ": there are no namespaces");
+    }
+    try {
+      alter(from, Cluster.command(from.name()).put("rename_to", to.name()));
+    } catch (SteleException e) {
+      if (e.code == SteleException.ALREADY_PRESENT) {
+        throw new TableAlreadyExistsException(to);
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
+  }
+
+  /** Have the masters make a change. It has an id, so that a repeated call makes it once. */
+  private void alter(Identifier ident, ObjectNode body) throws NoSuchTableException {
+    if (ident.namespace().length > 0) {
+      throw new NoSuchTableException(ident);
+    }
+    var cluster = cluster();
+    try {
+      var about = cluster.plan(Cluster.command(ident.name())).about();
+      body.put("table_id", about.path("table_id").asText());
+      body.put("alter_id", UUID.randomUUID().toString().replace("-", ""));
+      cluster.act("alter-table", body);
+    } catch (SteleException e) {
+      if (e.code == SteleException.NOT_FOUND) {
+        throw new NoSuchTableException(ident);
+      }
+      if (e.code == SteleException.ALREADY_PRESENT) {
+        throw e;
+      }
+      throw SteleException.<RuntimeException>sneak(e.inDriver());
+    }
   }
 
   private Cluster cluster() {
