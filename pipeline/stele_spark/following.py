@@ -25,8 +25,6 @@ from stele_spark.offset import Offset
 from stele_spark.options import EARLIEST, LATEST, TABLE, Options
 from stele_spark.slices import Slices
 
-PART_BYTES = 64 << 20
-"""Bytes of files that one task of the first batch reads, about."""
 _PATIENCE_S = 60.0
 _OF_HISTORY = 0.9
 """How much of the table's history "earliest" reaches back: what is older may be gone before it is read."""
@@ -123,7 +121,7 @@ class Follower:
         if not start.ts:
             plan = self._bounded(self._scan(end.ts), end)
             self._prepare(plan)
-            return self._client.run(self._table.asynchronous.reads.split(plan, PART_BYTES))
+            return self._client.run(self._table.asynchronous.reads.split(plan, self._options.split_bytes))
         old = self._bounded(self._scan(end.ts), start)
         every = self._bounded(self._scan(end.ts), end)
         self._prepare(every)

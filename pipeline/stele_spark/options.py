@@ -21,12 +21,15 @@ TABLE, EARLIEST, LATEST = STARTS = ("table", "earliest", "latest")
 """Where a stream may start, beside times."""
 VERSIONS = ("every", "newest")
 CURSOR_EXPIRES_S = 86_400
+SPLIT_BYTES, _SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX = 64 << 20, 1 << 16, 1 << 40
 OPTIONS = {
     "masters": "host:port of the masters, separated by commas",
     "table": "the name of a table",
     "columns": "for reads: the columns to read, separated by commas",
     "where": "for reads: comparisons joined by AND",
     "snapshot": "for reads: a hybrid time, or an ISO 8601 time",
+    "splitBytes": "for reads and streams: about how many bytes of files a task reads",
+    "zone": "for reads and streams: where tasks run; replicas there are read first",
     "op": f"for writes: {', '.join(WRITE_OPS)}",
     "op_column": "for writes: a column of the frame that has the operation of each row",
     "rejects": "for writes: a folder for refused rows, as Parquet",
@@ -41,10 +44,14 @@ OPTIONS = {
 _OF_SPARK = ("checkpointlocation",)
 """Options of Spark itself, which it passes on to the sink of a stream."""
 _NAMES = {name.lower(): name for name in OPTIONS}
+_USES = {
+    "for reads:": ("read",),
+    "for reads and streams:": ("read", "stream"),
+    "for streams:": ("stream",),
+    "for writes:": ("write",),
+}
 ONLY_OF = {
-    **dict.fromkeys(("columns", "where", "snapshot"), "read"),
-    **dict.fromkeys(("op", "op_column", "rejects", "job"), "write"),
-    **{name: "stream" for name, what in OPTIONS.items() if what.startswith("for streams")},
+    name: uses for name, what in OPTIONS.items() for begin, uses in _USES.items() if what.startswith(begin)
 }
 
 
@@ -95,6 +102,8 @@ class Options:
     following: Following = Following()
     is_stream: bool = False
     columns: tuple[str, ...] = ()
+    split_bytes: int = SPLIT_BYTES
+    zone: str = ""
 
     @staticmethod
     def parse(raw: dict[str, str]) -> Options:
@@ -126,13 +135,26 @@ class Options:
             faults.append(
                 f'"columns" is {given["columns"]!r}: expected names of columns, separated by commas'
             )
+        split_bytes = _whole(given, "splitBytes", SPLIT_BYTES, _SPLIT_BYTES_MIN, _SPLIT_BYTES_MAX, faults)
         following = _following(given, faults)
         refuse(faults)
         table, where, rejects, job = (given.get(key, "") for key in ("table", "where", "rejects", "job"))
-        is_stream = any(ONLY_OF.get(_NAMES[key]) == "stream" for key in given)
+        is_stream = any(ONLY_OF.get(_NAMES[key]) == ("stream",) for key in given)
         wanted = columns if "columns" in given else ()
         return Options(
-            masters, table, snapshot, where, op, op_column, rejects, job, following, is_stream, wanted
+            masters,
+            table,
+            snapshot,
+            where,
+            op,
+            op_column,
+            rejects,
+            job,
+            following,
+            is_stream,
+            wanted,
+            split_bytes,
+            given.get("zone", ""),
         )
 
     @staticmethod
@@ -140,9 +162,9 @@ class Options:
         """What is wrong with options for this use: "read", "stream" or "write"."""
         given = {_NAMES[key.lower()] for key in raw if key.lower() in _NAMES}
         return [
-            f'"{name}" is an option of a {of}, not of a {use}'
-            for name, of in ONLY_OF.items()
-            if name in given and of != use
+            f'"{name}" is an option of a {uses[0]}, not of a {use}'
+            for name, uses in ONLY_OF.items()
+            if name in given and use not in uses
         ]
 
 

@@ -83,10 +83,10 @@ class Writer(ds.DataSourceArrowWriter):
             self._plan = table.asynchronous.plan_write()
         self._op_column = _op_column(schema, options.op_column, table.schema)
         columns = StructType([field for field in schema if field.name != self._op_column])
-        names = dict(zip(columns.names, types.projection(columns, table.schema), strict=True))
-        self._names = [names.get(name, name) for name in schema.names]
-        arrow = zip(names.values(), types.arrow_types(columns).values(), strict=True)
-        none = pa.RecordBatch.from_pylist([], schema=pa.schema(arrow))
+        names = dict(zip(columns.names, types.written_columns(columns, table.schema), strict=True))
+        fields = [table.arrow_schema.field(name) for name in names.values()]
+        self._fields = dict(zip(names, fields, strict=True))
+        none = pa.RecordBatch.from_pylist([], schema=pa.schema([pa.field(f.name, f.type) for f in fields]))
         # With an operation for each row: one that is updated needs the least columns.
         self._op = None if options.op_column else RowOp[options.op.upper()]
         fit(none, options.table, table.schema, self._op or RowOp.UPDATE)
@@ -161,7 +161,7 @@ class Writer(ds.DataSourceArrowWriter):
     def _feed(self, writes: _Writes, counts: _Counts, iterator: Iterator[pa.RecordBatch]) -> None:
         for batch in joined(iterator):
             ops = None
-            batch = batch.rename_columns(self._names)
+            batch = self._fitted(batch)
             if self._op_column:
                 batch, ops = counts.split(batch, self._op_column)
             counts.take(batch.num_rows, ops)
@@ -169,6 +169,12 @@ class Writer(ds.DataSourceArrowWriter):
             counts.settle()
             if writes.refused:
                 return
+
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the table's names and types, and the column of the operations as it is."""
+        fields = [self._fields.get(field.name, field) for field in batch.schema]
+        columns = [column.cast(field.type) for column, field in zip(batch.columns, fields, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, names=[field.name for field in fields])
 
     @one_sentence()
     def commit(self, messages: list[ds.WriterCommitMessage | None]) -> None:

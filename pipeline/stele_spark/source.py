@@ -1,6 +1,6 @@
 """The Spark data source `stele`: what Spark finds by name, and the batch reader. sink.py writes, stream.py follows.
 
-The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB. Executors scan their tablets over Arrow
+The driver chooses one snapshot, has the leaders prepare it, and makes partitions of about 64 MiB, or as the option says. Executors scan their tablets over Arrow
 Flight, and write through sessions that retry without applying twice. Channels are opened inside `read` and
 `write`, never before Spark forks or pickles.
 
@@ -34,8 +34,6 @@ from stele_spark.sink import Writer
 from stele_spark.stream import StreamReader
 from stele_spark.stream_sink import StreamWriter
 
-_PART_BYTES = 64 << 20
-"""Bytes of files that one task reads, about."""
 _CHECK_TIMEOUT_S = 10.0
 
 
@@ -161,7 +159,6 @@ class Reader(ds.DataSourceReader):
             self._columns = types.projection(schema, table.schema)
             if options.columns:
                 _check_chosen(types.chosen(options.columns, table.schema).names, self._columns)
-            types.check_nulls(schema, table.schema)
             _check(_plan(table, options, self._columns), options)
         arrow = types.arrow_types(schema)
         # Spark also compares nullability, and the user's schema may declare any column nullable.
@@ -169,14 +166,14 @@ class Reader(ds.DataSourceReader):
 
     @one_sentence()
     def partitions(self) -> Sequence[ds.InputPartition]:
-        """Partitions of about 64 MiB, each of one tablet that can hold a wanted row, all at one snapshot.
+        """Partitions of about `splitBytes`, each of one tablet that can hold a wanted row, all at one snapshot.
 
         The snapshot is prepared, so any replica of a tablet can serve it."""
         with Client(self._options.masters) as client:
             table = client.open_table(self._options.table)
             plan = _plan(table, self._options, self._columns)
             client.run(table.asynchronous.reads.prepare(plan))
-            parts = client.run(table.asynchronous.reads.split(plan, _PART_BYTES))
+            parts = client.run(table.asynchronous.reads.split(plan, self._options.split_bytes))
         return [TabletPartition(part) for part in parts]
 
     def read(self, partition: ds.InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,4 +187,7 @@ class Reader(ds.DataSourceReader):
             return
         with one_sentence():
             for batch in batches_of(self._options, partition.plan):
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
+                columns = map(
+                    pa.Array.cast, batch.columns, self._arrow.types
+                )  # does nothing where they are the same
+                yield pa.RecordBatch.from_arrays(list(columns), schema=self._arrow)

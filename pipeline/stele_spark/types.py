@@ -1,11 +1,12 @@
 """Converts between Stele's column types and Spark's. Called by source.py; does no I/O.
 
-Invariant: each Stele type maps to exactly one Spark type, whose Arrow type is that of Stele's rows.
+Invariant: each Stele type maps to exactly one Spark type, whose Arrow type is that of Stele's rows. Where a user asks for
+another type, no value changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -49,6 +50,35 @@ def spark_type(name: str, arrow: pa.DataType) -> T.DataType:
         raise Rejected(f"column {name!r}: Spark has no type for {arrow}", code=Code.SCHEMA_MISMATCH) from None
 
 
+_WIDER: dict[T.DataType, tuple[T.DataType, ...]] = {
+    T.ByteType(): (T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
+    T.ShortType(): (T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType()),
+    T.IntegerType(): (T.LongType(), T.DoubleType()),
+    T.FloatType(): (T.DoubleType(),),
+}
+_DIGITS: dict[T.DataType, int] = {
+    T.ByteType(): 3,
+    T.ShortType(): 5,
+    T.IntegerType(): 10,
+    T.LongType(): 20,
+}
+"""Digits that Spark reserves for each value of a type in a decimal."""
+
+
+def widens(narrow: T.DataType, wide: T.DataType) -> bool:
+    """Whether each value of one type is a value of the other, exactly.
+
+    Not from date to timestamp: that takes a time zone. Not from long to double, as Spark has it: that loses digits."""
+    if narrow == wide:
+        return True
+    if isinstance(wide, T.DecimalType):
+        whole = wide.precision - wide.scale
+        if isinstance(narrow, T.DecimalType):
+            return wide.scale >= narrow.scale and whole >= narrow.precision - narrow.scale
+        return narrow in _DIGITS and whole >= _DIGITS[narrow]
+    return wide in _WIDER.get(narrow, ())
+
+
 OP, TIME, VERSION = "_op", "_ts", "_schema"
 _OF_CHANGES = (
     T.StructField(OP, T.StringType(), False),
@@ -80,8 +110,7 @@ def stream_projection(asked: T.StructType, table: Schema) -> list[str]:
         Rejected: SCHEMA_MISMATCH, also if `_op` is missing: a delete would look like a row.
     """
     have = stream_schema(table)
-    columns = _projection(asked, have)
-    _refuse_nulls(asked, columns, have)
+    columns = _read_columns(asked, have)
     if OP not in columns:
         raise Rejected(
             f"schema: {OP} is missing; without it a delete looks like a row", code=Code.SCHEMA_MISMATCH
@@ -102,22 +131,46 @@ def chosen(names: Sequence[str], table: Schema) -> T.StructType:
 
 
 def projection(asked: T.StructType, table: Schema) -> list[str]:
-    """The table's names of the columns of a frame (read with the user's schema, or written), in its order. Spark takes names
-    in any case, and so do we.
+    """The table's names of the columns of a read with the user's schema, in its order. Spark takes names in any case, and so
+    do we. Types may be wider than the table's.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with another type, and every repeated one.
+        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with a type that does not fit, and every
+            repeated one; then every one that may be null in the table but not in the schema: Spark fails at its first
+            null, or drops it.
     """
-    return _projection(asked, spark_schema(table))
+    return _read_columns(asked, spark_schema(table))
 
 
-def _projection(asked: T.StructType, there: T.StructType) -> list[str]:
+def written_columns(frame: T.StructType, table: Schema) -> list[str]:
+    """The table's names of the columns of a frame that is written, as `projection`. Types may be narrower than the table's."""
+    have = spark_schema(table)
+    return _columns(frame, have, lambda of_frame, of_table: widens(of_frame, of_table))
+
+
+def _read_columns(asked: T.StructType, there: T.StructType) -> list[str]:
+    names = _columns(asked, there, lambda of_frame, of_table: widens(of_table, of_frame))
+    have = {field.name: field for field in there}
+    _refuse(
+        [
+            f"{field.name!r} may be null in the table; remove NOT NULL"
+            for field, name in zip(asked, names, strict=True)
+            if have[name].nullable and not field.nullable
+        ],
+        have,
+    )
+    return names
+
+
+def _columns(
+    frame: T.StructType, there: T.StructType, fits: Callable[[T.DataType, T.DataType], bool]
+) -> list[str]:
     have = {field.name: field.dataType for field in there}
-    names, faults = _found(asked.names, have)
+    names, faults = _found(frame.names, have)
     faults += [
         f"{field.name!r} is {have[name].simpleString()} in the table, not {field.dataType.simpleString()}"
-        for field, name in zip(asked, names, strict=True)
-        if name and have[name] != field.dataType
+        for field, name in zip(frame, names, strict=True)
+        if name and not fits(field.dataType, have[name])
     ]
     _refuse(faults, have)
     return names
@@ -135,28 +188,6 @@ def _found(asked: Sequence[str], have: Iterable[str]) -> tuple[list[str], list[s
             faults.append(f"{name!r} is given twice")
         names.append(found or "")
     return names, faults
-
-
-def check_nulls(asked: T.StructType, table: Schema) -> None:
-    """Check that a read's schema is nullable where the table is. Otherwise Spark fails at the first null, or
-    drops it.
-
-    Raises:
-        Rejected: SCHEMA_MISMATCH. Names every column that may be null in the table but not in the schema.
-    """
-    _refuse_nulls(asked, projection(asked, table), spark_schema(table))
-
-
-def _refuse_nulls(asked: T.StructType, names: Sequence[str], there: T.StructType) -> None:
-    have = {field.name: field for field in there}
-    _refuse(
-        [
-            f"{field.name!r} may be null in the table; remove NOT NULL"
-            for field, name in zip(asked, names, strict=True)
-            if have[name].nullable and not field.nullable
-        ],
-        have,
-    )
 
 
 def _refuse(faults: Sequence[str], have: Iterable[str], what: str = "schema") -> None:

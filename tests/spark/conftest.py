@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.harness.processes import Cluster
 from tests.harness.standing import running
+from tests.spark.readers import READERS, need_jar
 from tests.spark.streaming import Streams
 from tests.tserver.conftest import cluster
 
@@ -49,6 +50,17 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     made.sparkContext.setLogLevel("OFF")
     yield made
     made.stop()
+
+
+@pytest.fixture(params=READERS)
+def read(request: pytest.FixtureRequest, spark: Any, masters: str) -> Callable[..., Any]:
+    """`read(table, **options)`: a DataFrameReader, with each of the readers in turn."""
+    if request.param == "jvm":
+        need_jar()
+    spark.conf.set("spark.stele.reader", request.param)
+    return lambda table, **options: spark.read.format("stele").options(
+        masters=masters, table=table, **options
+    )
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import datetime as dt
 import functools
 import re
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = Schema.make([("id", "int64"), ("name", "string", True), ("amount", "double", True)], ["id"])
 ROWS = 3_000
-WIDE_ROWS, WIDE_BYTES = 60_000, 400
 AT_ONCE = 30
 
 
@@ -137,57 +135,6 @@ def test_small_tables_are_broadcast_by_their_statistics(engine: Any, cluster: Cl
     assert "BroadcastHashJoin" in planned(big.join(frame, "id"))
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_nodes_that_die_in_the_middle_of_a_read_cost_no_row(
-    engine: Any, cluster: Cluster, tmp_path: Path, nodes: int
-) -> None:
-    """No leader is needed: with two of three nodes gone there is none."""
-    from pyspark.sql import functions as F
-
-    name = f"wide{nodes}"
-    with Client(cluster.master_addresses) as client:
-        schema = Schema.make([("id", "int64"), ("text", "string")], ["id"])
-        table = client.create_table(name, schema)
-        for first in range(0, WIDE_ROWS, 10_000):
-            ids = range(first, first + 10_000)
-            table.write_arrow(pa.table({"id": ids, "text": [f"{n:0{WIDE_BYTES}}" for n in ids]}))
-        (tablet,) = table.asynchronous.locations.tablets
-        leader = cluster.member(tablet.target().node_id)
-        victims = [leader, *(node for node in cluster.nodes if node is not leader)][:nodes]
-
-    reading = tmp_path / "reading"
-
-    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            reading.touch()
-            time.sleep(0.1)
-            yield batch
-
-    engine.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
-    frame = loaded(engine, cluster, name).mapInArrow(slowly, "id long, text string")
-    found: dict[int, tuple[int, int, int]] = {}
-
-    def kill() -> None:
-        while not reading.exists():
-            time.sleep(0.02)
-        for victim in victims:
-            cluster.kill(victim)
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
-    try:
-        rows = frame.groupBy(F.length("text").alias("l")).agg(
-            F.count("*").alias("n"), F.countDistinct("id").alias("d"), F.sum("id").alias("s")
-        )
-        found = {r.l: (r.n, r.d, r.s) for r in rows.collect()}
-        assert not leader.running
-    finally:
-        engine.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-        for victim in victims:
-            cluster.restart(victim)
-    assert found == {WIDE_BYTES: (WIDE_ROWS, WIDE_ROWS, WIDE_ROWS * (WIDE_ROWS - 1) // 2)}
-
-
 def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster: Cluster) -> None:
     with Client(cluster.master_addresses) as client:
         table = client.create_table("old", SCHEMA, PartitionSchema(hash=(HashPartition((0,), 2),)))
@@ -213,8 +160,6 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
     assert names("SELECT name FROM st.old ORDER BY id") == ["a", "B", "C", "d"]
     with pytest.raises(Exception, match="SNAPSHOT_TOO_OLD"):
         engine.sql("SELECT * FROM st.old VERSION AS OF '5'")
-    with pytest.raises(Exception, match="use `stele table alter`"):
-        engine.sql("ALTER TABLE st.old ADD COLUMNS (more int)")
     columns = "(id BIGINT, day DATE NOT NULL, price DECIMAL(9,2))"
     for wrong, said in (
         ("", "name the key"),
@@ -272,6 +217,66 @@ def test_one_line_of_the_guide_gives_the_reader_to_any_session(cluster: Cluster,
     words = [str(submit), *line.split(), *conf, str(program), *cluster.master_addresses]
     done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
     assert "told: 100 True" in done.stdout, done.stdout + done.stderr[-3_000:]
+
+
+def test_the_catalog_alters_tables(engine: Any, cluster: Cluster) -> None:
+    with Client(cluster.master_addresses) as client:
+        table = client.create_table("old2", SCHEMA)
+        table.write_arrow(pa.table({"id": [1, 2], "name": ["a", "b"]}))
+    for change in (
+        "ALTER TABLE st.old2 ADD COLUMNS (gate STRING, stops TINYINT)",
+        "ALTER TABLE st.old2 RENAME COLUMN NAME TO title",
+        "ALTER TABLE st.old2 DROP COLUMN amount",
+        "ALTER TABLE st.old2 DROP COLUMN IF EXISTS nothing",
+        "COMMENT ON TABLE st.old2 IS 'who waits'",
+        "ALTER TABLE st.old2 RENAME TO new2",
+        "INSERT INTO st.new2 VALUES (3, 'c', 'A1', 2)",
+    ):
+        engine.sql(change)
+    found = engine.sql("SELECT * FROM st.new2 ORDER BY id")
+    assert found.dtypes == [("id", "bigint"), ("title", "string"), ("gate", "string"), ("stops", "tinyint")]
+    assert list(map(tuple, found.collect())) == [
+        (1, "a", None, None),
+        (2, "b", None, None),
+        (3, "c", "A1", 2),
+    ]
+    told = {r.col_name: r.data_type for r in engine.sql("DESCRIBE TABLE EXTENDED st.new2").collect()}
+    assert told["Comment"] == "who waits"
+    for wrong, said in (
+        ("ALTER TABLE st.new2 ADD COLUMNS (good INT, more INT NOT NULL)", "more"),
+        ("ALTER TABLE st.new2 ADD COLUMNS (good INT, more ARRAY<INT>)", "array<int>"),
+        (
+            "ALTER TABLE st.new2 ADD COLUMN more INT COMMENT 'c'",
+            "a new column comes last, without comment and default",
+        ),
+        (
+            "ALTER TABLE st.new2 ADD COLUMN more INT FIRST",
+            "a new column comes last, without comment and default",
+        ),
+        ("ALTER TABLE st.new2 ALTER COLUMN stops TYPE INT", "columns can be added, dropped and renamed"),
+        (
+            "ALTER TABLE st.new2 SET TBLPROPERTIES ('colour' = 'red')",
+            "columns can be added, dropped and renamed",
+        ),
+        ("ALTER TABLE st.new2 DROP COLUMN id", "key"),
+        ("ALTER TABLE st.new2 RENAME TO t", "TABLE_OR_VIEW_ALREADY_EXISTS"),
+        ("ALTER TABLE st.nothing RENAME TO something", "TABLE_OR_VIEW_NOT_FOUND"),
+        ("ALTER TABLE st.nothing ADD COLUMNS (more INT)", "TABLE_OR_VIEW_NOT_FOUND"),
+    ):
+        with pytest.raises(Exception, match=said):
+            engine.sql(wrong)
+    with Client(cluster.master_addresses) as client:
+        info = client.describe("new2")
+        assert info.schema is not None and [c.name for c in info.schema.columns] == [
+            "id",
+            "title",
+            "gate",
+            "stops",
+        ]
+        assert info.comment == "who waits"
+    engine.sql("ALTER TABLE st.new2 UNSET TBLPROPERTIES ('comment')")
+    with Client(cluster.master_addresses) as client:
+        assert client.describe("new2").comment == ""
 
 
 def test_both_readers_know_the_same_options(engine: Any, cluster: Cluster) -> None:

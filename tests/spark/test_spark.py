@@ -267,7 +267,8 @@ def test_what_cannot_be_written_is_refused_at_save(spark: Any, masters: str, tol
     told("\"op\" is 'merge'", save(frame, op="merge"))
     told("the table has no column 'other'", save(spark.createDataFrame([(1, 2)], "id long, other long")))
     told(
-        "'id' is bigint in the table, not int", save(spark.createDataFrame([(1, "x")], "id int, name string"))
+        "'id' is bigint in the table, not double",
+        save(spark.createDataFrame([(1.0, "x")], "id double, name string")),
     )
     told("column name is missing", save(spark.createDataFrame([(1,)], "id long")))
     # What rows alone can tell comes from the task that writes them.

@@ -192,6 +192,9 @@ class Plans:
             "key": [c.name for c in schema.key_columns],
             "partitioning": [_part(part) for part in by_names(chosen.partitioning, schema)],
             "replication_factor": info.replication_factor,
+            "owner": info.owner,
+            "comment": info.comment,
+            "zones": {r.flight_address: r.zone for pb in chosen.tablets for r in pb.replicas if r.zone},
         }
         return Planned(schema.to_arrow(spec.column_ids), endpoints, about=about)
 

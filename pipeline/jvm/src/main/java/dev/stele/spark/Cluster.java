@@ -37,8 +37,15 @@ record Cluster(List<String> masters) implements Serializable {
   /** A planned scan. `rows`: an estimate of the whole table; -1: not known. `about`: see docs/flight.md. */
   record Plan(Schema schema, List<TabletPlace> tablets, long rows, JsonNode about) {}
 
-  /** One tablet of a plan: its ticket, and the HOST:PORT of its replicas' Flight servers, the best first. */
-  record TabletPlace(byte[] ticket, List<String> addresses) implements Serializable {
+  /** The Flight server of a replica. `zone`: where its node is; "" if nobody said. */
+  record Replica(String address, String zone) implements Serializable {
+    String host() {
+      return address.substring(0, address.lastIndexOf(':'));
+    }
+  }
+
+  /** One tablet of a plan: its ticket and its replicas, the leader first. */
+  record TabletPlace(byte[] ticket, List<Replica> replicas) implements Serializable {
     String tabletId() {
       return fieldsOf(ticket).path("tablet").asText();
     }
@@ -52,12 +59,18 @@ record Cluster(List<String> masters) implements Serializable {
   Plan plan(ObjectNode command) {
     var descriptor = FlightDescriptor.command(encoded(command));
     FlightInfo info = ask(client -> client.getInfo(descriptor, timeout(CALL_MS)));
+    var about = parsed(info.getAppMetadata());
+    var zones = about.path("zones");
     var tablets = new ArrayList<TabletPlace>();
     for (var endpoint : info.getEndpoints()) {
-      var addresses = endpoint.getLocations().stream().map(l -> l.getUri().getAuthority()).toList();
-      tablets.add(new TabletPlace(endpoint.getTicket().getBytes(), addresses));
+      var replicas =
+          endpoint.getLocations().stream()
+              .map(l -> l.getUri().getAuthority())
+              .map(address -> new Replica(address, zones.path(address).asText("")))
+              .toList();
+      tablets.add(new TabletPlace(endpoint.getTicket().getBytes(), replicas));
     }
-    return new Plan(info.getSchema(), tablets, info.getRecords(), parsed(info.getAppMetadata()));
+    return new Plan(info.getSchema(), tablets, info.getRecords(), about);
   }
 
   JsonNode act(String name, ObjectNode body) {

@@ -18,9 +18,18 @@ import org.apache.spark.sql.types.StructType;
 
 /**
  * The options of one read, checked. They are those of the Python reader (stele_spark/options.py), with the same refusals.
- * `snapshot`: a hybrid time; 0: the moment of the first action. `columns`: empty for all of them.
+ * `snapshot`: a hybrid time; 0: the moment of the first action. `columns`: empty for all of them. `splitBytes`: of files
+ * that one task reads, about. `zone`: where tasks run; "" if their environment says it.
  */
-record Options(List<String> masters, String table, long snapshot, String where, List<String> columns) implements Serializable {
+record Options(
+    List<String> masters,
+    String table,
+    long snapshot,
+    String where,
+    List<String> columns,
+    long splitBytes,
+    String zone)
+    implements Serializable {
   private static final Map<String, String> KNOWN = new LinkedHashMap<>();
 
   static {
@@ -29,6 +38,8 @@ record Options(List<String> masters, String table, long snapshot, String where, 
     KNOWN.put("columns", "for reads: the columns to read, separated by commas");
     KNOWN.put("where", "for reads: comparisons joined by AND");
     KNOWN.put("snapshot", "for reads: a hybrid time, or an ISO 8601 time");
+    KNOWN.put("splitBytes", "for reads and streams: about how many bytes of files a task reads");
+    KNOWN.put("zone", "for reads and streams: where tasks run; replicas there are read first");
     KNOWN.put("op", "for writes: upsert, insert, insert_ignore, update, update_ignore, delete, delete_ignore");
     KNOWN.put("op_column", "for writes: a column of the frame that has the operation of each row");
     KNOWN.put("rejects", "for writes: a folder for refused rows, as Parquet");
@@ -41,7 +52,10 @@ record Options(List<String> masters, String table, long snapshot, String where, 
     KNOWN.put("cursorMaxBytes", "for streams: how many bytes of old rows the hold may keep in each replica of a tablet");
   }
 
-  private static final List<String> OF_READS = List.of("masters", "table", "columns", "where", "snapshot");
+  private static final List<String> OF_READS = List.of("masters", "table", "columns", "where", "snapshot", "splitBytes", "zone");
+  private static final long SPLIT_BYTES = 64L << 20;
+  private static final long SPLIT_BYTES_MIN = 1L << 16;
+  private static final long SPLIT_BYTES_MAX = 1L << 40;
   private static final List<String> OF_STREAMS =
       List.of("startingSnapshot", "maxRowsPerTrigger", "versions", "cursor", "cursorExpiresInS", "cursorMaxBytes");
 
@@ -90,8 +104,24 @@ record Options(List<String> masters, String table, long snapshot, String where, 
         faults.add("\"columns\" is '" + given.get("columns") + "': expected names of columns, separated by commas");
       }
     }
+    long splitBytes = whole(given, "splitBytes", SPLIT_BYTES, SPLIT_BYTES_MIN, SPLIT_BYTES_MAX, faults);
     refuse(faults);
-    return new Options(masters, given.get("table"), snapshot, given.getOrDefault("where", ""), columns);
+    var where = given.getOrDefault("where", "");
+    return new Options(
+        masters, given.get("table"), snapshot, where, columns, splitBytes, given.getOrDefault("zone", ""));
+  }
+
+  private static long whole(
+      Map<String, String> given, String name, long otherwise, long least, long most, List<String> faults) {
+    var text = given.getOrDefault(name.toLowerCase(Locale.ROOT), "");
+    if (text.isEmpty()) {
+      return otherwise;
+    }
+    if (text.matches("[0-9]{1,18}") && Long.parseLong(text) >= least && Long.parseLong(text) <= most) {
+      return Long.parseLong(text);
+    }
+    faults.add('"' + name + "\" is '" + text + "': expected a whole number from " + least + " to " + most);
+    return otherwise;
   }
 
   /** Refuses options of a write or a stream where rows are read. */

@@ -33,11 +33,18 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
   private final StructType schema;
   private final Map<String, StructField> columns;
   private final boolean counted;
+  private final String zone;
   private Cluster.Plan plan;
 
-  /** `columns`: the table's, by the names of `schema`. */
+  /** `columns`: the table's, by the names of `schema`. `zone`: where tasks run; "" if their environment says it. */
   SteleScan(
-      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, boolean counted) {
+      Cluster cluster,
+      ObjectNode command,
+      StructType schema,
+      Map<String, StructField> columns,
+      boolean counted,
+      String zone) {
+    this.zone = zone;
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
@@ -89,7 +96,7 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
   @Override
   public PartitionReaderFactory createReaderFactory() {
-    return new Factory(cluster, command.toString(), schema.length(), counted);
+    return new Factory(cluster, command.toString(), schema, counted, zone);
   }
 
   /** Estimates for the whole table. Conditions and limits make them smaller, by a factor that nobody knows. */
@@ -116,12 +123,12 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     public String[] preferredLocations() {
       return place == null
           ? new String[0]
-          : place.addresses().stream().map(a -> a.substring(0, a.lastIndexOf(':'))).toArray(String[]::new);
+          : place.replicas().stream().map(Cluster.Replica::host).toArray(String[]::new);
     }
   }
 
   /** Made in the driver, used in tasks. `command` is JSON text, with which a task finds replicas that have moved. */
-  private record Factory(Cluster cluster, String command, int width, boolean counted)
+  private record Factory(Cluster cluster, String command, StructType schema, boolean counted, String zone)
       implements PartitionReaderFactory {
     @Override
     public boolean supportColumnarReads(InputPartition partition) {
@@ -135,12 +142,12 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
 
     @Override
     public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-      return new Columnar(scan(partition), width);
+      return new Columnar(scan(partition), schema);
     }
 
     private TabletScan scan(InputPartition partition) {
       var place = ((Partition) partition).place();
-      return place == null ? null : new TabletScan(place, new Located(cluster, command));
+      return place == null ? null : new TabletScan(place, Near.here(zone), new Located(cluster, command));
     }
   }
 
@@ -178,15 +185,15 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
     }
   }
 
-  /** Batches of rows, without copying a value. */
+  /** Batches of rows, in the types of `schema`, without copying a value. */
   private static final class Columnar implements PartitionReader<ColumnarBatch> {
     private final TabletScan scan;
-    private final int width;
+    private final StructType schema;
     private ColumnarBatch batch;
 
-    Columnar(TabletScan scan, int width) {
+    Columnar(TabletScan scan, StructType schema) {
       this.scan = scan;
-      this.width = width;
+      this.schema = schema;
     }
 
     @Override
@@ -195,9 +202,11 @@ final class SteleScan implements Scan, Batch, SupportsReportStatistics {
       if (root == null) {
         return false;
       }
-      var columns = new ColumnVector[width];
-      for (int i = 0; i < width; i++) {
-        columns[i] = new ArrowColumnVector(root.getVector(i));
+      var columns = new ColumnVector[schema.length()];
+      for (int i = 0; i < columns.length; i++) {
+        var column = new ArrowColumnVector(root.getVector(i));
+        var wanted = schema.apply(i).dataType();
+        columns[i] = column.dataType().equals(wanted) ? column : new Widened(column, wanted);
       }
       batch = new ColumnarBatch(columns, root.getRowCount());
       return true;

@@ -2,6 +2,7 @@ package dev.stele.spark;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation;
@@ -30,17 +31,19 @@ final class SteleScanBuilder
   private final Map<String, StructField> columns;
   private final List<Filter> pushed = new ArrayList<>();
   private StructType schema;
+  private final String zone;
   private String where;
   private boolean counted;
 
-  /** `columns`: the table's, by the names of `schema`. `where`: conditions of the user's, which the nodes check. */
+  /** `columns`: the table's, by the names of `schema`. The conditions of `options` are checked by the nodes. */
   SteleScanBuilder(
-      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, String where) {
+      Cluster cluster, ObjectNode command, StructType schema, Map<String, StructField> columns, Options options) {
     this.cluster = cluster;
     this.command = command;
     this.schema = schema;
     this.columns = columns;
-    this.where = where;
+    this.where = options.where();
+    this.zone = options.zone();
   }
 
   @Override
@@ -51,7 +54,7 @@ final class SteleScanBuilder
   @Override
   public Filter[] pushFilters(Filter[] filters) {
     var left = new ArrayList<Filter>();
-    var conditions = new Conditions(columns);
+    var conditions = new Conditions(comparable());
     for (var filter : filters) {
       var condition = conditions.of(filter);
       if (condition.isEmpty() || where.length() + condition.get().length() > WHERE_CHARS_MAX) {
@@ -62,6 +65,13 @@ final class SteleScanBuilder
       }
     }
     return left.toArray(Filter[]::new);
+  }
+
+  /** Columns in the table's own types. A value of a wider type may be none of the column's, and nodes would refuse it. */
+  private Map<String, StructField> comparable() {
+    var found = new LinkedHashMap<>(columns);
+    found.entrySet().removeIf(e -> !schema.apply(e.getKey()).dataType().equals(e.getValue().dataType()));
+    return found;
   }
 
   @Override
@@ -92,6 +102,6 @@ final class SteleScanBuilder
   @Override
   public Scan build() {
     command.put("where", where);
-    return new SteleScan(cluster, command, schema, columns, counted);
+    return new SteleScan(cluster, command, schema, columns, counted, zone);
   }
 }

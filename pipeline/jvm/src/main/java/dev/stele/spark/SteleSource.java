@@ -53,7 +53,7 @@ public final class SteleSource implements TableProvider, DataSourceRegister {
     }
     var plan = cluster.plan(command.put("snapshot", options.snapshot()).put("limit", 1).put("resumable", true));
     if (!plan.tablets().isEmpty()) {
-      try (var scan = new TabletScan(plan.tablets().get(0), id -> null, CHECK_PATIENCE_MS)) {
+      try (var scan = new TabletScan(plan.tablets().get(0), Near.NOWHERE, id -> null, CHECK_PATIENCE_MS)) {
         scan.next();
       }
     }

@@ -24,9 +24,6 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * Its writes are those of the Python source, which is registered under the same name.
  */
 final class SteleTable implements SupportsRead, SupportsWrite {
-  /** Bytes of files that one task reads, about. */
-  private static final long PART_BYTES = 64L << 20;
-
   private final Map<String, String> raw;
   private final StructType schema;
   private final Transform[] partitioning;
@@ -90,7 +87,7 @@ final class SteleTable implements SupportsRead, SupportsWrite {
       }
       var columns = Types.fitted(schema, ofTable);
       options.ensureChosen(columns.values().stream().map(StructField::name).toList(), ofTable);
-      return new SteleScanBuilder(cluster, command(options), schema, columns, options.where());
+      return new SteleScanBuilder(cluster, command(options), schema, columns, options);
     } catch (SteleException e) {
       throw SteleException.<RuntimeException>sneak(e.inDriver());
     }
@@ -106,7 +103,7 @@ final class SteleTable implements SupportsRead, SupportsWrite {
         .put("resumable", true)
         .put("statistics", true)
         .put("prepare", true)
-        .put("part_bytes", PART_BYTES);
+        .put("part_bytes", options.splitBytes());
   }
 
   private Map<String, String> merged(CaseInsensitiveStringMap given) {

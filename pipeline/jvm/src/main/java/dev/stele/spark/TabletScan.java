@@ -53,6 +53,7 @@ final class TabletScan implements AutoCloseable {
   private final ObjectNode ticket;
   private final String tabletId;
   private final Locate locate;
+  private final Near near;
   private final long patienceMs;
   private final BufferAllocator allocator = Cluster.allocator("stele-scan");
   private final Map<String, String> said = new LinkedHashMap<>();
@@ -67,16 +68,17 @@ final class TabletScan implements AutoCloseable {
   private boolean resumable = true;
   private String incarnation; // of the rows given
 
-  TabletScan(Cluster.TabletPlace place, Locate locate) {
-    this(place, locate, PATIENCE_MS);
+  TabletScan(Cluster.TabletPlace place, Near near, Locate locate) {
+    this(place, near, locate, PATIENCE_MS);
   }
 
-  TabletScan(Cluster.TabletPlace place, Locate locate, long patienceMs) {
+  TabletScan(Cluster.TabletPlace place, Near near, Locate locate, long patienceMs) {
+    this.near = near;
     this.patienceMs = patienceMs;
     this.allowedMs = patienceMs;
     this.ticket = Cluster.fieldsOf(place.ticket());
     this.tabletId = place.tabletId();
-    this.addresses = place.addresses();
+    this.addresses = addressesOf(place);
     this.locate = locate;
   }
 
@@ -219,13 +221,20 @@ final class TabletScan implements AutoCloseable {
   private void locateAgain() {
     var now = locate.now(tabletId);
     if (now != null) {
-      addresses = now.addresses();
       var fresh = Cluster.fieldsOf(now.ticket());
       if (fresh.has("incarnation") && !fresh.get("incarnation").equals(ticket.get("incarnation"))) {
         ticket.set("incarnation", fresh.get("incarnation")); // the tablet was recovered since
         ticket.remove("prepared"); // by another history
       }
+      addresses = addressesOf(now);
     }
+  }
+
+  /** Only of a prepared snapshot may any replica be asked first. Otherwise the leader has it earliest. */
+  private List<String> addressesOf(Cluster.TabletPlace place) {
+    var prepared = ticket.path("prepared").asLong() > 0;
+    var replicas = prepared ? near.sorted(place.replicas()) : place.replicas();
+    return replicas.stream().map(Cluster.Replica::address).toList();
   }
 
   private SteleException givenUp(SteleException last) {

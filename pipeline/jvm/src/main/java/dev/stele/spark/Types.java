@@ -8,12 +8,33 @@ import java.util.List;
 import java.util.Map;
 import java.util.stream.Collectors;
 import org.apache.arrow.vector.types.pojo.Schema;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.DecimalType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.ArrowUtils;
 
 /** A table's columns as Spark's, and whether a schema that the user gave fits them (as stele_spark/types.py says it). */
 final class Types {
+  private static final Map<DataType, Integer> DIGITS =
+      Map.of(DataTypes.ByteType, 3, DataTypes.ShortType, 5, DataTypes.IntegerType, 10, DataTypes.LongType, 20);
+  private static final Map<DataType, List<DataType>> WIDER =
+      Map.of(
+          DataTypes.ByteType,
+          List.of(
+              DataTypes.ShortType,
+              DataTypes.IntegerType,
+              DataTypes.LongType,
+              DataTypes.FloatType,
+              DataTypes.DoubleType),
+          DataTypes.ShortType,
+          List.of(DataTypes.IntegerType, DataTypes.LongType, DataTypes.FloatType, DataTypes.DoubleType),
+          DataTypes.IntegerType,
+          List.of(DataTypes.LongType, DataTypes.DoubleType),
+          DataTypes.FloatType,
+          List.of(DataTypes.DoubleType));
+
   private Types() {}
 
   /** The table's schema. Each Stele type has exactly one Arrow type, and that exactly one Spark type. */
@@ -23,7 +44,7 @@ final class Types {
 
   /**
    * The table's columns by the names of a schema that the user gave, which may be in any case. Refuses a schema with other
-   * columns or types than the table's, or with NOT NULL where the table has nulls.
+   * columns than the table's, with types that do not hold all their values, or with NOT NULL where the table has nulls.
    */
   static Map<String, StructField> fitted(StructType asked, StructType table) {
     var faults = new ArrayList<String>();
@@ -34,7 +55,7 @@ final class Types {
         continue;
       }
       found.put(field.name(), there);
-      if (!there.dataType().equals(field.dataType())) {
+      if (!widens(there.dataType(), field.dataType())) {
         var types = there.dataType().simpleString() + " in the table, not " + field.dataType().simpleString();
         faults.add("'" + field.name() + "' is " + types);
       } else if (there.nullable() && !field.nullable()) {
@@ -43,6 +64,20 @@ final class Types {
     }
     refuse("schema", faults, table);
     return found;
+  }
+
+  /** Whether each value of one type is a value of the other, exactly. The same as in stele_spark/types.py. */
+  private static boolean widens(DataType narrow, DataType wide) {
+    if (narrow.equals(wide)) {
+      return true;
+    }
+    if (wide instanceof DecimalType to) {
+      int whole = to.precision() - to.scale();
+      return narrow instanceof DecimalType of
+          ? to.scale() >= of.scale() && whole >= of.precision() - of.scale()
+          : whole >= DIGITS.getOrDefault(narrow, Integer.MAX_VALUE);
+    }
+    return WIDER.getOrDefault(narrow, List.of()).contains(wide);
   }
 
   /** The columns that the option `columns` names, in its order; the table's, if it names none. */

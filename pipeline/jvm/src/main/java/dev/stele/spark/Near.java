@@ -1,0 +1,30 @@
+package dev.stele.spark;
+
+import java.util.Comparator;
+import java.util.List;
+import org.apache.spark.SparkEnv;
+
+/** Where a task runs. It reads replicas on its own host first, then those in its zone. "": not known. */
+record Near(String host, String zone) {
+  static final Near NOWHERE = new Near("", "");
+  private static final String ZONE = "STELE_ZONE";
+
+  /** This process. `zone`: what the option says; "": the environment says it. */
+  static Near here(String zone) {
+    var env = SparkEnv.get();
+    var host = env == null ? "" : env.blockManager().blockManagerId().host();
+    return new Near(host, zone.isEmpty() ? System.getenv().getOrDefault(ZONE, "") : zone);
+  }
+
+  /** The replicas, the nearest first, otherwise in their order. */
+  List<Cluster.Replica> sorted(List<Cluster.Replica> replicas) {
+    return replicas.stream().sorted(Comparator.comparingInt(this::distance)).toList();
+  }
+
+  private int distance(Cluster.Replica replica) {
+    if (replica.host().equals(host)) {
+      return 0;
+    }
+    return !zone.isEmpty() && replica.zone().equals(zone) ? 1 : 2;
+  }
+}
