@@ -107,12 +107,15 @@ async def test_a_follower_that_lags_does_not_serve_past_what_it_lacks(group_of: 
     wire, group, _, late = await followed(group_of)
     wire.passes = lambda sender, to, entries: not (entries and to == late.replica_id)
     await group.write(rows([2]))
+    snapshot = int((await group.leader()).writes.timestamps.now())
+    of_snapshot = asyncio.create_task(late.reads.snapshot_ready(snapshot, ask=late.following.holds))
     reading = asyncio.create_task(fresh(late, 0))
     await asyncio.sleep(0.2)
     assert not reading.done(), "the leader said up to which index, and that is not here"
+    assert not of_snapshot.done()
     wire.passes = lambda sender, to, entries: True
-    await reading
-    assert 2 in table(late)
+    await asyncio.gather(reading, of_snapshot)
+    assert 2 in table(late) and 2 in table(late, snapshot)
 
 
 async def test_rows_that_are_too_old_are_not_served_while_the_leader_is_silent(group_of: MakeGroup) -> None:

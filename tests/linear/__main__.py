@@ -187,6 +187,7 @@ def run(folder: Path, seed: int, seconds: float, *, cutting: bool) -> str:
     assert record is not None
     return (
         f"{head}: {len(record.operations)} operations, {record.unknown} of unknown outcome, {record.not_done} not done, "
+        f"{record.followed} reads at followers, "
         f"{len(record.scans)} scans"
     )
 

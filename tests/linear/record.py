@@ -20,6 +20,8 @@ class Record:
     scans: list[Scan] = field(default_factory=list)
     surprises: list[str] = field(default_factory=list)
     not_done: int = 0
+    followed: int = 0
+    """How many reads were answered by followers."""
     wall_us: float = field(default_factory=lambda: time.time_ns() / 1_000)
     _start: float = field(default_factory=time.monotonic)
 

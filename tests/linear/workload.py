@@ -35,6 +35,9 @@ HOT_FOR_S = 1.5
 _TIMEOUTS_S = (1.0, 4.0, 12.0)
 _LAST_TIMEOUT_S = 30.0
 _SCAN_TIMEOUT_S = 8.0
+_OLD_S = (0.0, 0.05, 0.3, 1.0)
+"""How old rows of followers may be."""
+_OLD_SCAN_S = 3.0
 _CATALOG_TIMEOUT_S = 5.0
 _INSTANT_S = 1e-6
 _FILL_ROWS, _FILL_BYTES = 24, 64 << 10
@@ -101,7 +104,16 @@ class Workload:
         until = self.record.now() + seconds
         tasks = []
         for user in self._users[:-1]:
-            for work in (self._row, self._row, self._row, self._many, self._part, self._key, self._catalog):
+            for work in (
+                self._row,
+                self._row,
+                self._row,
+                self._old,
+                self._many,
+                self._part,
+                self._key,
+                self._catalog,
+            ):
                 tasks.append(self._repeat(work, user, random.Random(self._rng.random()), until))
         tasks.append(self._repeat(self._scan, self.last, random.Random(self._rng.random()), until))
         if filling:
@@ -158,6 +170,32 @@ class Workload:
     async def _row(self, user: User, rng: random.Random) -> None:
         cancel_s = rng.uniform(0.0, 0.2) if rng.random() < 0.03 else None
         await self._one(user, self._hot(rng, "row"), rng.choice(_TABLE_KINDS), cancel_s)
+
+    async def _old(self, user: User, rng: random.Random) -> None:
+        """Rows that may be old: reads that may begin so much earlier, by what the answer says. Now and then a client reads its own
+        write, which is never left out."""
+        key, allowed_s = self._hot(rng, "row"), rng.choice(_OLD_S)
+        begun = self.record.now()
+        try:
+            found = await user.table.get(key, calls.COLUMNS, max_staleness=allowed_s)
+        except SteleError as exc:
+            self.record.told(user.name, key, Kind.READ, exc)
+            return
+        if found.age_s > allowed_s + self.record.now() - begun:
+            self.record.surprises.append(
+                f"{key}: a row that is {found.age_s:.3f} s old, {allowed_s} s was allowed"
+            )
+        value = None if found.row is None else (found.row["a"], found.row["b"])
+        since = begun - min(allowed_s, found.age_s)
+        self.record.followed += bool(found.age_s)
+        self.record.ended(
+            user.name,
+            key,
+            Kind.READ,
+            value,
+            since,
+            note=f"old by {found.age_s:.3f} s, at {found.node_id[:4]}",
+        )
 
     async def _key(self, user: User, rng: random.Random) -> None:
         chance = rng.random()
@@ -413,23 +451,28 @@ class Workload:
     async def _scan(self, user: User, rng: random.Random) -> None:
         """Twice at one snapshot, the second time a little later."""
         snapshot, taken = self._snapshot(rng)
+        old = rng.random() < 0.3
         for _ in range(2):
             try:
-                await self._read_at(snapshot, taken, rng)
+                await self._read_at(snapshot, taken, rng, old=old)
             except SteleError as exc:
                 self.record.told(user.name, "scan", Kind.READ, exc)
             await asyncio.sleep(rng.uniform(0.0, 0.5))
 
-    async def _read_at(self, snapshot: int, taken: float, rng: random.Random) -> None:
+    async def _read_at(self, snapshot: int, taken: float, rng: random.Random, *, old: bool = False) -> None:
+        """`old`: not at this snapshot, but at one that followers serve."""
         ordered = rng.random() < 0.5
         scanner = self.last.table.scan(
             calls.COLUMNS,
             lower="row",
             upper="rox",
-            snapshot=snapshot,
+            snapshot=None if old else snapshot,
+            max_staleness=_OLD_SCAN_S if old else None,
             ordered=ordered,
             timeout_s=_SCAN_TIMEOUT_S,
         )
+        if old:
+            snapshot, taken = scanner.snapshot, self.record.now() - _OLD_SCAN_S
         if rng.random() < 0.5:
             found = (await scanner.to_table()).to_pylist()
         else:

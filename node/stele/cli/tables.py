@@ -199,28 +199,35 @@ def create(
     table.comment = table.comment if comment is None else comment
     table.history_s = table.history_s if history_s is None else history_s or None
 
-    async def work(client: AsyncClient) -> None:
-        await client.create_table(
+    # A file without partitioning says one tablet, as the operator reads it.
+    named_parts = table.partitioning if not columns or hashes else None
+
+    async def work(client: AsyncClient) -> tuple[int, str]:
+        made = await client.create_table(
             table.name,
             table.schema,
-            table.partitioning,
+            named_parts,
             replication_factor=table.replication_factor,
             owner=table.owner,
             comment=table.comment,
             history_s=table.history_s,
             timeout_s=timeout_s,
         )
+        return made.partition_schema.tablets, made.chosen
 
-    with_client(masters, work, timeout_s)
+    tablets, why = with_client(masters, work, timeout_s)
+    if why:
+        say(f"note: {why}", err=True)
     if table.unused:
         say(f"note: {source}: only the operator reads {' and '.join(table.unused)}; not used here", err=True)
     show_done(
-        f"created table {table.name}: {plural(table.partitioning.tablets, 'tablet')}",
+        f"created table {table.name}: {plural(tablets, 'tablet')}",
         as_json,
         {
             "name": table.name,
-            "tablets": table.partitioning.tablets,
+            "tablets": tablets,
             "replicationFactor": table.replication_factor,
+            **({"why": why} if why else {}),
         },
     )
 

@@ -178,6 +178,9 @@ class AsyncClient:
     ) -> AsyncTable:
         """Create a table. With `wait`, return once every tablet has a leader. `timeout_s` is for all of it.
 
+        `partitioning`: how it is split into tablets. (): one tablet. None: the masters choose, by the number of nodes; `chosen` of
+        the table says what and why.
+
         `owner`, `comment`: notes for people. `history_s`: how many seconds replaced and deleted rows stay readable at
         older snapshots, 60 to ten years; None: 15 minutes.
 
@@ -199,6 +202,7 @@ class AsyncClient:
             table_id=id_to_pb(new_id()),
             owner=arguments.note(owner, "owner"),
             comment=arguments.note(comment, "comment"),
+            choose_tablets=partitioning is None,
         )
         locations = await self._make(request, wait, timeout_s)
         await _seek_pandas()
@@ -218,9 +222,9 @@ class AsyncClient:
 
     async def _make(self, request: master_pb2.CreateTableRequest, wait: bool, timeout_s: float) -> Locations:
         timeout_s = arguments.seconds(timeout_s, "timeout_s")
-        deadline = time.monotonic() + timeout_s
+        deadline, why = time.monotonic() + timeout_s, ""
         try:
-            await self._ask("CreateTable", request, timeout_s=timeout_s)
+            why = (await self._ask("CreateTable", request, timeout_s=timeout_s)).why
         except Rejected as exc:
             # TABLET_DELETED: an attempt whose answer was lost created it, and somebody has deleted it since.
             if exc.code is not Code.TABLET_DELETED:
@@ -228,6 +232,7 @@ class AsyncClient:
         locations = await self._find(
             request.name, request.kind or "table", max(deadline - time.monotonic(), _LOCATE_AT_LEAST_S)
         )
+        locations.chosen = why
         if wait and not locations.led:
             await locations.wait_led(deadline - time.monotonic())
         return locations

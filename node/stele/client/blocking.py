@@ -218,6 +218,9 @@ class Client:
         """Create a table. With `wait`, return once every tablet has a leader, after at most `timeout_s`
         seconds.
 
+        `partitioning`: how it is split into tablets. (): one tablet. None: the masters choose, by the number of nodes; `chosen` of
+        the table says what and why.
+
         `owner`, `comment`: notes for people. `history_s`: how many seconds replaced and deleted rows stay readable at
         older snapshots, 60 to ten years; None: 15 minutes.
 

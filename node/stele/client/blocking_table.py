@@ -54,6 +54,16 @@ class Table:
         return reprs.blocking(self.asynchronous)
 
     @property
+    def chosen(self) -> str:
+        """How many tablets the masters chose when this client created the table without partitions, and why. Else "".
+
+        Example:
+            >>> client.create_table("memos", stele.Schema.make([("n", "int64")], ["n"])).chosen[:10]
+            'one tablet'
+        """
+        return self.asynchronous.chosen
+
+    @property
     def name(self) -> str:
         """The table's name.
 

@@ -200,6 +200,8 @@ class Locations:
     """The schema that the table has, or is being altered to."""
     outdated: bool = False
     """Whether a node has refused a block because its columns were dropped: take the newest schema."""
+    chosen: str = ""
+    """Why the masters chose so many tablets, in words; "" if they did not, or an earlier client asked them."""
     gone: str = ""
     """The message for a table that is gone; "" while it exists."""
     cluster_version: int = FIRST_CLUSTER_VERSION

@@ -86,6 +86,11 @@ class AsyncTable:
         return self._ranges.now
 
     @property
+    def chosen(self) -> str:
+        """How many tablets the masters chose when this client created the table without partitions, and why. Else ""."""
+        return self.locations.chosen
+
+    @property
     def name(self) -> str:
         """The table's name, as the masters last told it."""
         return self.locations.info.name

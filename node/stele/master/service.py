@@ -247,7 +247,7 @@ class MasterService(MasterServiceServicer):
     async def CreateTable(self, request: pb.CreateTableRequest, context: Any) -> pb.CreateTableResponse:
         """Create a table in one batch. Its tablets are placed afterwards."""
         lead = await self._master.confirmed_lead()
-        return pb.CreateTableResponse(table_id=id_to_pb(await lead.do(tables.create_table(lead, request))))
+        return await lead.do(tables.create_table(lead, request))
 
     async def AlterTable(self, request: pb.AlterTableRequest, context: Any) -> pb.AlterTableResponse:
         """Change a table's columns, ranges or name in one batch. Its tablets follow afterwards."""

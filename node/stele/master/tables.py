@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stele.master.catalog import GONE_TABLES
+from stele.master.choosing import chosen_partitioning, why_so_many
 from stele.master.leadership import Leadership
 from stele.master.placement import check_replication_factor
 from stele.master.port import drop, insert, put
@@ -33,7 +34,7 @@ from stele.model.kvop import KeyOperation
 from stele.model.notes import note_faults
 from stele.model.partition import Partition, PartitionSchema, numbered
 from stele.model.schema import Schema
-from stele.rpc.convert import id_from_pb
+from stele.rpc.convert import id_from_pb, id_to_pb
 from stele.rpc.convert_schema import partitioning_from_pb, schema_from_pb
 from stele.rpc.proto import master_pb2
 
@@ -123,9 +124,10 @@ ROOM_LOCK = "room for tablets"
 once keep to the bounds together."""
 
 
-async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest) -> str:
-    """Create a table; its tablets are placed afterwards. Returns the table id. A repeated request does
-    nothing.
+async def create_table(
+    lead: Leadership, request: master_pb2.CreateTableRequest
+) -> master_pb2.CreateTableResponse:
+    """Create a table; its tablets are placed afterwards. A repeated request does nothing.
 
     Raises:
         Rejected: INVALID_ARGUMENT, also for a default that is long or would be rounded. TOO_LARGE, also if
@@ -135,8 +137,13 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
     """
     table = parse(request, lead.options.create_bytes_max, lead.wall_us())
     async with lead.locks.hold(tables=(f"id/{table.table_id}", f"name/{table.name}", ROOM_LOCK)):
+        before = lead.catalog.tables.get(table.table_id)
+        if _chooses(request):
+            lead.check_settled()
+            chosen = chosen_partitioning(Schema.from_json(table.schema), _nodes(lead))
+            table = replace(table, partitioning=before.partitioning if before else chosen.to_json())
         if _is_there(lead, table, chosen=bool(request.table_id)):
-            return table.table_id
+            return _created(lead, table, request)
         lead.check_settled()
         _check_defaults(table)
         partitioning = PartitionSchema.from_json(table.partitioning)
@@ -165,7 +172,28 @@ async def create_table(lead: Leadership, request: master_pb2.CreateTableRequest)
         await lead.commit(batch)
     for tablet in tablets:
         lead.look_at(tablet.tablet_id)
-    return table.table_id
+    return _created(lead, table, request)
+
+
+def _created(
+    lead: Leadership, table: TableRecord, request: master_pb2.CreateTableRequest
+) -> master_pb2.CreateTableResponse:
+    response = master_pb2.CreateTableResponse(table_id=id_to_pb(table.table_id))
+    if _chooses(request):
+        response.tablets = PartitionSchema.from_json(table.partitioning).tablets
+        response.why = why_so_many(response.tablets, _nodes(lead))
+    return response
+
+
+def _nodes(lead: Leadership) -> int:
+    """How many nodes the cluster has, silent ones included."""
+    return sum(n.role == "node" and n.state == "ACTIVE" for n in lead.catalog.nodes.values())
+
+
+def _chooses(request: master_pb2.CreateTableRequest) -> bool:
+    """Whether the master is to choose how many tablets a table gets."""
+    named = request.partitioning.ByteSize() > 0
+    return request.choose_tablets and not named and request.kind in ("", "table")
 
 
 def new_tablet(table: TableRecord, ordinal: int, part: Partition, now_us: int) -> TabletRecord:

@@ -400,6 +400,7 @@ class CreateTableRequest(_message.Message):
     TABLE_ID_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     COMMENT_FIELD_NUMBER: _builtins.int
+    CHOOSE_TABLETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     replication_factor: _builtins.int
     kind: _builtins.str
@@ -409,6 +410,8 @@ class CreateTableRequest(_message.Message):
     owner: _builtins.str
     """for people; no rights follow from it"""
     comment: _builtins.str
+    choose_tablets: _builtins.bool
+    """no partitioning was named: the master chooses one"""
     @_builtins.property
     def schema(self) -> _common_pb2.SchemaPB: ...
     @_builtins.property
@@ -424,10 +427,11 @@ class CreateTableRequest(_message.Message):
         table_id: _builtins.bytes = ...,
         owner: _builtins.str = ...,
         comment: _builtins.str = ...,
+        choose_tablets: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["partitioning", b"partitioning", "schema", b"schema"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["comment", b"comment", "kind", b"kind", "name", b"name", "owner", b"owner", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "schema", b"schema", "table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choose_tablets", b"choose_tablets", "comment", b"comment", "kind", b"kind", "name", b"name", "owner", b"owner", "partitioning", b"partitioning", "replication_factor", b"replication_factor", "schema", b"schema", "table_id", b"table_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -438,15 +442,23 @@ class CreateTableResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_ID_FIELD_NUMBER: _builtins.int
+    TABLETS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
     table_id: _builtins.bytes
+    tablets: _builtins.int
+    """as chosen; 0: nothing was"""
+    why: _builtins.str
+    """why so many, in words"""
     def __init__(
         self,
         *,
         table_id: _builtins.bytes = ...,
+        tablets: _builtins.int = ...,
+        why: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table_id", b"table_id", "tablets", b"tablets", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

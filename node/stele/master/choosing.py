@@ -1,0 +1,40 @@
+"""How many tablets a table gets whose maker names no partitions. Pure; used by tables.py.
+
+Nobody knows how large such a table becomes, and a tablet that nobody needs costs in each round. So the number is small, and grows
+with the cluster: with three replicas each node then has about one. Cores do not count, since a node serves all its tablets on one
+event loop.
+
+Invariant: a cluster of up to five nodes gives one tablet, in the order of its key.
+"""
+
+from __future__ import annotations
+
+from stele.model.partition import HashPartition, PartitionSchema
+from stele.model.schema import Schema
+
+NODES_PER_TABLET = 3
+TABLETS_MAX = 16
+"""More are for tables of which somebody knows that they are large."""
+
+
+def chosen_tablets(nodes: int) -> int:
+    """The number of tablets on a cluster with so many nodes."""
+    return max(1, min(nodes // NODES_PER_TABLET, TABLETS_MAX))
+
+
+def chosen_partitioning(schema: Schema, nodes: int) -> PartitionSchema:
+    """One tablet, or several by the hash of the whole key. One, too, where the key cannot be hashed."""
+    count = chosen_tablets(nodes)
+    if count == 1:
+        return PartitionSchema()
+    key = tuple(int(column_id) for column_id in schema.key_column_ids)
+    hashed = PartitionSchema((HashPartition(key, count, 0),), None)
+    return PartitionSchema() if hashed.faults(schema) else hashed
+
+
+def why_so_many(tablets: int, nodes: int) -> str:
+    """What was chosen and why, for people."""
+    rule = f"no partitions were named, and the cluster has {nodes} node{'s' if nodes != 1 else ''}"
+    if tablets == 1:
+        return f"one tablet: {rule}; name a hash with more buckets for a large table"
+    return f"{tablets} tablets by the hash of the key: {rule}, one tablet for {NODES_PER_TABLET} of them"
