@@ -82,6 +82,7 @@ async def test_what_commands_do_is_told_as_json(
 
     # tables and rows
     made = await told("table", "create", "t", "--column", "id:int64", "--column", "n:int32?", "--key", "id")
+    assert made.pop("why").startswith("one tablet: no partitions were named, and the cluster has 3 nodes")
     assert made == {"name": "t", "tablets": 1, "replicationFactor": 3}
     (tmp_path / "t.csv").write_text("id,n\n1,1\n2,\n")
     loaded = await told("table", "load", "t", str(tmp_path / "t.csv"))

@@ -150,6 +150,44 @@ async def test_scans_that_may_be_old_are_served_by_followers(
         await cluster.close()
 
 
+async def test_keys_that_may_be_old_are_read_at_followers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_leader: list[bool] = []
+    answer = TabletService._kv
+
+    async def noted(self: TabletService, request: tserver_pb2.KvRequest) -> tserver_pb2.KvResponse:
+        by_leader.append(self._replicas.of_request(request.tablet_id).is_leader)
+        return await answer(self, request)
+
+    cluster = LocalCluster(tmp_path)
+    try:
+        await cluster.start()
+        async with cluster.client() as client:
+            space = await client.create_keyspace("settings")
+            await space.replace("colour", "red")
+            await space.read("colour")  # so that the leader is known
+            monkeypatch.setattr(TabletService, "_kv", noted)
+            for staleness in (0.0, 5.0, 60.0):
+                found = await space.snapshot("colour", max_staleness=staleness)
+                assert [each.value for each in found.keys] == [b"red"] and 0 <= found.age_s <= staleness + 1
+                assert found.age_s > 0
+            assert by_leader and not any(by_leader)
+            for number in range(20):
+                revision = await space.replace("colour", str(number))
+                found = await space.snapshot(prefix="c", max_staleness=3_600.0)
+                assert found.keys[0].value == str(number).encode() and found.revision >= revision
+            async with await space.watch(prefix="c", after=found.revision) as watch:
+                last = await space.replace("colour", "last")
+                assert (await anext(watch)).revision == last, "a watch behind it misses nothing"
+            present = await space.snapshot("colour")
+            assert present.age_s == 0.0
+            with pytest.raises(Rejected, match="max_staleness"):
+                await space.snapshot("colour", max_staleness=-1.0)
+    finally:
+        await cluster.close()
+
+
 async def test_flight_clients_read_followers_first(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     try:

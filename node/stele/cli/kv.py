@@ -46,7 +46,16 @@ def create(keyspace: str, replication_factor: int, masters: str, as_json: bool) 
 @masters_option
 @timeout_option
 @json_option
-def get(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) -> None:
+@click.option(
+    "--max-staleness",
+    type=click.FloatRange(0.0),
+    default=None,
+    metavar="SECONDS",
+    help="Read at a follower, a value that is up to so old.",
+)
+def get(
+    keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool, max_staleness: float | None
+) -> None:
     """Print the value of KEY as of now; exit 1 if it is not there.
 
     Example: stele kv get settings colour
@@ -54,7 +63,12 @@ def get(keyspace: str, key: str, masters: str, timeout_s: float, as_json: bool) 
     from stele.client import AsyncClient
 
     async def work(client: AsyncClient) -> bytes | None:
-        return await (await client.keyspace(keyspace)).read(key)
+        space = await client.keyspace(keyspace)
+        if max_staleness is None:
+            return await space.read(key)
+        found = await space.snapshot(key, max_staleness=max_staleness)
+        say(f"this is the value of {found.age_s:.1f} s ago", err=True)
+        return found.keys[0].value if found.keys else None
 
     value = with_client(masters, work, timeout_s)
     if value is None:

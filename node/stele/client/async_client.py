@@ -22,6 +22,7 @@ from stele.client import arguments, dropping, reprs
 from stele.client.dropping import DroppedTable
 from stele.client.kv import AsyncKeySpace
 from stele.client.locations import Locations, TableInfo, WritePlan, table_info_from_pb
+from stele.client.nearby import Nearby
 from stele.client.partitioning import Partitionings, partition_schema
 from stele.client.session import AsyncSession
 from stele.client.streams import Streams
@@ -422,7 +423,8 @@ class AsyncClient:
             raise Rejected(f"{name} is a table, not a key space", advice=Advice.OPEN_TABLE, name=name)
         (place,) = locations.by_ordinal([0])
         tablet = TabletClient(place, locations, self._streams, self._observed)
-        return AsyncKeySpace(name, tablet, self._timeout_s, self.identity.cluster_id)
+        near = Nearby(tablet, self._flight.zone)
+        return AsyncKeySpace(name, tablet, self._timeout_s, self.identity.cluster_id, near)
 
     async def _ask(self, method: str, request: Any, **patience: Any) -> Any:
         """Call a master. Raises what `Masters.call` raises; Closed once the client was closed."""

@@ -107,16 +107,28 @@ class KeySpace:
         """
         return self._client.run(self._keyspace.write(values, when=when, lease=_own(lease)))
 
-    def snapshot(self, key: bytes | str | None = None, *, prefix: bytes | str | None = None) -> KeySnapshot:
+    def snapshot(
+        self,
+        key: bytes | str | None = None,
+        *,
+        prefix: bytes | str | None = None,
+        max_staleness: float | None = None,
+    ) -> KeySnapshot:
         """One key, or those that begin with `prefix`, or all; with the revision at which they are read
         (linearizable). Raises what `replace` raises.
+
+        `max_staleness`: they may be up to so many seconds old. Then the nearest replica answers, followers first. Changes of this
+        client are in it, and reads of a client never go back.
 
         Example:
             >>> revision = space.replace("colour", "blue")
             >>> space.snapshot("colour").keys[0].value, space.snapshot().revision == revision
             (b'blue', True)
+            >>> space.snapshot("colour", max_staleness=5.0).age_s <= 5
+            True
         """
-        return self._client.run(self._keyspace.snapshot(key, prefix=prefix))
+        read = self._keyspace.snapshot(key, prefix=prefix, max_staleness=max_staleness)
+        return self._client.run(read)
 
     def watch(
         self,

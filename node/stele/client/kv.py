@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from stele.client import arguments, reprs
 from stele.client.lease import AsyncLease, KeyLease
 from stele.client.lease import ttl_s as lease_ttl_s
+from stele.client.nearby import Nearby
 from stele.client.tablet import TabletClient
 from stele.client.watch import VERSION_NEEDED, AsyncWatch
 from stele.model.column import shown
@@ -58,6 +59,8 @@ class KeySnapshot:
 
     revision: int
     keys: tuple[KeyValue, ...]
+    age_s: float = 0.0
+    """All changes that were acknowledged so many seconds before the call are in it; 0: all of before the call."""
 
 
 class AsyncKeySpace:
@@ -72,8 +75,11 @@ class AsyncKeySpace:
         b'10'
     """
 
-    def __init__(self, name: str, tablet: TabletClient, timeout_s: float, cluster_id: str) -> None:
+    def __init__(
+        self, name: str, tablet: TabletClient, timeout_s: float, cluster_id: str, nearby: Nearby
+    ) -> None:
         self.name = name
+        self._nearby = nearby
         self._cluster_id = cluster_id
         self._tablet = tablet
         self._timeout_s = timeout_s
@@ -117,14 +123,29 @@ class AsyncKeySpace:
         return [(pair.key, pair.value) for pair in answer.pairs]
 
     async def snapshot(
-        self, key: bytes | str | None = None, *, prefix: bytes | str | None = None
+        self,
+        key: bytes | str | None = None,
+        *,
+        prefix: bytes | str | None = None,
+        max_staleness: float | None = None,
     ) -> KeySnapshot:
-        """One key, or those that begin with `prefix`, or all; with the revision at which they are read (linearizable)."""
+        """One key, or those that begin with `prefix`, or all; with the revision at which they are read (linearizable).
+
+        `max_staleness`: they may be up to so many seconds old. Then the nearest replica answers, followers first. Changes of this
+        client are in it, and reads of a client never go back.
+        """
         raw, is_prefix = _one_or_prefix(key, prefix)
         self._ensure_version("a revision")
-        answer = await self._ask(tserver_pb2.KV_LIST if is_prefix else tserver_pb2.KV_READ, raw)
+        op = tserver_pb2.KV_LIST if is_prefix else tserver_pb2.KV_READ
+        if max_staleness is None:
+            answer = await self._ask(op, raw)
+        else:
+            old_us = int(arguments.seconds(max_staleness, "max_staleness", zero=True) * 1e6)
+            request = tserver_pb2.KvRequest(op=op, key=arguments.raw(raw, "key"))
+            self._tablet.ensure_open()
+            answer = await self._nearby.kv(request, old_us, self._timeout_s)
         found = tuple(KeyValue(pair.key, pair.value, pair.revision, pair.lease) for pair in answer.pairs)
-        return KeySnapshot(answer.revision, found)
+        return KeySnapshot(answer.revision, found, answer.age_us / 1e6)
 
     async def watch(
         self,

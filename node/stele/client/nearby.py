@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stele.client.attempts import ELSEWHERE, REFRESH, SAME_AGAIN
 from stele.client.leader_search import SLOW_S
 from stele.client.locations import ReplicaPlace, TabletPlace
+from stele.client.streams import Response
 from stele.model.errors import Code, SteleError, let_go
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -77,28 +78,46 @@ class Nearby:
 
     async def read(self, request: tserver_pb2.ReadRequest, how: How, timeout_s: float) -> NearAnswer:
         """The rows with the keys of a request. Raises what `TabletClient.read` raises."""
+        asked = tserver_pb2.ClientRequest(read=request)
+        asked.read.snapshot = how.snapshot
+        response, node_id = await self._nearest(asked, asked.read, how.max_staleness_us or 0, timeout_s)
+        answer = response.read
+        return NearAnswer(answer.rows, list(answer.places), answer.age_us / 1e6, node_id)
+
+    async def kv(
+        self, request: tserver_pb2.KvRequest, max_staleness_us: int, timeout_s: float
+    ) -> tserver_pb2.KvResponse:
+        """A read of a key space. Raises what `TabletClient.kv` raises."""
+        asked = tserver_pb2.ClientRequest(kv=request)
+        response, _ = await self._nearest(asked, asked.kv, max_staleness_us, timeout_s)
+        return response.kv
+
+    async def _nearest(
+        self,
+        asked: tserver_pb2.ClientRequest,
+        body: tserver_pb2.ReadRequest | tserver_pb2.KvRequest,
+        max_staleness_us: int,
+        timeout_s: float,
+    ) -> tuple[Response, str]:
+        """(the answer of the nearest replica that can answer, its node)."""
         until = time.monotonic() + timeout_s
-        request.any_replica = True
-        request.snapshot, request.max_staleness_us = how.snapshot, how.max_staleness_us or 0
-        request.after = self.tablet.seen
+        body.any_replica, body.max_staleness_us, body.after = True, max_staleness_us, self.tablet.seen
         for replica in self._followers():
             rest_s = until - time.monotonic()
             if rest_s < 2 * _ATTEMPT_MIN_S:
                 break
             try:
-                answer = await self.tablet.read_at(replica, request, timeout_s=min(SLOW_S, rest_s / 2))
+                response = await self.tablet.ask_at(replica, asked, timeout_s=min(SLOW_S, rest_s / 2))
             except SteleError as exc:
                 let_go(exc)
                 if exc.code not in _OTHERS:
                     raise
                 self._failed(replica, exc)
             else:
-                return _told(answer, replica.node_id)
-        request.any_replica = False
-        rest_s = max(0.001, until - time.monotonic())
-        answer = await self.tablet.read(request, timeout_s=rest_s)
-        leader = self._place.target().node_id if self._place.replicas else ""
-        return _told(answer, leader)
+                return response, replica.node_id
+        body.any_replica = False
+        response = await self.tablet.ask_leader(asked, max(0.001, until - time.monotonic()))
+        return response, self._place.target().node_id if self._place.replicas else ""
 
     def _followers(self) -> list[ReplicaPlace]:
         """Those to ask before the leader, the nearest first."""
@@ -118,12 +137,9 @@ class Nearby:
             self.tablet.refresh_soon()
 
 
-def _told(answer: tserver_pb2.ReadResponse, node_id: str) -> NearAnswer:
-    return NearAnswer(answer.rows, list(answer.places), answer.age_us / 1e6, node_id)
-
-
-def address(request: tserver_pb2.ReadRequest, place: TabletPlace, timeout_s: float) -> None:
-    """Fill in whom a request is for. The node stops waiting a little earlier, so that it can say so in time."""
+def address(asked: tserver_pb2.ClientRequest, place: TabletPlace, timeout_s: float) -> None:
+    """Fill in whom a read is for. The node stops waiting a little earlier, so that it can say so in time."""
+    request = asked.kv if asked.HasField("kv") else asked.read
     request.tablet_id = id_to_pb(place.tablet_id)
     request.tablet_incarnation = place.incarnation
     request.deadline_ms = max(1, int(timeout_s * 900))

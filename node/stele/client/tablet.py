@@ -198,23 +198,26 @@ class TabletClient:
 
     async def read(self, request: tserver_pb2.ReadRequest, *, timeout_s: float) -> tserver_pb2.ReadResponse:
         """Point reads. Raises SteleError; TIMED_OUT or NO_QUORUM if no answer came in time."""
-        response = await self._ask(tserver_pb2.ClientRequest(read=request), timeout_s)
-        return self._saw(response.read)
+        return (await self.ask_leader(tserver_pb2.ClientRequest(read=request), timeout_s)).read
 
-    async def read_at(
-        self, replica: ReplicaPlace, request: tserver_pb2.ReadRequest, *, timeout_s: float
-    ) -> tserver_pb2.ReadResponse:
-        """Point reads at one replica, once. Raises SteleError."""
+    async def ask_leader(self, request: tserver_pb2.ClientRequest, timeout_s: float) -> Response:
+        """A read of rows or keys at the leader. Raises what `read` raises."""
+        return self._saw(await self._ask(request, timeout_s))
+
+    async def ask_at(
+        self, replica: ReplicaPlace, request: tserver_pb2.ClientRequest, *, timeout_s: float
+    ) -> Response:
+        """The same at one replica, once. Raises SteleError."""
         address(request, self.place, timeout_s)
         stream = self._streams.to(replica.node_id, replica.address)
-        response = await stream.ask(tserver_pb2.ClientRequest(read=request), timeout_s=timeout_s)
-        return self._saw(response.read)
+        return self._saw(await stream.ask(request, timeout_s=timeout_s))
 
-    def _saw(self, answer: tserver_pb2.ReadResponse) -> tserver_pb2.ReadResponse:
-        self._observed.saw(answer.snapshot)
-        if answer.newest > self.seen:
-            self.seen = answer.newest
-        return answer
+    def _saw(self, response: Response) -> Response:
+        answer = response.kv if response.HasField("kv") else response.read
+        self.seen = max(self.seen, answer.newest)
+        if response.HasField("read"):
+            self._observed.saw(response.read.snapshot)
+        return response
 
     def refresh_soon(self) -> None:
         """As `Locations.refresh_soon`."""
@@ -223,7 +226,7 @@ class TabletClient:
     async def kv(self, request: tserver_pb2.KvRequest, *, timeout_s: float) -> tserver_pb2.KvResponse:
         """A key space operation. Raises what `write` and `read` raise."""
         if request.op in _READS:
-            return (await self._ask(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
+            return (await self.ask_leader(tserver_pb2.ClientRequest(kv=request), timeout_s)).kv
         sequencer = self._sequencer()
         request.client_id, request.first_attempt_us, request.sequence = sequencer.begin()
         try:
@@ -231,7 +234,7 @@ class TabletClient:
         finally:
             sequencer.finish(request.sequence)
         sequencer.known = True
-        return answer.kv
+        return self._saw(answer).kv
 
     async def watch(
         self, request: tserver_pb2.KvWatchRequest, *, timeout_s: float

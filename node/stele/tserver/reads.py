@@ -111,7 +111,7 @@ async def point_read(
         raise Retryable("the node did not get to this read in time", code=Code.TIMED_OUT) from None
 
 
-async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest) -> int:
+async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest | tserver_pb2.KvRequest) -> int:
     """For a read at a follower: all that was acknowledged before this time of the node's steady clock is applied here.
 
     It is not older than the request allows.
@@ -120,7 +120,8 @@ async def fresh_since(replica: Replica, request: tserver_pb2.ReadRequest) -> int
         Retryable: SNAPSHOT_NOT_READY, TIMED_OUT, NOT_LEADER: ask another replica.
     """
     now_us = replica.host.steady_us()
-    seen_newer = request.after > store_of(replica).last_timestamp
+    machine = replica.machine
+    seen_newer = machine is None or request.after > machine.last_timestamp
     try:
         async with asyncio.timeout((request.deadline_ms or _FRESH_WAIT_MS) / 1000):
             return await replica.following.fresh(now_us - request.max_staleness_us, at_once=seen_newer)

@@ -193,20 +193,27 @@ class TabletService(TabletServerServiceServicer):
         replica = self._replicas.of_request(request.tablet_id)
         check_tablet(replica, "keyspace", request.tablet_incarnation)
         if request.op in (pb.KV_READ, pb.KV_LIST):
-            await replica.reads.linearizable_read(request.deadline_ms)
+            since_us = replica.host.steady_us()
+            if request.any_replica and not replica.is_leader:
+                since_us = await fresh_since(replica, request)
+            else:
+                await replica.reads.linearizable_read(request.deadline_ms)
             machine = key_space_of(replica)
             if request.op == pb.KV_LIST:
                 pairs = machine.list(request.key)
             else:
                 value = machine.read(request.key)
                 pairs = [] if value is None else [(request.key, value)]
-            self._load.add(replica, write_units(sum(len(k) + len(v) for k, v in pairs)))
+            if replica.is_leader:
+                self._load.add(replica, write_units(sum(len(k) + len(v) for k, v in pairs)))
             changed_at, lease_of = machine.changed_at, machine.lease_of
             return pb.KvResponse(
                 pairs=[
                     pb.KvPairPB(key=k, value=v, revision=changed_at(k), lease=lease_of(k)) for k, v in pairs
                 ],
                 revision=machine.revision,
+                newest=machine.last_timestamp,
+                age_us=max(0, replica.host.steady_us() - since_us) if request.any_replica else 0,
             )
         if request.op in (pb.KV_LEASE_KEEP, pb.KV_LEASES):
             return await self._leases.answer(replica, request)
@@ -236,7 +243,8 @@ class TabletService(TabletServerServiceServicer):
             raise error
         if request.op == pb.KV_LEASE_GRANT:
             self._leases.granted(replica)
-        return pb.KvResponse(revision=space.recent.revision_at(outcome.timestamp))
+        revision = space.recent.revision_at(outcome.timestamp)
+        return pb.KvResponse(revision=revision, newest=outcome.timestamp)
 
     async def _propose_keys(
         self,

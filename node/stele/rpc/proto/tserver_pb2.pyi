@@ -478,6 +478,9 @@ class KvRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     AFTER_LEASE_FIELD_NUMBER: _builtins.int
+    ANY_REPLICA_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_US_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     tablet_id: _builtins.bytes
     op: Global___KvOpPB.ValueType
     key: _builtins.bytes
@@ -497,6 +500,10 @@ class KvRequest(_message.Message):
     """KV_LEASE_GRANT"""
     after_lease: _builtins.int
     """KV_LEASES: only those above it"""
+    any_replica: _builtins.bool
+    """KV_READ, KV_LIST: as in ReadRequest"""
+    max_staleness_us: _builtins.int
+    after: _builtins.int
     def __init__(
         self,
         *,
@@ -514,10 +521,13 @@ class KvRequest(_message.Message):
         lease: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
         after_lease: _builtins.int = ...,
+        any_replica: _builtins.bool = ...,
+        max_staleness_us: _builtins.int = ...,
+        after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_lease", b"after_lease", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lease", b"lease", "lowest_unfinished", b"lowest_unfinished", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_lease", b"after_lease", "any_replica", b"any_replica", "client_id", b"client_id", "deadline_ms", b"deadline_ms", "first_attempt_us", b"first_attempt_us", "key", b"key", "lease", b"lease", "lowest_unfinished", b"lowest_unfinished", "max_staleness_us", b"max_staleness_us", "op", b"op", "operations", b"operations", "sequence", b"sequence", "tablet_id", b"tablet_id", "tablet_incarnation", b"tablet_incarnation", "ttl_ms", b"ttl_ms", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -591,10 +601,15 @@ class KvResponse(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    AGE_US_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
     """of the key space as read, or of this write; 0: not known"""
     more: _builtins.bool
     """there are more leases above the last one"""
+    newest: _builtins.int
+    """of reads, as in ReadResponse"""
+    age_us: _builtins.int
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvPairPB]: ...
     @_builtins.property
@@ -608,10 +623,12 @@ class KvResponse(_message.Message):
         revision: _builtins.int = ...,
         leases: _abc.Iterable[Global___KvLeasePB] | None = ...,
         more: _builtins.bool = ...,
+        newest: _builtins.int = ...,
+        age_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "more", b"more", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_us", b"age_us", "leases", b"leases", "more", b"more", "newest", b"newest", "pairs", b"pairs", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
