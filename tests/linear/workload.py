@@ -197,6 +197,19 @@ class Workload:
             note=f"old by {found.age_s:.3f} s, at {found.node_id[:4]}",
         )
 
+    async def _old_key(self, user: User, key: str, allowed_s: float) -> None:
+        """As `_old`, of a key space."""
+        begun = self.record.now()
+        try:
+            found = await user.space.snapshot(key, max_staleness=allowed_s)
+        except SteleError as exc:
+            self.record.told(user.name, key, Kind.READ, exc)
+            return
+        value = calls.from_bytes(found.keys[0].value if found.keys else None)
+        since = begun - min(allowed_s, found.age_s)
+        self.record.followed += bool(found.age_s)
+        self.record.ended(user.name, key, Kind.READ, value, since, note=f"old by {found.age_s:.3f} s")
+
     async def _key(self, user: User, rng: random.Random) -> None:
         chance = rng.random()
         if chance < 0.1:
@@ -205,6 +218,8 @@ class Workload:
             await self._elect(user, self._hot(rng, "space"))
         elif chance < 0.5:
             await self._swap(user, self._hot(rng, "space"), rng)
+        elif chance < 0.6:
+            await self._old_key(user, self._hot(rng, "space"), rng.choice(_OLD_S))
         else:
             await self._one(user, self._hot(rng, "space"), rng.choice(_SPACE_KINDS), None)
 
