@@ -135,9 +135,9 @@ def projection(asked: T.StructType, table: Schema) -> list[str]:
     do we. Types may be wider than the table's.
 
     Raises:
-        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks or has with a type that does not fit, and every
-            repeated one; then every one that may be null in the table but not in the schema: Spark fails at its first
-            null, or drops it.
+        Rejected: SCHEMA_MISMATCH. Names every column that the table lacks, every repeated one, and every type that does not
+            fit. Else it names every column that may be null in the table but not in the schema. Spark fails at
+            its first null, or drops it.
     """
     return _read_columns(asked, spark_schema(table))
 

@@ -172,7 +172,7 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
     properties = (
         "PARTITIONED BY (bucket(2, id)) TBLPROPERTIES ('primary_key'='day, id', 'replication_factor'='1')"
     )
-    engine.sql(f"CREATE TABLE st.new {columns} {properties}")
+    engine.sql(f"CREATE TABLE st.new {columns} COMMENT 'of each day' {properties}")
     with pytest.raises(Exception, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
         engine.sql(f"CREATE TABLE st.new {columns} {properties}")
     engine.sql("INSERT INTO st.new VALUES (1, DATE '2026-01-31', 2.5)")
@@ -182,7 +182,7 @@ def test_the_catalog_shows_describes_reads_and_drops_tables(engine: Any, cluster
     with Client(cluster.master_addresses) as client:
         info = client.describe("new")
         assert info.schema is not None and [c.name for c in info.schema.key_columns] == ["day", "id"]
-        assert (info.tablets, info.replication_factor) == (2, 1)
+        assert (info.tablets, info.replication_factor, info.comment) == (2, 1, "of each day")
     with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
         engine.sql("SELECT * FROM st.nothing")
     engine.sql("DROP TABLE st.old")

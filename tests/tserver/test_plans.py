@@ -72,6 +72,8 @@ async def test_every_port_plans_a_whole_table_and_its_tickets_are_read_anywhere(
             ["id"],
             [{"kind": "hash", "columns": ["id"], "buckets": 4}],
         )
+        there = {location.uri.decode().partition("//")[2] for e in info.endpoints for location in e.locations}
+        assert set(about["zones"]) == there and len(set(about["zones"].values())) == 3
         rows = read(info)
         assert rows.schema == info.schema and sorted(rows["id"].to_pylist()) == list(range(ROWS))
 
@@ -224,11 +226,11 @@ async def test_actions_list_create_and_drop_tables(cluster: LocalCluster) -> Non
     with pytest.raises(REFUSED, match="no table u"):
         await asyncio.to_thread(act, "drop-table", {"table": "u"})
     new = {"table": "u", "columns": [["a", "int64", False], ["b", "string", True]], "key": ["a"]}
-    hashed = {"hash": [{"columns": ["a"], "buckets": 2}], "replication_factor": 1}
+    hashed = {"hash": [{"columns": ["a"], "buckets": 2}], "replication_factor": 1, "comment": "who waits"}
     await asyncio.to_thread(act, "create-table", {**new, **hashed})
     async with cluster.client() as client:
         info = await client.describe("u")
-        assert (info.tablets, info.replication_factor) == (2, 1)
+        assert (info.tablets, info.replication_factor, info.comment) == (2, 1, "who waits")
         assert info.schema == Schema.make([("a", "int64"), ("b", "string", True)], ["a"])
         await client.delete_table("u")
     for wrong, said in (

@@ -90,7 +90,7 @@ class TableActions:
 
     async def _create(self, body: Any) -> Answer:
         """Create a table, and wait until each of its tablets has a leader."""
-        fields = Fields(body, ("table", "columns", "key", "hash", "replication_factor"))
+        fields = Fields(body, ("table", "columns", "key", "hash", "replication_factor", "comment"))
         name, key = fields.text("table", required=True), fields.texts("key", required=True)
         columns = _columns(fields, "columns", required=True)
         parts = [
@@ -101,7 +101,7 @@ class TableActions:
             )
             for number, part in enumerate(fields.objects("hash", ("columns", "buckets")))
         ]
-        factor = fields.number("replication_factor", 7, 1, default=3)
+        factor, comment = fields.number("replication_factor", 7, 1, default=3), fields.text("comment")
         fields.refuse_faults()
         schema = Schema.make(columns, list(key))
         request = master_pb2.CreateTableRequest(
@@ -109,6 +109,7 @@ class TableActions:
             schema=schema_to_pb(schema),
             partitioning=partitioning_to_pb(by_ids(parts, schema)),
             replication_factor=factor,
+            comment=comment,
             table_id=id_to_pb(new_id()),
         )
         await self._ask("CreateTable", request)
@@ -126,8 +127,9 @@ class TableActions:
             await asyncio.sleep(_LOOK_S)
 
     async def _alter(self, body: Any) -> Answer:
-        """Change columns, notes or the name of a table as the masters do for any client, and wait until each of its tablets has
-        the change. One that is asked for again under its `alter_id` is only waited for: of a table that is renamed, with
+        """Change columns, notes or the name of a table, as for any client. Wait until each of its tablets has the change.
+
+        One that is asked for again under its `alter_id` is only waited for: of a table that is renamed, with
         its `table_id`."""
         fields = Fields(body, _OF_ALTER)
         name, given = fields.text("table", required=True), {each: fields.text(each) for each in _OPTIONAL}

@@ -29,7 +29,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * `spark.sql.catalog.NAME.masters=HOST:PORT,...`. There are no namespaces. Each query reads the present, unless it says when.
  */
 public final class SteleCatalog implements TableCatalog {
-  private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor"));
+  private static final Set<String> PROPERTIES = new TreeSet<>(Set.of("primary_key", "replication_factor", TableCatalog.PROP_COMMENT));
   private static final Set<String> OF_SPARK = Set.of("owner", "provider", "is_managed_location", "external");
 
   private String name;
@@ -193,6 +193,9 @@ public final class SteleCatalog implements TableCatalog {
       for (var reference : part.references()) {
         of.add(String.join(".", reference.fieldNames()));
       }
+    }
+    if (properties.containsKey(TableCatalog.PROP_COMMENT)) {
+      body.put("comment", properties.get(TableCatalog.PROP_COMMENT));
     }
     if (properties.containsKey("replication_factor")) {
       try {
