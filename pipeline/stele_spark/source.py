@@ -187,7 +187,5 @@ class Reader(ds.DataSourceReader):
             return
         with one_sentence():
             for batch in batches_of(self._options, partition.plan):
-                columns = map(
-                    pa.Array.cast, batch.columns, self._arrow.types
-                )  # does nothing where they are the same
-                yield pa.RecordBatch.from_arrays(list(columns), schema=self._arrow)
+                # This also casts columns that Spark asked for in a wider type.
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow)
