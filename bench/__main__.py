@@ -68,12 +68,14 @@ class Bench:
             if "puts" in keys:
                 await stele_side.many_callers(report, table, self._seconds)
             count = BULK_ROWS // self._row_divisor
-            if keys & {"bulk", "scan", "narrow", "few", "gets", "many"}:
+            if keys & {"bulk", "scan", "narrow", "few", "some", "gets", "many"}:
                 await stele_side.bulk(report, table, count)
             if keys & {"scan", "narrow"}:
                 await stele_side.scans(report, table)
             if "few" in keys:
                 await stele_side.few(report, table, FEW_SCANS // self._divisor, count)
+            if "some" in keys:
+                await stele_side.some(report, table, FEW_SCANS // self._divisor, count)
             if "gets" in keys:
                 await stele_side.gets(report, table, self._seconds, count)
             if "many" in keys:

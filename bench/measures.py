@@ -19,6 +19,7 @@ KEYS = {
     "scan": "all columns of the 4M rows, to Arrow (loads them first)",
     "narrow": "two narrow columns of the 4M rows, to Arrow (loads them first)",
     "few": "scans of two neighbouring keys of the 4M rows, by a predicate (loads them first)",
+    "some": "scans of 1,000 of the 4M rows, by a predicate on a column that is not in the key (loads them first)",
     "rest": "resident memory of a node at rest and, in a cluster of stele_local, of the operator",
 }
 
@@ -45,6 +46,7 @@ def announced(*, quick: bool = False) -> Report:
     report.add("scan", "scan to Arrow, all columns", "5M rows/s", "15M rows/s")
     report.add("narrow", "scan to Arrow, two narrow columns", "10M rows/s", "40M rows/s")
     report.add("few", "scan of two neighbouring keys, by a predicate: p50, worst", "", "5 ms", rate=False)
+    report.add("some", "scan of 1,000 rows, by values that rise with the key: p50, worst", "", "", rate=False)
     report.add(
         "rest",
         "a node at rest; the operator",

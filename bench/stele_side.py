@@ -139,17 +139,45 @@ async def many(report: Report, table: AsyncTable, times: int, rows_there: int) -
 
 async def few(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
     """Scans of two rows each, after some that are not counted. Without key ranges each would read the whole table."""
+    await _repeated(report, table, "few", times, rows_there, lambda first: ("id", first, first + 2), 2)
+
+
+async def some(report: Report, table: AsyncTable, times: int, rows_there: int) -> None:
+    """Scans of 1,000 rows each, by a column that rises with the id, half as fast. Without bounds of groups each would read
+    the whole table."""
+    await _repeated(
+        report,
+        table,
+        "some",
+        times,
+        rows_there,
+        lambda first: ("amount", first * 0.5, first * 0.5 + 500),
+        1_000,
+    )
+
+
+async def _repeated(
+    report: Report,
+    table: AsyncTable,
+    key: str,
+    times: int,
+    rows_there: int,
+    between: Callable[[int], tuple[str, float, float]],
+    expected: int,
+) -> None:
+    """Scans for the rows of which a column is at or above one value and below another, `between` of the id they begin at."""
     found = []
     for number in range(times + _WARM_UP):
-        first = number * (rows_there // (times + _WARM_UP))
+        first = number * ((rows_there - expected) // (times + _WARM_UP))
+        column, low, high = between(first)
         started = time.perf_counter()
-        rows_found = await table.scan(predicates=[("id", ">=", first), ("id", "<", first + 2)]).to_table()
+        rows_found = await table.scan(predicates=[(column, ">=", low), (column, "<", high)]).to_table()
         found.append(time.perf_counter() - started)
-        if rows_found.num_rows != 2:
-            report.put("few", f"failed: {rows_found.num_rows} rows from id {first} on, instead of 2")
+        if rows_found.num_rows != expected:
+            report.put(key, f"failed: {rows_found.num_rows} rows from id {first} on, instead of {expected}")
             return
     median, worst = percentile(found[_WARM_UP:], 0.5), max(found[_WARM_UP:])
-    report.put("few", f"{milliseconds(median)}, {milliseconds(worst)}", median)
+    report.put(key, f"{milliseconds(median)}, {milliseconds(worst)}", median)
 
 
 async def copy(report: Report, client: AsyncClient, table: AsyncTable, cluster: Cluster) -> None:

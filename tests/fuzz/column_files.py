@@ -12,13 +12,16 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 
+from stele.model.column import Column
 from stele.model.keys import encode_keys
+from stele.tablet import groupbounds
 from stele.tablet.colfile import ColumnFile
 from stele.tablet.colformat import MAGIC, PART, PLAIN, TAIL, sums_inside
 from stele.tablet.colwriter import Format, write_column_file
 from stele.tablet.decoding import CODECS, COMPRESSED, LZ4, decode, whole
 from stele.tablet.encoding import encode, message
 from stele.tablet.files import FILES
+from stele.tablet.groupbounds import BoundsWriter
 from stele.tablet.sorted_runs import Run
 from tests.fuzz.hunt import Parser
 from tests.fuzz.texts import SCHEMA
@@ -52,11 +55,7 @@ def table() -> list[Parser]:
 @cache
 def _a_column_file() -> bytes:
     """Of format 2, with parts in each layout, some of them compressed."""
-    rows = [
-        {"id": 3 * n, "name": f"n{n % 9}", "x": n % 7 / 4, "ok": True, "blob": b"a code with %03d" % n}
-        for n in range(400)
-    ]
-    batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA.to_arrow())
+    batch = _rows()
     deleted = np.arange(400) % 7 == 0
     run = Run(batch, encode_keys(batch, SCHEMA), np.full(400, 9, np.uint64), deleted)
     half = 200
@@ -65,6 +64,14 @@ def _a_column_file() -> bytes:
         path = Path(folder) / NAME
         write_column_file(FILES, path, SCHEMA, runs, Format(compress=True))
         return path.read_bytes()
+
+
+def _rows() -> pa.RecordBatch:
+    rows = [
+        {"id": 3 * n, "name": f"n{n % 9}", "x": n % 7 / 4, "ok": True, "blob": b"a code with %03d" % n}
+        for n in range(400)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA.to_arrow())
 
 
 def _parts() -> list[Parser]:
@@ -92,6 +99,7 @@ def _parts() -> list[Parser]:
                 reseal=_compressed,
             )
         )
+    found += [_bounds(column, array) for column, array in zip(SCHEMA.columns, _rows().columns)]
     numbers = pa.array([n / 3 for n in range(400)])
     schema = pa.schema([pa.field("x", numbers.type)])
     inner, form = bytes(message(numbers, schema)), PLAIN | LZ4 << 8
@@ -102,6 +110,19 @@ def _parts() -> list[Parser]:
         read = partial(_decoded, form, schema)
         found.append(Parser(name, [seed], read, (ValueError, OSError, pa.ArrowException), reseal=reseal))
     return found
+
+
+def _bounds(column: Column, array: pa.Array) -> Parser:
+    """What groups hold of a column, in a part of it alone."""
+    writer = BoundsWriter([column])
+    for values in (array.slice(0, 40), array.slice(40, 50), pa.nulls(60, column.arrow)):
+        writer.add(0, values, None)
+
+    def read(data: bytes) -> object:
+        found = groupbounds.read(np.frombuffer(data, np.uint8), column, [40, 50, 60])
+        return found and [(found.ends(at), found.has_null(at), found.has_value(at)) for at in range(3)]
+
+    return Parser(f"part: bounds of {column.name}", [writer.part()], read, (ValueError, struct.error))
 
 
 def _compressed(raw: bytes) -> bytes:
@@ -149,4 +170,5 @@ def _read_file(path: Path, raw: bytes) -> object:
     for group in file.groups_between(b"", b""):
         seen += [file.span(group), len(file.keys(group)), len(file.times(group)), file.deleted(group)]
         seen += [len(file.column(group, column)) for column in (*key, *columns)]
+        seen += [bounds and bounds.ends(group) for bounds in map(file.bounds, columns)]
     return seen

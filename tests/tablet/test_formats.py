@@ -18,7 +18,17 @@ from stele.model.ids import HybridTime
 from stele.model.predicate import Changes, Predicate, ScanSpec
 from stele.tablet import colfile, manifest
 from stele.tablet.colfile import ColumnFile
-from stele.tablet.colformat import DICTIONARY, FIXED, NARROW, PART_KEYS, PART_TIMES, FileMeta
+from stele.tablet.colformat import (
+    DICTIONARY,
+    FIXED,
+    NARROW,
+    PART_BLOOM,
+    PART_BOUNDS,
+    PART_DELETED,
+    PART_KEYS,
+    PART_TIMES,
+    FileMeta,
+)
 from stele.tablet.decoding import LZ4
 from stele.tablet.machine import WouldBlock
 from stele.tablet.store import StoreOptions, TabletStore
@@ -258,8 +268,8 @@ def test_a_form_that_is_made_up_is_damage(tmp_path: Path) -> None:
         crc = google_crc32c.value(bytes(made_up))
         path.unlink()
         path.write_bytes(raw[:begin] + bytes(made_up) + struct.pack("<QI8s", length, crc, raw[-8:]))
-        if part in (0xFFFF_FFF2, 0xFFFF_FFF3):
-            continue  # delete marks and filters have no form
+        if part in (PART_DELETED, PART_BLOOM, PART_BOUNDS):
+            continue  # these have no form
         if part == PART_TIMES:  # otherwise a group of a few bytes could have any number of rows
             with pytest.raises(Corrupt, match="bytes of times"):
                 ColumnFile(path)

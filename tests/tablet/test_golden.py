@@ -9,7 +9,7 @@ from pathlib import Path
 from stele.model.block import RowOp, decode_block
 from stele.model.ids import OpId
 from stele.tablet.colfile import ColumnFile
-from stele.tablet.colformat import DICTIONARY, FIXED, NARROW, PLAIN
+from stele.tablet.colformat import DICTIONARY, FIXED, NARROW, PART_BOUNDS, PLAIN
 from stele.tablet.decoding import LZ4, ZSTD
 from stele.tablet.keyspace import KeySpace
 from stele.tablet.store import TabletStore
@@ -63,6 +63,7 @@ def test_files_of_format_2_are_read(tmp_path: Path) -> None:
     expected = json.loads((HOME_2 / "expected.json").read_text())
     store = TabletStore.open(tmp_path / "g" / "table")
     flushed, merged = (ColumnFile(store.directory / name) for name in store.files)
+    assert all((PART_BOUNDS, 0) in file._parts for file in (flushed, merged))
     assert set(flushed.forms.values()) == {DICTIONARY, FIXED, NARROW}
     assert {form & 0xFF for form in merged.forms.values()} == {PLAIN, DICTIONARY, FIXED, NARROW}
     assert {form >> 8 for form in merged.forms.values()} == {0, LZ4, ZSTD}

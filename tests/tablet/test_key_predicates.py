@@ -14,7 +14,7 @@ from stele.model.key_bounds import KeyRange
 from stele.model.predicate import Predicate, ScanSpec
 from stele.tablet import colwriter, order
 from stele.tablet.colfile import ColumnFile
-from stele.tablet.colformat import PART_BLOOM
+from stele.tablet.colformat import PART_BLOOM, PART_BOUNDS
 from stele.tablet.sources import mostly, reads
 from stele.tablet.store import TabletStore
 from tests.tablet.twin import SCHEMA, Row, block_of, flush, new_store, rows_of, write_entry
@@ -119,7 +119,7 @@ def test_predicates_and_bounds_together_are_both_kept(tmp_path: Path) -> None:
 
 def _groups_read(file: ColumnFile) -> set[int]:
     """The groups of which the keys or a column were read: their checksums were compared."""
-    return {group for part, group in file._verified if part != PART_BLOOM}
+    return {group for part, group in file._verified if part not in (PART_BLOOM, PART_BOUNDS)}
 
 
 @pytest.mark.usefixtures("small_groups")
@@ -166,4 +166,6 @@ def test_ranges_within_one_group_are_read_once() -> None:
     assert reads([file], ranges) == [(b"a1", b"d1"), (b"h", b"")]  # type: ignore[list-item]
     assert reads([file, memory], ranges[2:4]) == [(b"d", b"h1")], "one group more, one fewer"  # type: ignore[list-item]
     assert reads([file], [(b"zz", b"")]) == []  # type: ignore[list-item]
-    assert mostly([file], [(b"a", b"f")]) and not mostly([file], [(b"a", b"d")])  # type: ignore[list-item]
+    for wanted, found in ((b"f", True), (b"d", False)):
+        assert mostly([file], [(b"a", wanted)], lambda source, group: True) == found  # type: ignore[list-item]
+    assert not mostly([file], [(b"a", b"f")], lambda source, group: group != 1)  # type: ignore[list-item]

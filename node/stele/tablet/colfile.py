@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import mmap
 import os
+import struct
 import threading
 import weakref
 from collections import deque
@@ -24,10 +25,11 @@ import pyarrow as pa
 
 from stele.model.column import Column
 from stele.model.errors import Corrupt
-from stele.tablet import bloom, decoding
+from stele.tablet import bloom, decoding, groupbounds
 from stele.tablet.colformat import (
     KEY_SCHEMA,
     PART_BLOOM,
+    PART_BOUNDS,
     PART_DELETED,
     PART_KEYS,
     PART_TIMES,
@@ -302,6 +304,17 @@ class ColumnFile:
         return Run(
             self.batch(group, columns, schema), self.keys(group), self.times(group), self.deleted(group)
         )
+
+    def bounds(self, column: Column) -> groupbounds.Bounds | None:
+        """What the groups hold of a column; None if the file does not say."""
+        rows = [group[0] for group in self.groups]
+        if (int(column.id), 0) not in self._parts:
+            return groupbounds.of_default(column.read_scalar(), rows)
+        data = self._part(PART_BOUNDS, 0)
+        try:
+            return None if data is None else groupbounds.read(data, column, rows)
+        except (ValueError, struct.error) as exc:
+            raise self._damaged(f"its bounds of column {column.id} are none: {exc}") from exc
 
     def groups_between(self, lower: bytes, upper: bytes) -> range:
         """Groups that may hold keys in [lower, upper); b"" is unbounded."""

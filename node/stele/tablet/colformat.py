@@ -40,8 +40,10 @@ TAIL = struct.Struct("<QI8s")
 CRC = struct.Struct("<I")
 HEADER_BYTES = HEADER.size + CRC.size
 
-# Parts that are not columns: a group's keys, timestamps and delete marks; the bloom filter of the file.
+# Parts that are not columns: a group's keys, timestamps and delete marks; the bloom filter of the file, and what its groups
+# hold (groupbounds.py).
 PART_KEYS, PART_TIMES, PART_DELETED, PART_BLOOM = 0xFFFF_FFF0, 0xFFFF_FFF1, 0xFFFF_FFF2, 0xFFFF_FFF3
+PART_BOUNDS = 0xFFFF_FFF4
 PART = np.dtype(
     [("part", "<u4"), ("group", "<u4"), ("offset", "<u8"), ("length", "<u8"), ("crc", "<u4"), ("form", "<u4")]
 )

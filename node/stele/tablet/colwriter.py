@@ -30,6 +30,7 @@ from stele.tablet.colformat import (
     KEY_SCHEMA,
     MAGIC,
     PART_BLOOM,
+    PART_BOUNDS,
     PART_DELETED,
     PART_KEYS,
     PART_TIMES,
@@ -42,6 +43,7 @@ from stele.tablet.colformat import (
 )
 from stele.tablet.encoding import Encoded, encode, encode_keys, encode_times, message, unchanged
 from stele.tablet.files import Files
+from stele.tablet.groupbounds import BoundsWriter
 from stele.tablet.sorted_runs import Mask, Run
 from stele.tablet.spool import HashSpool
 
@@ -112,6 +114,7 @@ class _Writer:
         self._spool = spool
         self._groups: list[list[Any]] = []
         self._last_key = b""
+        self._bounds = BoundsWriter(schema.columns)
         self.rows = self.deletes = self.footer_crc = self.max_time = 0
         self.min_time = (1 << 64) - 1
         self.unique = True
@@ -125,6 +128,8 @@ class _Writer:
         for run in runs:
             yield from self._run(run)
         yield from self._long_part(PART_BLOOM, 0, bloom.build(self._spool.rows, self._spool.ranges()))
+        if self._wanted.version != 1:
+            yield from self._part(PART_BOUNDS, 0, self._bounds.part())
         yield from self._footer()
 
     def _run(self, run: Run) -> Iterator[bytes | memoryview]:
@@ -159,7 +164,9 @@ class _Writer:
         if deletes and run.deleted is not None:
             yield from self._part(PART_DELETED, group, np.packbits(run.deleted, bitorder="little").data)
         for position, column in enumerate(self._schema.columns):
-            yield from self._encoded(int(column.id), group, self._column(column, run.batch.column(position)))
+            yield from self._encoded(
+                int(column.id), group, self._column(position, column, run.batch.column(position))
+            )
 
     def _keys(self, run: Run) -> Encoded:
         if self._wanted.version == 1:
@@ -170,11 +177,13 @@ class _Writer:
         times = np.ascontiguousarray(run.times)
         return unchanged(times.view(np.uint8).data) if self._wanted.version == 1 else encode_times(times)
 
-    def _column(self, column: Column, array: pa.Array) -> Encoded:
+    def _column(self, position: int, column: Column, array: pa.Array) -> Encoded:
         schema = column_schema(column)
         if self._wanted.version == 1:
             return unchanged(message(array, schema))
-        return encode(array, schema, compress=self._wanted.compress)
+        found = encode(array, schema, compress=self._wanted.compress)
+        self._bounds.add(position, array, found.distinct)
+        return found
 
     def _encoded(self, part: int, group: int, what: Encoded) -> Iterator[bytes | memoryview]:
         self.saved += max(0, what.plain_bytes - what.size)

@@ -46,12 +46,13 @@ _EQUAL_BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The bytes of a part: `head`, then `body`, which may still be those of the column. `plain_bytes`: about how many format
-    1 would take."""
+    1 would take. `distinct`: the values that occur, if the writer has found them."""
 
     form: int
     head: bytes
     body: memoryview
     plain_bytes: int
+    distinct: pa.Array | None = None
 
     @property
     def size(self) -> int:
@@ -79,8 +80,8 @@ def encode(array: pa.Array, schema: pa.Schema, *, compress: bool) -> Encoded:
     """A column in the layout that takes the fewest bytes. `compress`: also compressed, where a sample and then the result
     say that it gains enough. `schema`: of its message."""
     plain_bytes = array.nbytes + _MESSAGE_BYTES
-    form, head, body = _few_bytes(array, plain_bytes) or (PLAIN, b"", message(array, schema))
-    found = Encoded(form, head, body, plain_bytes)
+    form, head, body, distinct = _few_bytes(array, plain_bytes) or (PLAIN, b"", message(array, schema), None)
+    found = Encoded(form, head, body, plain_bytes, distinct)
     if compress and found.size <= RAW_BYTES_MAX:
         codecs = (LZ4, ZSTD) if form != DICTIONARY and is_text(array.type) else (LZ4,)
         return _compressed(found, codecs)
@@ -89,18 +90,20 @@ def encode(array: pa.Array, schema: pa.Schema, *, compress: bool) -> Encoded:
 
 def encode_keys(keys: pa.BinaryArray, schema: pa.Schema) -> Encoded:
     """A group's keys. They are never compressed, because each point read looks at some of them."""
-    return Encoded(*(_fixed(keys) or (PLAIN, b"", message(keys, schema))), keys.nbytes + _MESSAGE_BYTES)
+    form, head, body, _ = _fixed(keys) or (PLAIN, b"", message(keys, schema), None)
+    return Encoded(form, head, body, keys.nbytes + _MESSAGE_BYTES)
 
 
 def encode_times(times: npt.NDArray[np.uint64]) -> Encoded:
     """A group's hybrid times: few, because all rows of an entry share one. Never compressed, so no group has more rows
     than its file has bytes. PLAIN is the bare numbers."""
     laid = _dictionary(pa.array(times), 3 * times.nbytes // 4)
-    return Encoded(*(laid or (PLAIN, b"", times.view(np.uint8).data)), times.nbytes)
+    form, head, body, _ = laid or (PLAIN, b"", times.view(np.uint8).data, None)
+    return Encoded(form, head, body, times.nbytes)
 
 
-_Laid = tuple[int, bytes, memoryview] | None
-"""A form, a head and a body."""
+_Laid = tuple[int, bytes, memoryview, pa.Array | None] | None
+"""A form, a head and a body; and the values that occur, if they are known."""
 
 
 def _few_bytes(array: pa.Array, plain_bytes: int) -> _Laid:
@@ -126,7 +129,7 @@ def _narrow(array: pa.Array) -> _Laid:
         return None
     narrowed = np.empty(len(values), f"<u{width}")
     np.subtract(values, number.type(low), out=narrowed, casting="unsafe")
-    return NARROW, NARROWED.pack(width, low), narrowed.view(np.uint8).data
+    return NARROW, NARROWED.pack(width, low), narrowed.view(np.uint8).data, None
 
 
 def _dictionary(array: pa.Array, most: int) -> _Laid:
@@ -148,7 +151,8 @@ def _dictionary(array: pa.Array, most: int) -> _Laid:
     indices = found.indices.to_numpy().astype(f"<u{width}")
     between = bytes(begin - INDEXED.size - indices.nbytes)
     head = INDEXED.pack(width, count, null, begin)
-    return DICTIONARY, head, memoryview(b"".join((indices, between, *_value_bytes(values))))
+    body = memoryview(b"".join((indices, between, *_value_bytes(values))))
+    return DICTIONARY, head, body, values if equal is None else values.view(array.type)
 
 
 def _bits(kind: pa.DataType) -> int:
@@ -182,7 +186,7 @@ def _fixed(array: pa.Array) -> _Laid:
     length = int(offsets[1]) - begin if len(array) else 0
     if not length or end - begin != length * len(array) or (np.diff(offsets) != length).any():
         return None
-    return FIXED, OF_ONE_LENGTH.pack(length), data[begin:end].data
+    return FIXED, OF_ONE_LENGTH.pack(length), data[begin:end].data, None
 
 
 def _compressed(found: Encoded, codecs: Sequence[int]) -> Encoded:
@@ -196,7 +200,8 @@ def _compressed(found: Encoded, codecs: Sequence[int]) -> Encoded:
         packed = coder.compress(data)
         if COMPRESSED.size + packed.size <= share * len(data):
             head = COMPRESSED.pack(len(data), google_crc32c.value(read_only(data)), 0)
-            return Encoded(found.form | codec << 8, head, memoryview(packed.to_pybytes()), found.plain_bytes)
+            body = memoryview(packed.to_pybytes())
+            return Encoded(found.form | codec << 8, head, body, found.plain_bytes, found.distinct)
     return found
 
 

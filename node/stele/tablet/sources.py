@@ -6,7 +6,7 @@ Invariant: the content of a source's group never changes.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from stele.model.column import Column
 from stele.model.key_bounds import KeyRange
 from stele.model.schema import Schema
+from stele.tablet.groupbounds import Bounds
 from stele.tablet.order import SortedRows
 from stele.tablet.projection import projected
 from stele.tablet.sorted_runs import U64, Mask, Run
@@ -54,6 +55,9 @@ class Source(Protocol):
 
     def deleted(self, group: int) -> Mask | None:
         """A group's delete marks; None if it has none."""
+
+    def bounds(self, column: Column) -> Bounds | None:
+        """What the groups hold of a column; None if that is not known."""
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
         """The given columns of a group."""
@@ -101,6 +105,10 @@ class MemorySource:
     def deleted(self, group: int) -> Mask | None:
         """See Source."""
         return self._group(group).deleted
+
+    def bounds(self, column: Column) -> Bounds | None:
+        """See Source."""
+        return None
 
     def batch(self, group: int, columns: tuple[Column, ...], schema: pa.Schema) -> pa.RecordBatch:
         """See Source."""
@@ -157,9 +165,16 @@ def reads(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> list[KeyRang
     return [each for each, _ in found]
 
 
-def mostly(sources: Sequence[Source], ranges: Sequence[KeyRange]) -> bool:
-    """Whether the ranges have half of the sources' groups or more."""
-    wanted = sum(_groups(sources, lower, upper) for lower, upper in ranges)
+def mostly(
+    sources: Sequence[Source], ranges: Sequence[KeyRange], may_hold: Callable[[Source, int], bool]
+) -> bool:
+    """Whether the ranges have half of the sources' groups or more, of those that can hold a wanted row."""
+    wanted = sum(
+        may_hold(source, group)
+        for lower, upper in ranges
+        for source in sources
+        for group in source.groups_between(lower, upper)
+    )
     return 2 * wanted >= sum(len(source.first_keys) for source in sources)
 
 

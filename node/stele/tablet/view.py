@@ -5,8 +5,9 @@ overlaps nothing is streamed straight from its map. Overlapping sources are merg
 order. If order and bounds do not matter and the snapshot is the newest, they are streamed one by one through
 masks, computed from the keys.
 
-Predicates on key columns become ranges of keys (stele.model.key_bounds), and groups outside them are not read. The
-filter still tests every row that is read.
+Predicates on key columns become ranges of keys (stele.model.key_bounds), and groups outside them are not read. Of the
+others, groups are passed over whose values all predicates rule out (skipping.py). The filter still tests every row that
+is read.
 
 Invariant: two scans of one view give the same rows. Its files stay readable until it is closed.
 """
@@ -36,6 +37,7 @@ from stele.tablet.filters import Filter
 from stele.tablet.masks import LiveMasks
 from stele.tablet.memtable import MemView
 from stele.tablet.projection import projected
+from stele.tablet.skipping import Wanted, needed, runs_of
 from stele.tablet.sorted_runs import Mask, Run, concat_batches, visible
 from stele.tablet.sources import MemorySource, Source, clusters, mostly, pieces, reads
 
@@ -60,6 +62,15 @@ class TableChecksum:
 
     rows: int
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a scan reads: columns, with their Arrow schema, of groups that can hold a wanted row."""
+
+    columns: tuple[Column, ...]
+    schema: pa.Schema
+    may_hold: Wanted
 
 
 class View:
@@ -178,7 +189,9 @@ class View:
     ) -> Iterator[pa.RecordBatch]:
         free = not (spec.ordered or spec.resume_after or lower or spec.upper_key)
         ranges = key_ranges(self.schema.key_column_ids, self.schema, spec.predicates)
-        batches = self._batches(columns, within(ranges, lower, spec.upper_key), free, last)
+        schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
+        asked = _Asked(columns, schema, Wanted(spec.predicates, self.schema))
+        batches = self._batches(asked, within(ranges, lower, spec.upper_key), free, last)
         return _sliced(self._passed(batches, wanted, filter_), spec.batch_rows)
 
     @staticmethod
@@ -192,13 +205,12 @@ class View:
             yield passed
 
     def _batches(
-        self, columns: tuple[Column, ...], ranges: Sequence[KeyRange], free: bool, last: bool
+        self, asked: _Asked, ranges: Sequence[KeyRange], free: bool, last: bool
     ) -> Iterator[pa.RecordBatch]:
-        """All rows of these ascending ranges, and of keys between them where reading those costs nothing.
+        """All rows of these ascending ranges that can be wanted, and others where reading those costs nothing.
 
         `free`: in any order, and with rows outside the first and the last range too. A batch may be empty if none of
         the rows read is visible."""
-        schema = pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
         found = clusters(self._sources(), ranges[0][0], ranges[-1][1]) if ranges else []
         if last:
             self.close()
@@ -206,12 +218,16 @@ class View:
             wanted = reads(cluster, ranges)
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
                 for lower, upper in wanted:
-                    yield from self._stream(cluster[0], columns, schema, lower, upper)
-            elif free and max(s.max_time for s in cluster) <= self._newest and mostly(cluster, wanted):
-                yield from self._unordered(cluster, columns, schema, wanted)
+                    yield from self._stream(cluster[0], asked, lower, upper)
+            elif (
+                free
+                and max(s.max_time for s in cluster) <= self._newest
+                and mostly(cluster, wanted, asked.may_hold)
+            ):
+                yield from self._unordered(cluster, asked, wanted)
             else:
                 for lower, upper in wanted:
-                    yield from self._merge(cluster, columns, schema, lower, upper)
+                    yield from self._merge(cluster, asked, lower, upper)
 
     def _sources(self, after: int = -1) -> list[Source]:
         """All sources; but no memtables whose rows are all at or below the time `after`."""
@@ -224,38 +240,36 @@ class View:
         return [*memory, *self._files]
 
     def _unordered(
-        self,
-        cluster: Sequence[Source],
-        columns: tuple[Column, ...],
-        schema: pa.Schema,
-        ranges: Sequence[KeyRange],
+        self, cluster: Sequence[Source], asked: _Asked, ranges: Sequence[KeyRange]
     ) -> Iterator[pa.RecordBatch]:
         """One whole group of these ranges after the other, without rows that a newer source overwrites. Only for the
         newest versions."""
         for source, masks in zip(cluster, self._live.of(cluster)):
             wanted = {group for lower, upper in ranges for group in source.groups_between(lower, upper)}
             for group, mask in enumerate(masks):
-                if group not in wanted:
-                    continue
+                if group not in wanted or not asked.may_hold(source, group):
+                    continue  # the masks say which older rows it hides
                 if mask is None:
-                    yield source.batch(group, columns, schema)
+                    yield source.batch(group, asked.columns, asked.schema)
                 elif mask.true_count:
-                    yield source.batch(group, columns, schema).filter(mask)
+                    yield source.batch(group, asked.columns, asked.schema).filter(mask)
                 else:
-                    yield pa.RecordBatch.from_pylist([], schema=schema)
+                    yield pa.RecordBatch.from_pylist([], schema=asked.schema)
 
     def _stream(
-        self, file: ColumnFile, columns: tuple[Column, ...], schema: pa.Schema, lower: bytes, upper: bytes
+        self, file: ColumnFile, asked: _Asked, lower: bytes, upper: bytes
     ) -> Iterator[pa.RecordBatch]:
-        """A file that overlaps no other source."""
+        """A file that overlaps no other source. So a group has all versions of its keys."""
         groups = file.groups_between(lower, upper)
         for group in groups:
+            if not asked.may_hold(file, group):
+                continue
             _, _, deletes, unique, _, newest = file.groups[group]
             edge = (lower and group == groups[0]) or (upper and group == groups[-1])
             if unique and not deletes and newest <= self.snapshot and not edge:
-                yield file.batch(group, columns, schema)
+                yield file.batch(group, asked.columns, asked.schema)
                 continue
-            run = file.run(group, columns, schema)
+            run = file.run(group, asked.columns, asked.schema)
             if edge:
                 run = run.between(lower, upper)
             yield from self._visible([run])
@@ -266,18 +280,14 @@ class View:
             yield visible(runs, self._newest)
 
     def _merge(
-        self,
-        cluster: Sequence[Source],
-        columns: tuple[Column, ...],
-        schema: pa.Schema,
-        lower: bytes,
-        upper: bytes,
+        self, cluster: Sequence[Source], asked: _Asked, lower: bytes, upper: bytes
     ) -> Iterator[pa.RecordBatch]:
         for low, high in pieces(cluster, lower, upper):
             found: list[list[Run]] = []
-            for source in cluster:
-                groups = source.groups_between(low, high)
-                runs = [source.run(group, columns, schema).between(low, high) for group in groups]
+            for source, groups in needed(cluster, low, high, asked.may_hold):
+                runs = [
+                    run.between(low, high) for run in runs_of(source, groups, asked.columns, asked.schema)
+                ]
                 if any(run.rows for run in runs):
                     found.append(runs)
             if len(found) == 1:  # already in order
@@ -437,17 +447,13 @@ def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 
 def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    if limit is None:
+        yield from batches
+        return
     left = limit
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        if left <= 0:
-            return
+    while left > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, left)
         left -= batch.num_rows
-        if left <= 0:
-            return
 
 
 def key_array(rows: pa.RecordBatch, schema: Schema) -> pa.BinaryArray:
