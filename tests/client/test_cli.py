@@ -62,6 +62,11 @@ async def test_a_table_from_creation_to_deletion(tmp_path: Path, monkeypatch: py
         )
         assert (code, out.split(" ", 1)[0]) == (0, "5,002")
         assert (await run("table", "scan", "people", "--count"))[1] == "5002\n"
+        _, out, told = await run("table", "scan", "people", "--max-staleness", "1", "--count")
+        assert out == "5002\n" and re.search(r"these are the rows of 0\.\d s ago", told)
+        code, _, told = await run("table", "scan", "people", "--max-staleness", "5", "--snapshot", "0")
+        assert code == 2 and "--max-staleness chooses the snapshot" in told
+        assert (await run("table", "scan", "people", "--max-staleness", "-1"))[0] == 2
         _, out, _ = await run(
             "table",
             "scan",
@@ -165,6 +170,8 @@ async def test_key_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert (await run("kv", "create", "s"))[0] == 0
         assert (await run("kv", "put", "s", "colour", "blue"))[0] == 0
         assert (await run("kv", "get", "s", "colour"))[1] == "blue\n"
+        _, out, told = await run("kv", "get", "s", "colour", "--max-staleness", "5")
+        assert out == "blue\n" and re.fullmatch(r"this is the value of \d\.\d s ago\n", told)
         assert await run("kv", "get", "s", "shape") == (1, "", "stele: no key shape in s\n")
         assert await run("table", "scan", "s") == (
             2,
