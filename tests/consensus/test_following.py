@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from stele.consensus.replica import Replica
+from stele.master.replica_log import ReplicaCatalogLog
 from stele.model.errors import Code, Retryable
 from stele.model.ids import NodeId
 from stele.raft.messages import Message
@@ -131,6 +132,16 @@ async def test_rows_that_are_too_old_are_not_served_while_the_leader_is_silent(g
     await group.write(rows([2]))
     await fresh(follower, 0)
     assert 2 in table(follower)
+
+
+async def test_a_master_that_follows_says_whether_its_catalog_is_fresh(group_of: MakeGroup) -> None:
+    wire, _, leader, follower = await followed(group_of)
+    catalog = ReplicaCatalogLog(lambda: follower)
+    assert await catalog.fresh(60_000)
+    wire.silent = True
+    await asyncio.sleep(0.05)
+    assert not await catalog.fresh(20), "nobody tells it"
+    assert not await ReplicaCatalogLog(lambda: leader).fresh(60_000), "a leader asks a majority itself"
 
 
 async def test_a_leader_that_is_no_majority_with_its_follower_tells_nothing(group_of: MakeGroup) -> None:

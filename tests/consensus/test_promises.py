@@ -290,16 +290,6 @@ async def test_a_snapshot_waits_for_what_earlier_leaders_committed() -> None:
     assert parts.applier.asked == [parts.applier.committed_index]
 
 
-def test_a_replica_is_as_fresh_as_what_it_has_applied() -> None:
-    for applied, staleness in ((8, None), (9, 30)):
-        replica = SimpleNamespace(
-            runtime=SimpleNamespace(quiet=False, now_ms=lambda: 100),
-            applier=SimpleNamespace(applied_index=applied, committed_index=9),
-            core=SimpleNamespace(caught_up_ms=70),
-        )
-        assert StartedReplica.staleness_ms.fget(replica) == staleness  # type: ignore[attr-defined]
-
-
 # Applying
 
 

@@ -77,9 +77,8 @@ class MemoryLog:
     def leader_node(self) -> str:
         return self.cut_off[1] if self.cut_off is not None else self._group.leader
 
-    @property
-    def staleness_ms(self) -> int | None:
-        return self.behind_ms if self.leader_node else None
+    async def fresh(self, max_age_ms: int) -> bool:
+        return bool(self.leader_node) and self.behind_ms is not None and self.behind_ms <= max_age_ms
 
     @property
     def committed_config(self) -> Configuration:

@@ -187,11 +187,6 @@ class Replica:
         return self.started is not None and self.running and self.started.caught_up
 
     @property
-    def staleness_ms(self) -> int | None:
-        """Upper bound of the age of what is applied here, in ms; None: not known."""
-        return self.started.staleness_ms if self.started is not None and self.running else None
-
-    @property
     def busy(self) -> bool:
         """Whether a caller waits for an answer."""
         return self.started is not None and self.started.busy

@@ -105,18 +105,6 @@ class StartedReplica:
         """As `Replica.caught_up`."""
         return self.runtime.quiet or self.core.caught_up_ms is not None
 
-    @property
-    def staleness_ms(self) -> int | None:
-        """Upper bound of the age of what is applied here, by the leader's last message; None: not known."""
-        runtime, applier = self.runtime, self.applier
-        # At rest it has everything, and its leader's node was heard within an election timeout.
-        if runtime.quiet:
-            return self._options.raft.election_max_ms
-        caught_up_ms = self.core.caught_up_ms
-        if caught_up_ms is None or applier.applied_index < applier.committed_index:
-            return None
-        return max(0, runtime.now_ms() - caught_up_ms)
-
     # --- a witness's rows, the end
 
     async def rows_arrived(self, machine: StateMachine) -> None:

@@ -34,9 +34,8 @@ class CatalogLog(Protocol):
     def leader_node(self) -> str:
         """The node that leads, as far as known; "" if none."""
 
-    @property
-    def staleness_ms(self) -> int | None:
-        """An upper bound of the age of the applied state, from the leader's last message; None: not known."""
+    async def fresh(self, max_age_ms: int) -> bool:
+        """Whether a follower has applied all that was acknowledged so long ago. It asks its leader if it must."""
 
     @property
     def committed_config(self) -> Configuration:

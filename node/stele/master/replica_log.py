@@ -6,15 +6,19 @@ proposal.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from stele.consensus.replica import Replica
 from stele.model import writeop
 from stele.model.config import Configuration
-from stele.model.errors import Code, error_for
+from stele.model.errors import Code, SteleError, error_for, let_go
 from stele.model.kvop import KeyOperation, encode_operations
 from stele.model.writeop import BodyKind, WriteHeader
 from stele.tablet.keyspace import KeySpace
+
+_FRESH_WITHIN_S = 1.0
+"""How long a follower waits for its leader and for its own disk."""
 
 
 class ReplicaCatalogLog:
@@ -66,11 +70,19 @@ class ReplicaCatalogLog:
         peer = replica.leader_peer() if replica is not None else None
         return peer.node_id if peer is not None else ""
 
-    @property
-    def staleness_ms(self) -> int | None:
+    async def fresh(self, max_age_ms: int) -> bool:
         """See CatalogLog."""
         replica = self._find()
-        return replica.staleness_ms if replica is not None else None
+        if replica is None or replica.started is None or replica.is_leader:
+            return False
+        try:
+            async with asyncio.timeout(_FRESH_WITHIN_S):
+                since_us = replica.host.steady_us() - 1_000 * max_age_ms
+                await replica.following.fresh(since_us, at_once=False)
+        except (SteleError, TimeoutError) as exc:
+            let_go(exc)
+            return False
+        return True
 
     @property
     def committed_config(self) -> Configuration:

@@ -384,12 +384,12 @@ class MasterService(MasterServiceServicer):
 
         A follower answers with all if its rows are no older than the caller allows.
         """
-        master, age_ms = self._master, self._master.log.staleness_ms
+        master = self._master
         if request.holder and master.lead is not None:
             master.lead.hear_driver(request.holder)
         in_pages = request.HasField("since")
-        stale = age_ms is None or age_ms > request.max_staleness_ms
-        if in_pages or not request.max_staleness_ms or stale:
+        old_ms = request.max_staleness_ms
+        if in_pages or not old_ms or not await master.log.fresh(old_ms):
             # A replaced leader that does not know it would show nodes as silent that only it cannot hear.
             lead = await master.confirmed_lead()
             if (changes := master.view_changes) is not None:
