@@ -313,6 +313,29 @@ def test_of_a_group_that_only_hides_no_column_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_groups")
+def test_masks_are_made_where_they_last(tmp_path: Path) -> None:
+    """Those of files serve other scans, too. With rows in memory the next write would make them anew: a merge reads less."""
+    store = new_store(tmp_path / "t")
+    put(store, 1, [row(n, n) for n in range(30)])
+    flush(store)
+    put(store, 2, [row(n, 500 + n) for n in range(0, 30, 2)])
+    flush(store)
+    spec = ScanSpec(predicates=(Predicate(W, "<", 2),))
+    found, (newer, older) = scanned(store, spec)
+    assert found == [1]
+    assert all(parts == {"keys"} for parts in newer.values()) and len(newer) == 5
+    assert older.pop(0) == {"keys", "columns"} and all(parts == {"keys"} for parts in older.values())
+    assert scanned(store, spec) == ([1], [{}, {0: {"columns"}}]), "the masks are kept"
+    put(store, 3, [row(3, 1)])
+    found, (newer, older) = scanned(store, spec)
+    assert found == [1, 3]
+    assert set(newer) <= {0, 1, 2} and set(older) == {0}
+    assert scanned(store, ScanSpec())[0] == list(range(30)), "this one makes masks"
+    assert scanned(store, spec) == ([1, 3], [{}, {0: {"columns"}}])
+    store.close()
+
+
+@pytest.mark.usefixtures("small_groups")
 def test_rows_in_memory_are_always_looked_at(tmp_path: Path) -> None:
     store = new_store(tmp_path / "t")
     put(store, 1, [row(n, n) for n in range(12)])

@@ -100,6 +100,10 @@ class LiveMasks:
                 self._cache.put(self._serial, names, masks)
             return masks
 
+    def known(self, sources: Sequence[Source]) -> bool:
+        """Whether the masks of these sources were computed, and are still kept."""
+        return self._cache.get(self._serial, tuple(s.name for s in sources)) is not None
+
     def close(self) -> None:
         """Drop the store's masks, because it is closed."""
         self._cache.forget(self._serial)

@@ -219,15 +219,19 @@ class View:
             if len(cluster) == 1 and isinstance(cluster[0], ColumnFile):
                 for lower, upper in wanted:
                     yield from self._stream(cluster[0], asked, lower, upper)
-            elif (
-                free
-                and max(s.max_time for s in cluster) <= self._newest
-                and mostly(cluster, wanted, asked.may_hold)
-            ):
+            elif free and self._through_masks(cluster, asked, wanted):
                 yield from self._unordered(cluster, asked, wanted)
             else:
                 for lower, upper in wanted:
                     yield from self._merge(cluster, asked, lower, upper)
+
+    def _through_masks(self, cluster: Sequence[Source], asked: _Asked, ranges: Sequence[KeyRange]) -> bool:
+        """Whether masks cost less than a merge. Those of files alone serve all scans until the next flush, and others until
+        the next write."""
+        if max(source.max_time for source in cluster) > self._newest:
+            return False
+        lasting = all(isinstance(source, ColumnFile) for source in cluster) or self._live.known(cluster)
+        return mostly(cluster, ranges, (lambda source, group: True) if lasting else asked.may_hold)
 
     def _sources(self, after: int = -1) -> list[Source]:
         """All sources; but no memtables whose rows are all at or below the time `after`."""
@@ -244,11 +248,22 @@ class View:
     ) -> Iterator[pa.RecordBatch]:
         """One whole group of these ranges after the other, without rows that a newer source overwrites. Only for the
         newest versions."""
-        for source, masks in zip(cluster, self._live.of(cluster)):
-            wanted = {group for lower, upper in ranges for group in source.groups_between(lower, upper)}
-            for group, mask in enumerate(masks):
-                if group not in wanted or not asked.may_hold(source, group):
-                    continue  # the masks say which older rows it hides
+        wanted = [
+            sorted(
+                {
+                    group
+                    for lower, upper in ranges
+                    for group in source.groups_between(lower, upper)
+                    if asked.may_hold(source, group)  # the masks say which older rows the others hide
+                }
+            )
+            for source in cluster
+        ]
+        if not any(wanted):
+            return
+        for source, groups, masks in zip(cluster, wanted, self._live.of(cluster)):
+            for group in groups:
+                mask = masks[group]
                 if mask is None:
                     yield source.batch(group, asked.columns, asked.schema)
                 elif mask.true_count:
