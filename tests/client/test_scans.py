@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from stele.client import AsyncClient, Client, key_order
+from stele.client.tablet_scan import PARALLEL_TABLETS
 from stele.model.errors import Closed, Code, Rejected
 from stele.model.partition import HashPartition, PartitionSchema
 from stele.model.schema import Schema
@@ -63,6 +64,20 @@ async def test_projection_predicates_ranges_limit_and_order(tmp_path: Path) -> N
             table.scan(["colour"])
         with pytest.raises(Rejected):
             table.scan(predicates=[("v", ">", "much")])
+
+
+async def test_a_limit_ends_the_scan_of_all_tablets(tmp_path: Path) -> None:
+    """Each of them was read up to the limit, however many there are."""
+    buckets = 3 * PARALLEL_TABLETS
+    many = PartitionSchema((HashPartition((1,), buckets),))
+    async with small_cluster(tmp_path) as (cluster, client):
+        table = await client.create_table("t", SCHEMA, many)
+        await table.write_arrow(rows())
+        for limit, least, most in ((1, 1, PARALLEL_TABLETS), (ROWS - 1, buckets, buckets)):
+            for node in cluster.nodes:
+                node.snapshots.clear()
+            assert (await table.scan(limit=limit).to_table()).num_rows == limit
+            assert least <= sum(len(node.snapshots) for node in cluster.nodes) <= most
 
 
 async def test_a_snapshot_does_not_change_and_sees_what_this_client_wrote(tmp_path: Path) -> None:

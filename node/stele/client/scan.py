@@ -226,9 +226,20 @@ class AsyncScanner:
         places = asyncio.Semaphore(PARALLEL_TABLETS)
         scans = self._scans(plan)
 
+        left = None if merge else plan.spec.limit
+
         async def run(scan: TabletScan) -> list[pa.RecordBatch]:
+            nonlocal left
             async with places:
-                return await self._pool.run(_collect, scan)
+                if scan.stopped:
+                    return []
+                found = await self._pool.run(_collect, scan)
+                if left is not None:
+                    left -= sum(batch.num_rows for batch in found)
+                    if left <= 0:  # the others may end where they are
+                        for other in scans:
+                            other.stop()
+                return found
 
         tasks = [asyncio.create_task(run(scan)) for scan in scans]
         preparing = self._prepare_soon(plan)
