@@ -97,6 +97,12 @@ def out_of_reach(found: View) -> None:
     leader.status.peers.add(replica_id=3, last_heard_ms=5_040, unreached=True)
 
 
+def fenced(found: View) -> None:
+    """Its leader does not reach it, because somebody wants that."""
+    out_of_reach(found)
+    next(n for n in found.nodes if n.name == "flights-node-3").wanted = master_pb2.WANTED_FENCED
+
+
 def without_a_leader(found: View) -> None:
     """It says nothing new, as it hears nothing."""
     found.tablets[0].replicas[2].status.state = common_pb2.CONFIGURING
@@ -168,6 +174,12 @@ def of_a_newer_version(found: View) -> None:
             1,
             "NOT HEALTHY",
             "replica 3 on flights-node-3 (10.0.0.3:7050) cannot be reached by its leader: no answer for 55 s",
+        ),
+        (
+            fenced,
+            1,
+            "NOT HEALTHY",
+            "replica 3 on flights-node-3 (10.0.0.3:7050) serves nobody, because its node is fenced",
         ),
         (
             neither_reached_nor_led,

@@ -145,7 +145,7 @@ async def test_changes_that_are_refused_change_nothing(cluster: LocalCluster) ->
         table = await made(client)
         with pytest.raises(Rejected, match="overlaps"):
             await table.alter(add_ranges=[(15, 25)], drop_ranges=[(0, 10)])
-        with pytest.raises(Rejected, match="there is no range"):
+        with pytest.raises(Rejected, match=r"there is no range 0\.\.5; there is 0\.\.10"):
             await table.alter(drop_ranges=[(0, 5)])
         with pytest.raises(Rejected, match="no range would be left"):
             await table.alter(drop_ranges=[(0, 10), (10, 20)])

@@ -78,6 +78,11 @@ def test_the_most_advanced_survivor_is_taken_and_it_is_told_what_may_be_lost() -
     assert "n1 at 2026-09-21 14:12:20 UTC" in found.may_lose
 
 
+def test_a_survivor_without_a_write_tells_no_time() -> None:
+    found = judged((1, 2, 3), {NODES[3]: [status(4, last_timestamp=0)]}, voters=5)
+    assert "had acknowledged; replica 4 tells no time of its newest write; last heard" in found.may_lose
+
+
 def test_a_term_weighs_more_than_an_index_and_an_incarnation_more_than_both() -> None:
     later_term = status(5, 50, last_logged=common_pb2.OpIdPB(term=5, index=50))
     found = judged((1, 2, 3), {NODES[3]: [status(4, 100)], NODES[4]: [later_term]}, voters=5)

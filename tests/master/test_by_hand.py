@@ -105,6 +105,22 @@ async def test_one_more_replica_may_be_where_none_was_wanted_if_no_other_place_i
         assert now(w, row).by_hand.avoided == () and now(w, row).by_hand.pinned == (target,)
 
 
+async def test_a_node_that_got_a_replica_by_hand_is_refused_as_the_target_of_another(tmp_path: Path) -> None:
+    """It was recorded, and the second replica went to a node that nobody had named."""
+    async with world(tmp_path) as w:
+        await ready(w, 5)
+        row = await one_tablet(w)
+        first, source, other = (p.node_id for p in row.config.peers)
+        target = free_node(w, row)
+        await w.leader.PlaceTablet(request(row, pb.MOVE_REPLICA, from_node=source, to_node=target), None)
+        peers = tuple(replace(p, node_id=target) if p.node_id == source else p for p in row.config.peers)
+        await in_force(w, row.tablet_id, replace(row.config, opid_index=9, peers=peers), says=first)
+        before = now(w, row).by_hand
+        second = request(row, pb.MOVE_REPLICA, from_node=other, to_node=target)
+        assert "already" in str(await refused(w.leader.PlaceTablet(second, None)))
+        assert now(w, row).by_hand == before
+
+
 async def test_a_request_that_counts_from_an_older_state_is_refused(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await ready(w)

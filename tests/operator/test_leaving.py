@@ -278,6 +278,17 @@ def test_a_parked_node_is_kept_while_it_is_away() -> None:
     assert "NodeLost" in reasons(plan) and plan.policy is not None and plan.policy.lost
 
 
+def test_a_node_that_a_new_leader_has_not_heard_is_not_said_to_be_long_unready() -> None:
+    """Kubernetes calls its pod ready; when it became ready is no sign of a fault."""
+    world = made(5)
+    world.now_s += 100
+    world.step()
+    node_id = NodeId(members(world)["flights-node-1"].node_id)
+    world.nodes[node_id] = replace(world.nodes[node_id], ever_heard=False)
+    told = reasons(make_plan(world.observe()))
+    assert "NodesStarting" in told and "NodePending" not in told
+
+
 def test_a_fenced_node_is_told_as_such_and_kept() -> None:
     """It sends heartbeats, and its pod is never ready."""
     world = made(5)

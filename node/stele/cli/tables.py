@@ -114,12 +114,14 @@ def describe(name: str, masters: str, as_json: bool) -> None:
             names = [info.schema.by_id[i].name for i in part.column_ids]
             say(f"hash of {', '.join(names)} into {part.buckets} buckets")
         if info.partition_schema.range is not None:
+            from stele.model.split_json import shown_split
+
             names, splits = _split(info.schema, info.partition_schema.range)
             if info.partition_schema.has_gaps:
                 ranges = _bounds(info.schema, info.partition_schema.range)
                 say(f"range of {', '.join(names)}: {', '.join(map(_shown_range, ranges))}")
             else:
-                say(f"range of {', '.join(names)}, split at {', '.join(map(_shown_split, splits))}")
+                say(f"range of {', '.join(names)}, split at {', '.join(map(shown_split, splits))}")
     if info.schema is not None:  # the keys of a key space are not counted
         say(_shown_size(size))
     say(f"{ready} of {info.tablets} tablets have a leader and a majority")
@@ -273,13 +275,9 @@ def _bounds(schema: Schema, part: RangePartition) -> list[dict[str, Any]]:
 
 
 def _shown_range(bounds: dict[str, Any]) -> str:
-    return "..".join(_shown_split(bounds[end]) if end in bounds else "" for end in ("from", "to"))
+    from stele.model.split_json import shown_split
 
-
-def _shown_split(split: list[Any] | dict[str, str]) -> str:
-    if isinstance(split, dict):
-        return f'"0x{next(iter(split.values()))}"'
-    return json.dumps(split if len(split) > 1 else split[0])
+    return "..".join(shown_split(bounds[end]) if end in bounds else "" for end in ("from", "to"))
 
 
 def _shown_size(size: Size) -> str:

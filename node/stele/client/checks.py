@@ -6,6 +6,7 @@ they are asked to act.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from stele.model.alter import altered
 from stele.model.amounts import plural
 from stele.model.errors import Code, Rejected
 from stele.model.ranges import with_steps
+from stele.model.split_json import shown_range
 from stele.rpc.masters import Masters
 from stele.rpc.proto import master_pb2
 
@@ -106,7 +108,9 @@ def check_alter(
     faults = []
     try:
         if ranges and part.range is not None:
-            with_steps(part.range, ranges)
+            columns_of_ranges = [table.schema.by_id[i] for i in part.range.column_ids]
+            show = functools.partial(shown_range, columns=columns_of_ranges)
+            with_steps(part.range, ranges, show)
     except Rejected as exc:
         faults.append(str(exc.args[0]))
     try:

@@ -296,6 +296,8 @@ def member_faults(pb: master_pb2.TabletViewPB, known: Mapping[str, NodeHealth]) 
             faults[peer.replica_id] = fault
         elif report is not None and _leaderless(report):
             leaderless[peer.replica_id] = f"has found no leader for {report.age_ms / 1_000:.0f} s"
+        if node is not None and node.wanted == "fenced" and peer.replica_id not in faults:
+            faults[peer.replica_id] = "serves nobody, because its node is fenced"
     return {**leaderless, **by_leader, **faults}
 
 

@@ -229,7 +229,6 @@ def _may_lose(
     if not survivors:
         return ""
     best = survivors[0]
-    newest = utc(physical_us(best.newest)) if best.newest else "of an unknown time"
     heard = []
     for peer, voter in zip(peers, voters):
         node = nodes.get(peer.node_id)
@@ -237,10 +236,11 @@ def _may_lose(
             at = utc(now_us - node.heartbeat_age_ms * 1_000)
             heard.append(f"{voter.node} {'at' if node.ever_heard else 'before'} {at}")
     when = f"; last heard: {', '.join(heard)}" if heard else ""
-    return (
-        f"writes that only the lost voters had acknowledged, after {newest}, the newest write of replica "
-        f"{best.replica_id}{when}"
-    )
+    lost = "writes that only the lost voters had acknowledged"
+    if not best.newest:
+        return f"{lost}; replica {best.replica_id} tells no time of its newest write{when}"
+    newest = utc(physical_us(best.newest))
+    return f"{lost}, after {newest}, the newest write of replica {best.replica_id}{when}"
 
 
 def _refusal(

@@ -93,7 +93,8 @@ class _Asked:
         if source not in self._members and target in hand.pinned:
             return hand  # asked for before, and done
         self._check_member(source)
-        if target not in hand.pinned:
+        begun = source in hand.avoided and target in hand.pinned
+        if not begun and (target not in hand.pinned or target in self._members):
             self._check_target(target)
         return replace(
             hand,

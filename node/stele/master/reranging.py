@@ -8,6 +8,7 @@ other tablet of the table is touched.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ from stele.model.kvop import KeyOperation
 from stele.model.partition import PartitionSchema, numbered
 from stele.model.ranges import RangeStep, with_steps
 from stele.model.schema import Schema
+from stele.model.split_json import shown_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,11 @@ def reranged(lead: Leadership, table: TableRecord, steps: Sequence[RangeStep]) -
         raise Rejected(
             "the table has no range partitions, so none can be added or dropped; make a table with a range"
         )
-    after = replace(before, range=with_steps(before.range, steps))
-    if faults := after.faults(Schema.from_json(table.schema)):
+    schema = Schema.from_json(table.schema)
+    columns = [schema.by_id[i] for i in before.range.column_ids]
+    show = functools.partial(shown_range, columns=columns)
+    after = replace(before, range=with_steps(before.range, steps, show))
+    if faults := after.faults(schema):
         raise Rejected("; ".join(faults))
     parts = dict(numbered(after))
     rows = lead.catalog.current_tablets(table.table_id)

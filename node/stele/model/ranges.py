@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -145,8 +145,13 @@ def of_ranges(column_ids: Iterable[int], ranges: Iterable[Bounds]) -> RangeParti
     return made if made.has_gaps else replace(made, numbers=(), first=0, next_number=0)
 
 
-def with_steps(part: RangePartition, steps: Sequence[RangeStep]) -> RangePartition:
+def with_steps(
+    part: RangePartition,
+    steps: Sequence[RangeStep],
+    show: Callable[[bytes, bytes], str] = shown_bounds,
+) -> RangePartition:
     """The ranges after these changes. Drops come first, so that a range can be dropped and made anew at once.
+    `show` makes the text of a range for messages.
 
     Raises:
         Rejected: lists every change that cannot be made.
@@ -159,16 +164,18 @@ def with_steps(part: RangePartition, steps: Sequence[RangeStep]) -> RangePartiti
     next_number = part.next_number if part.numbers else part.ranges
     for step in steps:
         if isinstance(step, DropRange) and covered.pop((step.start, step.end), None) is None:
-            near = [shown_bounds(*b) for b in covered if overlap(b, (step.start, step.end))][:3]
+            near = [show(*b) for b in covered if overlap(b, (step.start, step.end))][:3]
             hint = f"; there is {', '.join(near)}" if near else ""
-            faults.append(f"there is no range {shown_bounds(step.start, step.end)}{hint}")
+            faults.append(f"there is no range {show(step.start, step.end)}{hint}")
     for step in steps:
         if not isinstance(step, AddRange):
             continue
         bounds = (step.start, step.end)
-        near = [shown_bounds(*b) for b in covered if overlap(b, bounds)][:3]
-        if fault := _empty(*bounds) or (f"overlaps {', '.join(near)}" if near else ""):
-            faults.append(f"range {shown_bounds(*bounds)}: {fault}" if near else fault)
+        near = [show(*b) for b in covered if overlap(b, bounds)][:3]
+        if fault := _empty(*bounds, show) or (
+            f"range {show(*bounds)}: overlaps {', '.join(near)}" if near else ""
+        ):
+            faults.append(fault)
             continue
         covered[bounds] = next_number
         next_number += 1
@@ -186,10 +193,8 @@ def overlap(a: Bounds, b: Bounds) -> bool:
     return (not b[1] or a[0] < b[1]) and (not a[1] or b[0] < a[1])
 
 
-def _empty(start: bytes, end: bytes) -> str:
-    return (
-        f"range {shown_bounds(start, end)} is empty: it ends before it begins" if end and start >= end else ""
-    )
+def _empty(start: bytes, end: bytes, show: Callable[[bytes, bytes], str] = shown_bounds) -> str:
+    return f"range {show(start, end)} is empty: it ends before it begins" if end and start >= end else ""
 
 
 def _made(

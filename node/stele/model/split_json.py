@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,18 @@ def split_values(key: bytes, columns: Sequence[Column]) -> list[Any] | dict[str,
     except (Corrupt, Rejected, ValueError):
         pass
     return {ENCODED: key.hex()}
+
+
+def shown_range(start: bytes, end: bytes, columns: Sequence[Column]) -> str:
+    """A range as `stele table describe` shows it, for example "2024-01-01".."2024-02-01"."""
+    return "..".join(shown_split(split_values(key, columns)) if key else "" for key in (start, end))
+
+
+def shown_split(split: list[Any] | dict[str, str]) -> str:
+    """A split key, as `split_values` returned it, for people."""
+    if isinstance(split, dict):
+        return f'"0x{next(iter(split.values()))}"'
+    return json.dumps(split if len(split) > 1 else split[0])
 
 
 def split_key(said: Any, columns: Sequence[Column]) -> bytes:

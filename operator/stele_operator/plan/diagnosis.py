@@ -123,8 +123,8 @@ def _waits(o: Observation, member: Member) -> str:
     if new and pod.unschedulable:
         off = f" (reserved for members that ran there: {some(pod.keeps_off)})" if pod.keeps_off else ""
         return f"{member.why}{off}"
-    if o.now_s - pod.unready_since_s < START_PATIENCE_S:
-        return ""
+    if pod.ready or o.now_s - pod.unready_since_s < START_PATIENCE_S:
+        return ""  # a ready pod may be unheard for a moment, as when its machine has just failed
     why = member.why or _unplaced(o, pod) or f"kubectl describe pod {pod.name} may say why"
     return f"its pod has not been ready for more than {START_PATIENCE_S:.0f} s: {why}"
 
