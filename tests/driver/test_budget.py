@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from stele.driver.budget import taken_over
 from stele.driver.planner import plan
-from stele.driver.policy import Policy
+from stele.driver.policy import HOLDERS_MAX, Policy
 from stele.driver.steps import BeginIntent, Blocked, Step
 from stele.driver.view import Away, ClusterView, Holder, NodeState, Wanted
 from stele.model.by_hand import ByHand
@@ -125,3 +125,19 @@ def test_a_new_leader_master_that_has_not_heard_the_node_yet_takes_it_for_away()
     cluster.new_leader_rounds = 9
     roll = Holder("upgrade", (Away(AWAY),))
     assert roll in over(rolled(cluster), PATIENT)[0]
+
+
+def test_however_many_nodes_are_parked_what_is_away_stays_written_down() -> None:
+    """The catalog names few holders. The roll was left out, and a drain began beside it."""
+    cluster = Cluster(HOLDERS_MAX + 4, 1, 2, 3)
+    cluster.nodes[AWAY].alive = False
+    for number in range(5, HOLDERS_MAX + 5):
+        cluster.nodes[node_name(number)].wanted = Wanted.PARKED
+    cluster.advance()
+    roll = Holder("upgrade", (Away(AWAY),))
+    holding, _ = over(rolled(cluster), PATIENT)
+    assert len(holding) == HOLDERS_MAX and holding[-1] == roll
+    cluster.nodes[DRAINED].state, cluster.nodes[DRAINED].wanted = NodeState.DRAINING, Wanted.DRAINED
+    view = replace(rolled(cluster), holding=holding)
+    (waits,) = of(plan(view, PATIENT), cluster, 1)
+    assert isinstance(waits, Blocked) and waits.code == "BudgetHeld"

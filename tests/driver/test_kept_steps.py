@@ -20,7 +20,8 @@ from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import Claim, ClusterView, CopyView, DataState, Intent, ReplicaView
 from stele.model.config import Configuration, MemberType, Peer
 from stele.model.ids import ReplicaId
-from tests.driver.test_known import POLICY, Twin, cluster_of, node_id, turns, with_report
+from tests.driver.test_known import POLICY, Twin, cluster_of, node_id, with_report
+from tests.driver.test_known_costs import turns
 
 
 def lost(view: ClusterView) -> ClusterView:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from stele.driver.planner import plan
 from stele.driver.policy import Policy
 from stele.driver.replica_places import Places
 from stele.driver.situation import Situation
-from stele.driver.steps import BeginIntent, Blocked, MoveLeader, Step
+from stele.driver.steps import BeginIntent, MoveLeader, Step
 from stele.driver.trials import NO_TRIALS, Trials
 from stele.driver.view import (
     MOVE,
@@ -40,7 +39,6 @@ from stele.model.ids import NodeId, OpId, ReplicaId, TableId, TabletId
 from tests.driver import moves_world
 from tests.driver.model import Cluster
 from tests.driver.test_leader_simulation import Driver, disturb, settle
-from tests.operator.test_large import instructions
 
 POLICY = Policy(dead_after_ms=10_000, max_lost_nodes=2, max_copies=3, rebalance=True)
 
@@ -319,51 +317,6 @@ def test_views_that_change_at_random(first: int) -> None:
     assert {"BeginIntent", "MoveLeader", "Blocked", "RemovePeer"} <= steps
 
 
-def with_load(t: TabletView, rng: random.Random) -> TabletView:
-    """The tablet with another load of one of its replicas."""
-    one, load = rng.randrange(len(t.replicas)), rng.choice((0, 0, 300, 1_000, 5_000))
-    return replace(
-        t, replicas=tuple(replace(r, load=load) if k == one else r for k, r in enumerate(t.replicas))
-    )
-
-
-def test_loads_that_change_at_random() -> None:
-    """Known loads, and that nothing was found to exchange, must be forgotten as soon as anything that decides it changes."""
-    exchanged = 0
-    for seed in range(10):
-        rng, twin = random.Random(seed), Twin()
-        view = cluster_of(rng.randint(6, 14))
-        view = replace(view, nodes=tuple(replace(n, load=0) for n in view.nodes))
-        for _ in range(80):
-            tablets, nodes = list(view.tablets), list(view.nodes)
-            at, of = rng.randrange(len(nodes)), rng.randrange(len(tablets))
-            if rng.random() < 0.9:
-                tablets[of] = with_load(tablets[of], rng)
-            else:
-                peer = rng.choice(tablets[of].config.peers)
-                kept = rng.choice((0, 0, 0, 200))
-                tablets[of] = replace(tablets[of], leader_node=peer.node_id, leader_kept_until_us=kept)
-            if rng.random() < 0.1:
-                nodes = [replace(n, load=1) for n in nodes]
-                nodes[at] = replace(nodes[at], load=rng.choice((None, 0, 0, 2)))
-            elif rng.random() < 0.1:
-                nodes[at] = replace(nodes[at], zone=rng.choice(("z0", "z1")))
-            view = replace(view, tablets=tuple(tablets), nodes=tuple(nodes))
-            calm = frozenset(t.tablet_id for t in tablets if rng.random() < 0.1)
-            calm = calm if rng.random() < 0.3 else frozenset()
-            leaders = LeaderTrials(left=rng.choice((1, 100, 100, 100)), loads=rng.random() < 0.9, calm=calm)
-            steps = twin(view, replace(POLICY, rebalance=False), Trials(leaders=leaders))
-            moves = {s.tablet_id: s for s in steps if isinstance(s, MoveLeader) and "load" in s.reason}
-            exchanged += len(moves)
-            led = (
-                replace(t, leader_node=moves[t.tablet_id].target_node) if t.tablet_id in moves else t
-                for t in tablets
-            )
-            if rng.random() < 0.8:
-                view = replace(view, tablets=tuple(led))
-    assert exchanged > 30
-
-
 def test_time_alone_may_change_what_a_leader_says() -> None:
     """What it said of a peer that does not answer counts until its own node was last heard."""
     view, twin = cluster_of(6), Twin()
@@ -453,73 +406,3 @@ def test_each_field_of_a_node_is_either_a_standing_or_a_number_that_plans_read_f
         again = tuple(replace(n, **{field.name: fresh}) for n in view.nodes)
         due = list(twin.judged.renew(replace(view, nodes=again)))
         assert bool(due) == (field.name not in left_out), field.name
-
-
-def cost_of_a_pass(tablets: int, change: Callable[[ClusterView], ClusterView]) -> int:
-    """Instructions of a plan after a change, in a cluster where nothing was to be done before."""
-    known, view = Known(), cluster_of(tablets)
-    for _ in range(60):
-        steps = plan(view, POLICY, known=known)
-        if not steps:
-            break
-        view = moved(view, steps)
-    assert not steps
-    view = change(view)
-    return instructions(lambda: plan(view, POLICY, known=known))
-
-
-def turns(tablets: int) -> ClusterView:
-    """A node of six is lost. All tablets that were on it have a witness, and all but three wait for their turn to copy."""
-    view, lost = cluster_of(tablets), node_id(1)
-    nodes = tuple(replace(n, heartbeat_age_ms=60_000) if n.node_id == lost else n for n in view.nodes)
-    found, intents = [], []
-    for t in view.tablets:
-        gone = t.config.peer_on(lost)
-        if gone is not None:
-            rest = [p for p in t.config.peers if p is not gone]
-            target = next(n.node_id for n in nodes if t.config.peer_on(n.node_id) is None)
-            demoted = replace(gone, member_type=MemberType.NON_VOTER)
-            witness = Peer(target, ReplicaId(4), "x:1", MemberType.WITNESS)
-            copy = CopyView("Fetching" if len(intents) < 3 else "Waiting", 0, 100, rest[0].node_id)
-            new = ReplicaView(target, ReplicaId(4), data_state=DataState.COPYING, has_data=False, copy=copy)
-            reports = (*(r for r in t.replicas if r.node_id != lost), new)
-            config = Configuration(9, (demoted, *rest, witness))
-            t = replace(t, config=config, leader_node=rest[0].node_id, replicas=reports)
-            intents.append(Intent(t.tablet_id, ReplicaId(4), target, "replace", 1, "", 1, True))
-        found.append(t)
-    return replace(view, nodes=nodes, tablets=tuple(found), intents=tuple(intents))
-
-
-def test_a_plan_hardly_grows_with_the_tablets_that_wait_for_their_turn() -> None:
-    """After the loss of a node there are thousands, and a plan every second: each looked at all of them."""
-
-    def cost(tablets: int) -> tuple[int, int]:
-        known, view = Known(), turns(tablets)
-        plan(view, POLICY, known=known)
-        arrived = with_report(view, 0, 2, copy=CopyView("Fetching", 50, 100, view.tablets[0].leader_node))
-        steps: list[Step] = []
-        done = instructions(lambda: steps.extend(plan(arrived, POLICY, known=known)))
-        return len([s for s in steps if isinstance(s, Blocked)]), done
-
-    (few, small), (many, large) = cost(60), cost(240)
-    assert few == 27 and many == 117
-    assert large - small < (many - few) * 250  # to look at one takes 1,500
-
-
-def moved(view: ClusterView, steps: tuple[Step, ...]) -> ClusterView:
-    """The view after leaders moved."""
-    to = {s.tablet_id: s.target_node for s in steps if hasattr(s, "removes")}
-    tablets = (replace(t, leader_node=to.get(t.tablet_id, t.leader_node)) for t in view.tablets)
-    return replace(view, tablets=tuple(tablets))
-
-
-def heartbeats(view: ClusterView) -> ClusterView:
-    """All nodes were heard again, and wrote something meanwhile."""
-    return replace(
-        view, nodes=tuple(replace(n, heartbeat_age_ms=400, disk_free_bytes=1 << 39) for n in view.nodes)
-    )
-
-
-def test_a_pass_over_a_cluster_at_rest_hardly_grows_with_the_tablets() -> None:
-    few, many = cost_of_a_pass(60, heartbeats), cost_of_a_pass(240, heartbeats)
-    assert many - few < 180 * 1

@@ -70,10 +70,11 @@ def taken_over(
     seen = [
         Holder(f"{k}/{names.get(n) or n[:8]}") for k, n in sorted(kinds, key=lambda at: _KINDS.index(at[0]))
     ]
-    holding = (*seen, *stays)
+    # What is away shows nowhere else. So with many holders, others are left out.
+    holding = (*seen[: HOLDERS_MAX - len(stays)], *stays)
     held = {h.name for h in holding}
     waits += [name for name in waiting if name not in waits]
-    return holding[:HOLDERS_MAX], tuple(name for name in waits if name not in held)[:HOLDERS_MAX]
+    return holding, tuple(name for name in waits if name not in held)[:HOLDERS_MAX]
 
 
 def _kind(node: NodeView, policy: Policy) -> str:
