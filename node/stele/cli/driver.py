@@ -14,6 +14,7 @@ from stele.cli.options import json_option, masters_option
 from stele.cli.output import say, show_json
 
 if TYPE_CHECKING:
+    from stele.driver.copy_checks import CopyCheck
     from stele.driver.progress import Progress
 
 
@@ -116,6 +117,7 @@ def run(
                 until_healthy=until_healthy,
                 override_held=override,
                 on_progress=show,
+                on_copy=lambda check: show_check(check, as_json),
             )
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, driving.cancel)
@@ -133,6 +135,21 @@ def run(
             sys.exit(INTERRUPTED)
 
     asyncio.run(until_told())
+
+
+def show_check(check: CopyCheck, as_json: bool) -> None:
+    """Print how a new replica compares with another one. One that differs, or that was not compared, also to standard error."""
+    if not as_json:
+        say(f"compared: {check.said}", err=not check.equal)
+        return
+    (rows, checksum), (other_rows, other_checksum) = check.sums
+    told = {
+        "step": "Compared", "tablet": check.made.tablet_id, "table": check.made.table_name, "node": check.made.new.node_id,
+        "with": check.other.node_id, "equal": None if check.problem else check.equal, "snapshot": str(check.snapshot),
+        "rows": rows, "checksum": f"{checksum:016x}", "otherRows": other_rows, "otherChecksum": f"{other_checksum:016x}",
+        "error": check.problem or None, "cause": check.made.cause or None,
+    }  # fmt: skip
+    show_json(told, one_line=True)
 
 
 def show_step(progress: Progress, as_json: bool = False) -> None:

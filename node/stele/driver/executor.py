@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from stele.driver.asking import ask_nodes
+from stele.driver.copy_checks import WAITING_MAX, CopyMade, copies_made
 from stele.driver.keeping import ViewKeeper, pages_of, to_its_end
 from stele.driver.known import Known
 from stele.driver.leader_trials import LeaderMemory
@@ -120,6 +122,7 @@ class Executor:
         self._refusals = WitnessRefusals()
         self._copies = CopyMemory()
         self._leaders = LeaderMemory()
+        self._made: deque[CopyMade] = deque(maxlen=WAITING_MAX)
 
     async def ensure_claim(self) -> Claim:
         """Take the claim, or renew it once a third of its lifetime has passed.
@@ -158,6 +161,12 @@ class Executor:
         except SteleError as exc:
             log.info("driver claim was not released; it will expire", error=str(exc))
 
+    def take_made(self) -> list[CopyMade]:
+        """The replicas that became voters since the last call, for `CopyChecks`."""
+        made = list(self._made)
+        self._made.clear()
+        return made
+
     async def observe(self, policy: Policy) -> ClusterView:
         """The masters' view, with fresh reports from the nodes of tablets that change or must change.
 
@@ -192,6 +201,7 @@ class Executor:
         orders = Orders(self._pool, self.masters, claim.epoch, policy, starts)
         done = await self._carry_all_out(orders, steps, view)
         self._asked_in = claim.epoch
+        self._made += copies_made((o.step for o in done.values() if o.error is None), view)
         report, stale = await asyncio.to_thread(self._reported, steps, done, view, situations)
         if self._on_progress is not None:
             for record in report.progress:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from stele.driver.copy_checks import CopyCheck, CopyChecks
 from stele.driver.executor import Executor, StaleEpoch
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
@@ -36,8 +37,10 @@ async def run(
     until_healthy: bool = False,
     override_held: bool = False,
     on_progress: Callable[[Progress], None] | None = None,
+    on_copy: Callable[[CopyCheck], None] = lambda check: None,
 ) -> None:
-    """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do.
+    """Drive the cluster until cancelled. With `until_healthy`, return when there is nothing to do, and all copies are compared.
+    `on_copy`: called with the comparison of each replica that it made.
 
     A node that is silent already, or a replica that its leader does not reach already, may still cause work,
     so it waits. `override_held`: drive although the policy in the catalog holds drivers back.
@@ -48,6 +51,7 @@ async def run(
     pool = ChannelPool(Identity())
     name = cut(holder or f"cli/{socket.gethostname()}/{os.getpid()}", HOLDER_CHARS_MAX)
     executor = Executor(pool, masters, holder=name, on_progress=on_progress, override_held=override_held)
+    checks = CopyChecks(pool, on_copy)
     soon_ms = min(policy.dead_after_ms, policy.lost_after_ms)
     soon = replace(policy, dead_after_ms=soon_ms, unreached_after_ms=0, balance_leaders=False)
     told = ""
@@ -55,6 +59,7 @@ async def run(
         while True:
             try:
                 report = await executor.run_once(policy)
+                checks.add(executor.take_made())
                 told = ""
             except StaleEpoch:
                 raise
@@ -65,8 +70,10 @@ async def run(
                 await asyncio.sleep(IDLE_INTERVAL_S)
                 continue
             if until_healthy and report.idle and not report.leaders_rest and not plan(report.view, soon):
-                return
+                await executor.release()
+                return await checks.done()
             await asyncio.sleep(IDLE_INTERVAL_S if report.idle else PASS_INTERVAL_S)
     finally:
         await executor.release()
+        await checks.close()
         await pool.close()
