@@ -22,7 +22,7 @@ from stele.driver.steps import WAITS, Blocked
 from stele.driver.view import ClusterView
 from stele.model.errors import SteleError
 from stele_operator import metrics
-from stele_operator.heals import Heals, News, works_of
+from stele_operator.heals import Heals, News, compared, works_of
 from stele_operator.leaders import LeaderMoves
 from stele_operator.masters import MasterLink
 from stele_operator.movings import Movings
@@ -83,6 +83,7 @@ class Healer:
         Returns why the driver could not work, or "".
         """
         self.more = False
+        self._news += compared(link.compare_copies(), names)
         if view is None or policy is None:
             if self._done:
                 self._news += self._heals.over(names, self._now_s())

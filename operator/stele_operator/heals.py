@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stele.driver.copy_checks import CopyCheck
 from stele.driver.executor import Report
 from stele.driver.policy import Policy
 from stele.driver.progress import Progress, with_names
@@ -235,6 +236,30 @@ class Heals:
         new = mark not in self._told
         self._told.add(mark)
         return new
+
+
+def compared(checks: Sequence[CopyCheck], names: Mapping[str, str]) -> list[News]:
+    """The news of new replicas that were compared with other voters."""
+    equal = [check for check in checks if check.equal]
+    unknown = [check for check in checks if check.problem]
+    news = [
+        News(
+            "CopyDiffers",
+            with_names(check.said, names),
+            True,
+            f"{check.made.tablet_id}/{check.made.new.replica_id}",
+        )
+        for check in checks
+        if check.differs
+    ]
+    if equal:
+        rows = sum(check.sums[0][0] for check in equal)
+        told = f"replicas of {len(equal)} tablet{'s' * (len(equal) != 1)} hold the {rows:,} rows of another voter"
+        news.append(News("CopiesCompared", f"{told}; {with_names(equal[0].said, names)}"))
+    if unknown:
+        told = f"new replicas of {len(unknown)} tablet{'s' * (len(unknown) != 1)} were not compared"
+        news.append(News("CopiesNotCompared", f"{told}; {with_names(unknown[0].said, names)}"))
+    return news
 
 
 def _name(node: str, names: Mapping[str, str]) -> str:

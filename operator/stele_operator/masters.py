@@ -7,10 +7,12 @@ or to another copy of this one, the call is refused.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stele.driver.asking import ask_nodes
+from stele.driver.copy_checks import WAITING_MAX, CopyCheck, CopyChecks
 from stele.driver.executor import MASTERS_ROUNDS, MASTERS_TIMEOUT_S, Executor
 from stele.driver.keeping import Kept, ViewKeeper, pages_of
 from stele.driver.policy import StandingPolicy
@@ -59,6 +61,8 @@ class MasterLink:
         self._tables: dict[bytes, tuple[master_pb2.TableInfoPB, Table]] = {}
         """Each table as it was told, and as it was converted."""
         self.driver = Executor(self._pool, (), holder=holder, keeper=self._keeper)
+        self._compared: deque[CopyCheck] = deque(maxlen=WAITING_MAX)
+        self._checks = CopyChecks(self._pool, self._compared.append)
         self._formed: dict[tuple[str, int], MasterReport] = {}
         self._view: ClusterView | None = None
         """The newest view."""
@@ -66,7 +70,15 @@ class MasterLink:
     async def close(self) -> None:
         """Release the driver's claim and close the connections."""
         await self.driver.release()
+        await self._checks.close()
         await self._pool.close()
+
+    def compare_copies(self) -> list[CopyCheck]:
+        """Have the driver's new replicas compared with other voters. Returns what was found since the last call."""
+        self._checks.add(self.driver.take_made())
+        found = list(self._compared)
+        self._compared.clear()
+        return found
 
     def learn(self, addresses: Sequence[str]) -> None:
         """Set the present addresses of masters."""

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from stele.driver.copy_checks import CopyCheck, CopyMade, Voter
 from stele.driver.executor import Report
 from stele.driver.planner import plan
 from stele.driver.policy import Policy
@@ -20,7 +21,7 @@ from stele.driver.view import ClusterView
 from stele.model.ids import NodeId, ReplicaId, TabletId
 from stele_operator import heal
 from stele_operator.heal import Healer
-from stele_operator.heals import Heals, News, Work, works_of
+from stele_operator.heals import Heals, News, Work, compared, works_of
 from stele_operator.masters import MasterLink
 from tests.driver.model import Cluster
 from tests.driver.model_parts import POLICY, Refused, node_name
@@ -241,6 +242,9 @@ class Rounds:
     async def release(self) -> None:
         self.count = 0
 
+    def compare_copies(self) -> list[CopyCheck]:
+        return []
+
 
 @pytest.mark.parametrize("copying", [False, True])
 async def test_what_is_blocked_is_looked_at_once_in_a_pass(
@@ -322,3 +326,24 @@ def test_the_situations_that_a_round_was_planned_on_are_not_worked_out_again() -
 def cluster_at_rest() -> ClusterView:
     """A cluster of which nothing is to be told."""
     return Cluster(6, 1, 3, 3).view()
+
+
+def test_comparisons_of_new_replicas_are_told_together_and_a_difference_alone() -> None:
+    new, other = Voter(4, "ab" * 16, "h:1"), Voter(1, "cd" * 16, "h:2")
+    made = [CopyMade(f"{n:032x}", "events", new, (other,)) for n in range(4)]
+    alike = ((5, 7), (5, 7))
+    checks = [
+        CopyCheck(made[0], other, 1, alike),
+        CopyCheck(made[1], other, 1, alike),
+        CopyCheck(made[2], other, 1, ((5, 7), (4, 7))),
+        CopyCheck(made[3], other, problem="its node is silent"),
+    ]
+    differs, equal, unknown = compared(checks, {"cdcdcdcd": "flights-node-1"})
+    assert (
+        differs.reason == "CopyDiffers"
+        and differs.warning
+        and "but flights-node-1 has 4 with" in differs.message
+    )
+    assert equal.reason == "CopiesCompared" and "replicas of 2 tablets hold the 10 rows" in equal.message
+    assert unknown.reason == "CopiesNotCompared" and unknown.message.endswith("its node is silent")
+    assert compared([], {}) == []

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from stele.driver.copy_checks import CopyCheck
 from stele.driver.executor import Executor
 from stele.driver.leader_trials import BEGINS_MS
 from stele.driver.policy import Policy
@@ -32,6 +33,9 @@ class Link:
     """What the operator has of the masters."""
 
     driver: Executor
+
+    def compare_copies(self) -> list[CopyCheck]:
+        return []
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Compares a new replica with another voter of its tablet, once the change that made it has ended.
 
-Started by `stele driver run`; reads only. Both sum up their rows at one moment, which the leader has prepared. No row leaves a node.
-Invariants: One tablet at a time, and a rest as long as it took. A difference counts only if it is found three times.
+Started by `stele driver run` and by the operator; reads only. Both sum up their rows at one moment, which the leader has prepared. No row
+leaves a node. Invariants: One tablet at a time, and a rest as long as it took. A difference counts only if it is found three times.
 """
 
 from __future__ import annotations
