@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from stele.driver.leader_trials import LeaderTrials
+from stele.driver.executor import Executor
+from stele.driver.leader_trials import CALM_MS, LeaderTrials
 from stele.driver.steps import MoveLeader
 from stele.driver.trials import Trials
 from stele.driver.view import TabletView
+from stele.model.ids import NodeId
+from stele.rpc.channels import ChannelPool
+from stele.rpc.identity import Identity
 from tests.driver.test_known import POLICY, Twin, cluster_of
 
 
@@ -55,3 +59,27 @@ def test_loads_that_change_at_random() -> None:
             if rng.random() < 0.8:
                 view = replace(view, tablets=tuple(led))
     assert exchanged > 30
+
+
+async def test_leaders_that_stay_for_minutes_are_no_work() -> None:
+    """A leader master without a driver held the claim all the time, and passed twice a second, until they might move again."""
+    now_ms = [0]
+    pool = ChannelPool(Identity())
+    executor = Executor(pool, (), holder="test", now_ms=lambda: now_ms[0])
+    policy = replace(POLICY, rebalance=False)
+    view = cluster_of(12)
+    busy = view.tablets[0].leader_node
+    loads = (
+        replace(t, replicas=(replace(t.replicas[0], load=5_000 * (t.leader_node == busy)), *t.replicas[1:]))
+        for t in view.tablets
+    )
+    nodes = tuple(replace(n, load=0) for n in view.nodes)
+    assert not executor.has_work(replace(view, nodes=nodes), policy)
+    view = replace(view, nodes=nodes, tablets=tuple(loads))
+    assert executor.has_work(view, policy)
+    for step in (MoveLeader(t.tablet_id, -1, "", NodeId(busy), False) for t in view.tablets):
+        executor._leaders.note(step, None, now_ms[0])
+    assert not executor.has_work(view, policy)
+    now_ms[0] += CALM_MS
+    assert executor.has_work(view, policy)
+    await pool.close()

@@ -13,8 +13,9 @@ from stele.driver.wire import view_from_pb
 from stele.model.ids import CATALOG_TABLET_ID
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import master_pb2
-from stele.tserver.leader_load import CARRIED_MS, EVERY_MS, TOLD_MAX, LeaderLoad, write_units
+from stele.tserver.leader_load import CARRIED_MS, EVERY_MS, TOLD_MAX, LeaderLoad, scan_units, write_units
 from stele.tserver.node import Node
+from stele.tserver.scan import Scans
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import HASHED, SCHEMA, LocalCluster, master_of
 
@@ -92,6 +93,22 @@ async def test_writes_reads_and_scans_count(cluster: LocalCluster) -> None:
         assert counted() == 1
         assert await space.read("a") == b"1"
         assert counted() >= 1
+
+
+async def test_a_scan_that_its_client_ends_early_counts(cluster: LocalCluster) -> None:
+    """As with a limit. It counted nothing, however often it was asked for."""
+    nodes = Hours(cluster).nodes
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        node, replica = leader_on(nodes, table.locations.tablets[0].tablet_id)
+        scans = Scans(node.plans.plan, node.replicas, node.scan_memory, node.load)
+        batch = pa.record_batch({"name": ["x" * (100 << 10)]})
+        before = node.load._work[replica]
+        rows = scans._counted(replica, (batch for _ in range(2)))
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        assert node.load._work[replica] - before == 1 + scan_units(batch.nbytes)
 
 
 async def test_masters_hear_of_a_load_and_of_its_end_and_then_of_nothing(cluster: LocalCluster) -> None:

@@ -26,8 +26,8 @@ from stele.driver.policy import Policy
 from stele.driver.progress import Pace, Progress, leader_records, spreads_leaders
 from stele.driver.situation import Situation
 from stele.driver.slots import waits_for_turn
-from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Step, WaitCopy
-from stele.driver.trials import CopyMemory, WitnessRefusals
+from stele.driver.steps import MEMBERSHIP_STEPS, WAITS, Blocked, Step, WaitCopy
+from stele.driver.trials import NO_TRIALS, CopyMemory, WitnessRefusals
 from stele.driver.turns import Turns
 from stele.driver.view import Claim, ClusterView, NodeState
 from stele.driver.wire import claim_from_pb
@@ -178,6 +178,14 @@ class Executor:
         self.masters.learn(n.address for n in current)
         wanted = await asyncio.to_thread(self._to_ask, view, policy)
         return await ask_nodes(self._pool, view, wanted)
+
+    def has_work(self, view: ClusterView, policy: Policy) -> bool:
+        """Whether there is a step that can be taken, or waited for. For a thread; it needs no claim.
+
+        A Blocked step needs none either, and neither does a leader that this driver moves again in minutes only.
+        """
+        trials = replace(NO_TRIALS, leaders=self._leaders.for_minutes(self._now_ms()))
+        return any(not isinstance(step, Blocked) for step in plan(view, policy, trials, self.known))
 
     async def run_once(self, policy: Policy, view: ClusterView | None = None) -> Report:
         """One pass: claim, observe (unless a view is given), plan, carry out. Never waits for a copy.

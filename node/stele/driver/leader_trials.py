@@ -151,6 +151,13 @@ class LeaderMemory:
             frozenset(tablet_id for tablet_id, (_, until_ms) in self._calm.items() if now_ms < until_ms),
         )
 
+    def for_minutes(self, now_ms: int) -> LeaderTrials:
+        """The part of `look` that forbids moves for long. What ends in seconds may be waited for, so it is left out."""
+        return LeaderTrials(
+            refused=frozenset(key for key, until_ms in list(self._refused.items()) if now_ms < until_ms),
+            calm=frozenset(t for t, (_, until_ms) in list(self._calm.items()) if now_ms < until_ms),
+        )
+
     def _fell(self, tablet_id: str, target: str, now_ms: int) -> None:
         """A leader has left the node to which it was moved."""
         key = tablet_id, target

@@ -19,10 +19,7 @@ from stele import metrics
 from stele.driver.budget import taken_over
 from stele.driver.executor import Executor
 from stele.driver.keeping import ViewKeeper
-from stele.driver.known import Known
-from stele.driver.planner import plan
 from stele.driver.policy import Policy, StandingPolicy
-from stele.driver.steps import Blocked
 from stele.driver.view import ClusterView, Holder
 from stele.driver.wire import standing_from_pb
 from stele.master.cluster_view import Scene, masters_of, policy_to_pb
@@ -168,7 +165,7 @@ class StandIn:
         # A claim writes to the catalog every few seconds. So none is taken while the cluster needs nothing.
         view = (await self._keeper.renew(self._page)).view
         await self._keep_budget(view, policy)
-        if not await asyncio.to_thread(_is_work, view, policy, self._executor.known):
+        if not await asyncio.to_thread(self._executor.has_work, view, policy):
             await self._executor.release()
             return _LOOK_S
         if self._silence_left_s() is not None:
@@ -181,8 +178,3 @@ class StandIn:
         self._executor.masters.learn(m.address for m in masters_of(scene))
         await self._executor.run_once(policy)
         return _PAUSE_S
-
-
-def _is_work(view: ClusterView, policy: Policy, known: Known) -> bool:
-    """Whether there is a step that can be taken, or waited for. A Blocked step needs no claim."""
-    return any(not isinstance(step, Blocked) for step in plan(view, policy, known=known))

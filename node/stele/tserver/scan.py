@@ -75,14 +75,17 @@ class Scans:
     def _counted(self, replica: Replica, rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same batches, which count for the load of their replica."""
         units = 1
-        with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
-            for batch in rows:
-                units += scan_units(batch.nbytes)
-                if units >= _TOLD_UNITS:
-                    self._loop.call_soon_threadsafe(self._load.add, replica, units)
-                    units = 0
-                yield batch
-        self._loop.call_soon_threadsafe(self._load.add, replica, units)
+        try:
+            with contextlib.closing(rows):  # type: ignore[type-var]  # a generator
+                for batch in rows:
+                    units += scan_units(batch.nbytes)
+                    if units >= _TOLD_UNITS:
+                        self._loop.call_soon_threadsafe(self._load.add, replica, units)
+                        units = 0
+                    yield batch
+        finally:  # also if the client takes no more rows, or the node ends meanwhile
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._load.add, replica, units)
 
     async def _open(self, ticket: Ticket) -> tuple[Replica, View, Schema]:
         replica = self._replicas.for_client(ticket.tablet_id)
