@@ -37,15 +37,18 @@ def answers(port: int) -> bool:
 
 @contextmanager
 def standalone(work: Path, env: dict[str, str], hosts: Sequence[str] = ("127.0.0.1",)) -> Iterator[str]:
-    """A master of Spark, and a worker of two cores on each of these hosts of loopback; the master's URL. The variable SPARK_LOCAL_IP
-    of a worker's processes is its host."""
+    """A master of Spark, and a worker on each of these hosts of loopback; the master's URL.
+
+    A worker has two cores, or one if there are several. The variable SPARK_LOCAL_IP of its processes is its host."""
     import pyspark
 
     spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     port = free_port()
     url, ours = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
     master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(free_port())]
-    worker = ["--cores", "2", "--memory", "1g", "--work-dir", str(work), url]
+    # With one core on each of several hosts, executors of one core are on as many hosts, whichever worker comes first.
+    cores = "1" if len(hosts) > 1 else "2"
+    worker = ["--cores", cores, "--memory", "1g", "--work-dir", str(work), url]
     all_of_them = [
         (env, [f"{ours}.master.Master", *master]),
         *(

@@ -96,7 +96,7 @@ def test_a_second_copy_beside_the_first_changes_nothing_that_others_wrote_since(
         saving.start()
         reached: list[int] = []
         while saving.is_alive() and not (len(reached) >= REACHED and (seen / "1").exists()):
-            time.sleep(0.1)
+            time.sleep(0.3)
             reached = sorted(n for n in table.scan(["id"]).to_table()["id"].to_pylist() if n < ROWS)
         theirs = reached[:REACHED]
         table.write_arrow(pa.table({"id": theirs, "v": ["theirs"] * len(theirs)}))
