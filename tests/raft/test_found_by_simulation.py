@@ -8,10 +8,19 @@ from stele.model.entry import EntryKind
 from stele.model.ids import OpId, ReplicaId
 from stele.raft import RaftCore, RaftOptions
 from stele.raft.effects import PeerNeedsCopy
-from stele.raft.events import Compacted, InitialState, LogRead, Propose, Received, Start, Tick
+from stele.raft.events import Compacted, InitialState, LogRead, Propose, Received, RequestRead, Start, Tick
 from stele.raft.messages import UpdateResponse
 from stele.raft.status import PeerState
-from tests.raft.test_core import accept, configuration, entries, leader_in_step, settle, updates
+from tests.raft.test_core import (
+    accept,
+    configuration,
+    entries,
+    initial,
+    lead,
+    leader_in_step,
+    settle,
+    updates,
+)
 
 
 def _needing(effects: list[object]) -> list[ReplicaId]:
@@ -55,6 +64,41 @@ def test_a_peer_that_needs_a_copy_is_named_again_each_election_timeout() -> None
     for now in range(100, 2000, 50):
         named += len(_needing(list(core.step(Tick(now)))))
         accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1, now=now)
+    assert named >= 2
+
+
+def test_a_lost_probe_is_sent_again_though_reads_send_heartbeats_all_the_time() -> None:
+    """Seed 50475: each read's heartbeat put the next look off, so a new peer never got an entry, and nothing was committed."""
+    core = RaftCore(RaftOptions(), ReplicaId(1), initial(3, entries(1, 1, 1), 3), random.Random(1))
+    settle(core, lead(core))  # its first probes ask for what follows 3; that to replica 2 is lost
+    accept(core, 3, 4, preceding=3)
+    assert core.commit_index == 4
+    probes = []
+    for now in range(10, 400, 10):
+        effects = [*core.step(Tick(now)), *core.step(RequestRead(now))]
+        probes += [now for update in updates(effects, 2) if update.preceding.index]
+        asked = max((update.read_context for update in updates(effects, 3)), default=0)
+        for peer, index in ((2, 0), (3, core.log.last_index)):
+            accept(core, peer, index, read=asked, now=now)
+    assert len(probes) >= 3 and probes[0] <= 2 * core.options.heartbeat_ms
+
+
+def test_a_peer_that_needs_a_copy_is_named_again_though_reads_send_heartbeats_all_the_time() -> None:
+    """The same fault where the leader's log begins later."""
+    core = leader_in_step()
+    for n in range(5):
+        settle(core, core.step(Propose(n, EntryKind.WRITE, b"w")))
+        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
+    core.step(Compacted(OpId(1, 4)))
+    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
+    assert _needing(list(core.step(Received(ReplicaId(3), refusal, 6)))) == [3]
+    named = 0
+    for now in range(10, 2000, 10):
+        effects = [*core.step(Tick(now)), *core.step(RequestRead(now))]
+        named += len(_needing(effects))
+        asked = max((update.read_context for update in updates(effects, 2)), default=0)
+        for peer, index in ((2, core.log.last_index), (3, 1)):
+            accept(core, peer, index, read=asked, now=now)
     assert named >= 2
 
 

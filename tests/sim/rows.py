@@ -98,10 +98,12 @@ class Rows:
         replica = self._node.replica
         if replica is None or not replica.running or replica.machine is None:
             return None
-        opid = replica.machine.flushed
-        if opid == OPID_NONE:
+        if replica.machine.flushed == OPID_NONE:
             return None
-        source = self._node.directory / STORE
+        # The files may hold more than `flushed` says: a flush is on disk before its end is known.
+        source = self._node.directory / "checkpoint"
+        shutil.rmtree(source, ignore_errors=True)
+        opid = replica.machine.checkpoint(source).opid
         return Checkpoint(
             opid, replica.members.config_at(opid.index), lambda target: shutil.copytree(source, target)
         )

@@ -66,15 +66,20 @@ class Heartbeats:
             progress.probe_from(progress.match + 1)
             self._replication.heartbeat(progress)
             return
+        # Neither waits for heartbeats: reads send those too, as often as they come.
+        if progress.probe_sent:
+            again_ms = progress.probed_ms + options.heartbeat_ms
+            if now < again_ms:
+                self.due_ms = min(self.due_ms, again_ms)
+            else:
+                progress.probe_sent = False  # a lost probe is sent again by the turn's end
+        elif progress.state is PeerState.SNAPSHOT and now - progress.moved_ms > options.election_max_ms:
+            self._replication.needs_copy(progress)  # repeated, in case nobody could act on it before
         # Entries count as a heartbeat, too, as long as they are answered soon. On their stream they may wait
         # behind the entries of other groups; heartbeats have a stream of their own.
         answered_ms = progress.heard_ms or 0
         next_ms = min(progress.updated_ms, answered_ms) + options.heartbeat_ms
         if now < next_ms:
             self.due_ms = min(self.due_ms, next_ms)
-        elif progress.state is PeerState.PROBE:
-            progress.probe_sent = False  # a lost probe is sent again by the turn's end
-        else:
-            if not replicates and now - progress.moved_ms > options.election_max_ms:
-                self._replication.needs_copy(progress)  # repeated, in case nobody could act on it before
+        elif progress.state is not PeerState.PROBE:
             self._replication.heartbeat(progress)

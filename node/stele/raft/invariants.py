@@ -94,7 +94,7 @@ def _promises(core: RaftCore, peer: Progress) -> tuple[tuple[bool, str], ...]:
     ends = [end for end, _ in peer.inflight]
     newest = peer.inflight[-1][1] if peer.inflight else 0
     member = core.config.peer(peer.replica_id) is not None
-    times = [peer.base_ms, peer.moved_ms, peer.updated_ms, peer.round_start_ms]
+    times = [peer.base_ms, peer.moved_ms, peer.updated_ms, peer.probed_ms, peer.round_start_ms]
     times += [ms for ms in (peer.heard_ms, peer.behind_since_ms) if ms is not None]
     return (
         (0 <= peer.match < peer.next <= last + 1, f"match {peer.match}, next {peer.next}, log to {last}"),

@@ -30,6 +30,7 @@ class Progress:
         "moved_ms",
         "next",
         "probe_sent",
+        "probed_ms",
         "promotes",
         "reading",
         "replica_id",
@@ -55,6 +56,8 @@ class Progress:
         """The next index to send: above `match`, at most one past the leader's log."""
         self.probe_sent = False
         """Whether the one message of PROBE is under way; false in every other state."""
+        self.probed_ms = now_ms
+        """When the last probe was sent. Heartbeats do not change it. Not in the future."""
         self.inflight: deque[tuple[int, int]] = deque()
         """(last index, bytes) of each message under way; the indexes rise from `match` to `next`, both
         excluded.
@@ -179,7 +182,7 @@ class Progress:
             self.inflight.append((last_index, size))
             self.inflight_bytes += size
         else:
-            self.probe_sent = True
+            self.probe_sent, self.probed_ms = True, now_ms
 
     def accepted(self, response: UpdateResponse, now_ms: int) -> bool:
         """A success came. Returns whether `match` rose."""
