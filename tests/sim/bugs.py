@@ -229,13 +229,13 @@ _TIMES = (
 )
 
 _RULES = (
-    _core("a vote not persisted", Weather.FIGURE_8, first=121, outbox=core_bugs.ForgetsVotes),
+    _core("a vote not persisted", Weather.FIGURE_8, first=748, outbox=core_bugs.ForgetsVotes),
     _core("entries of old terms committed", Weather.FIGURE_8, first=102, leader=core_bugs.CommitsOldTerms),
     _core("the leader's unsynced copy counted", Weather.FIGURE_8, leader=core_bugs.CountsMemory),
     _core("memory acknowledged", Weather.FIGURE_8, first=17, outbox=core_bugs.AcknowledgesMemory),
-    _core("votes for shorter logs", Weather.MIXED, first=5, log=core_bugs.VotesForShorterLogs),
+    _core("votes for shorter logs", Weather.MIXED, first=8, log=core_bugs.VotesForShorterLogs),
     _core(
-        "a log trusted without comparison", Weather.FIGURE_8, first=5, follower=core_bugs.TrustsItsWholeLog
+        "a log trusted without comparison", Weather.FIGURE_8, first=12, follower=core_bugs.TrustsItsWholeLog
     ),
     _core(
         "a core that reads without a majority", Weather.MIXED, first=5, leader=core_bugs.ReadsWithoutAsking
@@ -264,7 +264,7 @@ _STEPS = (
         "promotions before a commit",
         Weather.CHURN,
         "members change before anything",
-        first=36,
+        first=77,
         changes=core_bugs.PromotesAtOnce,
     ),
 )
@@ -336,7 +336,6 @@ _TABLES = (
         "frozen",
         lambda once: _frozen(ExactlyOnce()),
         "again|differ",
-        first=7,
         weather=Weather.TABLE,
     ),
 )
@@ -384,7 +383,7 @@ _MASTERS = (
         "confirmed_lead",
         master_bugs.answers_unconfirmed,
         "not linearizable",
-        first=115,
+        first=101,
     ),
     _master(
         "locks that hold nobody", Locks, "hold", master_bugs.holds_nobody, "two tables|linearizable", first=4
@@ -430,7 +429,7 @@ def _followed(label: str, owner: Any, name: str, instead: Any, first: int = 1) -
 _FOLLOWERS = (
     _followed("safe time past a hole", Following, "_applied", following_bugs.past_a_hole),
     _followed(
-        "an answer to an earlier follower", LeaderQuestions, "_take_answers", following_bugs.any_answer, 4
+        "an answer to an earlier follower", LeaderQuestions, "_take_answers", following_bugs.any_answer, 23
     ),
 )
 """A follower serves rows that are older than its reader allows."""
