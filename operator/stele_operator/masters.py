@@ -212,9 +212,23 @@ class MasterLink:
         )
 
     async def set_policy(self, policy: StandingPolicy) -> None:
-        """Store in the catalog the policy by which the masters heal while the operator is away."""
-        request = master_pb2.SetDriverPolicyRequest(policy=standing_to_pb(policy))
-        await self._masters.call("SetDriverPolicy", request)
+        """Store in the catalog the policy by which the masters heal while the operator is away.
+
+        Raises:
+            Rejected: STALE_EPOCH, the driver claim was lost, so this was decided by an old view. The next pass decides anew.
+        """
+        claim = self.driver.claim
+        request = master_pb2.SetDriverPolicyRequest(
+            policy=standing_to_pb(policy), epoch=claim.epoch if claim is not None else 0
+        )
+        try:
+            await self._masters.call("SetDriverPolicy", request)
+        except Rejected as exc:
+            if exc.code is Code.STALE_EPOCH:
+                self.driver.claim = None
+            raise
+        if policy.held:  # that ended the claim
+            self.driver.claim = None
 
     async def set_master_count(self, masters: int) -> None:
         """Set the number of masters, as the driver. The present one changes nothing."""

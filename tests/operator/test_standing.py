@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from stele.driver.policy import StandingPolicy
+from stele.driver.view import Away, Holder
+from stele.model.errors import Code, Rejected
 from stele_operator.masters import MasterLink
 from stele_operator.plan import make_plan
 from stele_operator.plan.actions import SetDriverPolicy
 from tests.operator.desk import Kept
 from tests.operator.world import World
 from tests.operator.worlds import made
+from tests.tserver.local import LocalCluster
 
 OWNER = "TabletCluster data/flights"
 
@@ -74,3 +80,34 @@ async def test_an_operator_that_may_not_heal_leaves_it_to_the_masters() -> None:
         assert not task._link.at_work
     finally:
         await task._hang_up()
+
+
+async def test_an_operator_that_lost_its_claim_changes_no_policy_by_what_it_saw_before(
+    tmp_path: Path,
+) -> None:
+    """A late call of an operator that stood still took back which nodes its successor had sent away."""
+    policy = StandingPolicy(30_000, 1, 4, 0, 120_000, OWNER)
+    cluster = LocalCluster(tmp_path, nodes=1)
+    links = [MasterLink(cluster.cluster_id, "operator") for _ in range(2)]
+    try:
+        await cluster.start()
+        before, after = links
+        for link in links:
+            link.learn([cluster.master_address])
+        await before.driver.ensure_claim()
+        await before.set_policy(policy)
+        await after.driver.ensure_claim()
+        away = (Holder("upgrade", (Away("a" * 32),)),)
+        await after.set_policy(replace(policy, holding=away))
+        with pytest.raises(Rejected) as caught:
+            await before.set_policy(policy)
+        assert caught.value.code is Code.STALE_EPOCH
+        seen = (await after.catalog()).standing
+        assert seen is not None and seen.holding == away
+        assert before.driver.claim is None  # so its next pass claims, and decides anew
+        for _ in range(2):  # the first ends the claim
+            await after.set_policy(replace(policy, held="TabletCluster data/flights hibernates"))
+    finally:
+        for link in links:
+            await link.close()
+        await cluster.close()

@@ -412,7 +412,7 @@ class MasterService(MasterServiceServicer):
     ) -> pb.SetDriverPolicyResponse:
         """Set the policy by which the leader master drives while no driver is heard."""
         lead = await self._master.confirmed_lead()
-        await lead.do(standing_in.set_policy(lead, request.policy))
+        await lead.do(standing_in.set_policy(lead, request.policy, request.epoch))
         return pb.SetDriverPolicyResponse()
 
     async def FinalizeClusterVersion(

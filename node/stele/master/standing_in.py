@@ -23,7 +23,7 @@ from stele.driver.policy import Policy, StandingPolicy
 from stele.driver.view import ClusterView, Holder
 from stele.driver.wire import standing_from_pb
 from stele.master.cluster_view import Scene, masters_of, policy_to_pb
-from stele.master.driving import CLAIM_LOCK, ended_claim
+from stele.master.driving import CLAIM_LOCK, check_epoch, ended_claim
 from stele.master.leadership import MASTER_HOLDER, Leadership
 from stele.master.port import put, swap
 from stele.master.records import PolicyRecord
@@ -40,12 +40,13 @@ _PAUSE_S = 0.5
 _POLICY_LOCK = "driver policy"
 
 
-async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None:
+async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB, epoch: int) -> None:
     """Replace the policy. One that holds drivers back ends the claim in force in the same batch, so the orders of
-    its holder are stale from then on.
+    its holder are stale from then on. `epoch`: of the caller's claim, 0 if it has none.
 
     Raises:
-        Rejected: INVALID_ARGUMENT, a value is out of range.
+        Rejected: INVALID_ARGUMENT, a value is out of range. STALE_EPOCH: the caller has lost its claim, so what it knows of
+            the budget may be old.
     """
     policy = standing_from_pb(asked)
     if faults := policy.faults:
@@ -53,6 +54,8 @@ async def set_policy(lead: Leadership, asked: master_pb2.DriverPolicyPB) -> None
     values = {f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)}
     values["holding"] = _rows_of(policy.holding)
     async with lead.locks.hold(tables=(CLAIM_LOCK, _POLICY_LOCK)):
+        if epoch:
+            check_epoch(lead, epoch)
         present = lead.catalog.policy
         record = dataclasses.replace(present, **values) if present is not None else PolicyRecord(**values)
         if record != present:
