@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stele.cli.plan import lost_nodes
+from stele.model.errors import Rejected
 from tests.client.commands import runner
+from tests.driver.test_known import cluster_of
 from tests.tserver.local import LocalCluster
+
+
+def test_that_no_node_has_a_zone_is_said() -> None:
+    view = cluster_of(1)
+    without = replace(view, nodes=tuple(replace(n, zone="") for n in view.nodes))
+    with pytest.raises(Rejected, match="there is no zone z1; no node has a zone"):
+        lost_nodes(["zone/z1"], without, {})
 
 
 async def test_what_a_loss_would_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,8 @@ def lost_nodes(words: Sequence[str], view: ClusterView, names: Mapping[str, str]
             meant = {n.node_id for n in current if n.node_id.startswith(name)}
         if not meant:
             known = sorted({c for n in current for c in _called(kind, n, names)})
-            raise Rejected(f"there is no {kind} {name}{did_you_mean(name, known)}", code=Code.NOT_FOUND)
+            none = "" if known else f"; no node has a {kind}"
+            raise Rejected(f"there is no {kind} {name}{none}{did_you_mean(name, known)}", code=Code.NOT_FOUND)
         found |= meant
     return frozenset(found)
 
@@ -166,7 +167,8 @@ def _show(f: Forecast, names: Mapping[str, str]) -> None:
     _list("would serve, but could lose no more voter until a new one votes", f.at_risk)
     if f.copies:
         took = "" if f.copying_s is None else f", in {duration(f.copying_s)} at least"
-        say(f"{len(f.copies)} replicas would be copied, {byte_size(f.bytes_copied)}{took}:")
+        when = " once healing goes on" if f.healing_stops else ""
+        say(f"{len(f.copies)} replicas would be copied{when}, {byte_size(f.bytes_copied)}{took}:")
         to: Counter[str] = Counter()
         count: Counter[str] = Counter()
         for copy in f.copies:
