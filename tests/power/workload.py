@@ -37,11 +37,11 @@ from stele.tserver import log_space, maintenance, opening
 from stele.tserver.manager import TabletManager
 from stele.tserver.messenger import Messenger
 from stele.tserver.node import Node
-from stele.wal.options import LogOptions
 from tests.consensus.cluster import OPTIONS
 from tests.power.recorder import mount
 from tests.power.story import Deed, Dropped, Promise, Sent, Story
 from tests.tserver.local import LocalCluster
+from tests.tserver.maintaining import log_options
 
 NODES = 4
 TABLES = {"one": 1, "three": 3, "whole": 3, "quiet": 3}
@@ -69,7 +69,7 @@ _HELD_BYTES = 200 << 10
 @contextmanager
 def small() -> Iterator[None]:
     """Segments and pauses so small that a few seconds have all that happens to nodes in days."""
-    options = partial(LogOptions, segment_bytes=128 << 10, keeper_interval_ms=100, low_space_bytes=1 << 20)
+    options = log_options(segment_bytes=128 << 10, keeper_interval_ms=100, low_space_bytes=1 << 20)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "LogOptions", options)
         for name, value in _SMALL.items():

@@ -429,7 +429,7 @@ def _followed(label: str, owner: Any, name: str, instead: Any, first: int = 1) -
 _FOLLOWERS = (
     _followed("safe time past a hole", Following, "_applied", following_bugs.past_a_hole),
     _followed(
-        "an answer to an earlier follower", LeaderQuestions, "_take_answers", following_bugs.any_answer, 23
+        "an answer to an earlier follower", LeaderQuestions, "_take_answers", following_bugs.any_answer, 30
     ),
 )
 """A follower serves rows that are older than its reader allows."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from stele.tablet.store import TabletStore
 from stele.tserver.maintenance import Maintenance, room_bytes
 from stele.tserver.node import Node
+from stele.wal import LogOptions
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
+
+
+def log_options(**ours: Any) -> Callable[..., LogOptions]:
+    """In the place of `opening.LogOptions`: these values, whatever the flags say."""
+    return lambda **flags: LogOptions(**{**flags, **ours})
 
 
 async def with_files(cluster: LocalCluster, tables: int) -> list[TabletStore]:

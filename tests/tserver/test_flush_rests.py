@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,10 +16,10 @@ from stele.tablet.keyspace import KeySpace
 from stele.tserver import maintenance, opening
 from stele.tserver.maintenance import Maintenance
 from stele.tserver.node import Node
-from stele.wal import Log, LogOptions
+from stele.wal import Log
 from tests.consensus.cluster import wait_until
 from tests.tserver.local import SCHEMA, LocalCluster
-from tests.tserver.maintaining import at_rest, with_files
+from tests.tserver.maintaining import at_rest, log_options, with_files
 
 NODES = 1  # of the cluster
 
@@ -151,7 +150,8 @@ async def test_a_small_volume_s_log_is_held_by_no_store_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was flushed for the log's sake once it held 256 MiB, however small the volume."""
-    options = partial(LogOptions, segment_bytes=128 << 10, low_space_bytes=1 << 20, anchor_bytes_max=1 << 20)
+
+    options = log_options(segment_bytes=128 << 10, low_space_bytes=1 << 20, anchor_bytes_max=1 << 20)
     monkeypatch.setattr(opening, "LogOptions", options)
     cluster = await LocalCluster(tmp_path, nodes=1).start()
     try:

@@ -154,7 +154,8 @@ async def test_a_client_that_does_not_read_costs_its_node_a_bounded_memory(
             await space.replace("large", LARGE)
         assert one.behind and one.sink.full, "the node waits with what it has not sent"
         assert one.sink._connection._transport.get_write_buffer_size() < 12 << 20  # type: ignore[attr-defined]
-        stream._connection.read(True)
+        if stream._connection is not None:  # on a slow machine the client has given it up, and begins anew
+            stream._connection.read(True)
         with pytest.raises(Rejected, match="reads too slowly") as ended:
             while True:
                 await take(watch, 1)
