@@ -27,6 +27,18 @@ def _needing(effects: list[object]) -> list[ReplicaId]:
     return [e.replica_id for e in effects if isinstance(e, PeerNeedsCopy)]
 
 
+def _of_a_peer_that_needs_a_copy() -> RaftCore:
+    """A leader whose log begins after what its peer 3 has."""
+    core = leader_in_step()
+    for n in range(5):
+        settle(core, core.step(Propose(n, EntryKind.WRITE, b"w")))
+        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
+    core.step(Compacted(OpId(1, 4)))
+    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
+    assert _needing(list(core.step(Received(ReplicaId(3), refusal, 6)))) == [3]
+    return core
+
+
 def test_a_copy_of_entries_above_the_own_term_starts_at_their_term_without_a_vote() -> None:
     """It started at its hard state's term, so it could vote in a term whose leader it had entries of."""
     log = entries(1, 4)
@@ -53,13 +65,7 @@ def test_a_pipeline_that_broke_begins_again_with_one_message() -> None:
 
 def test_a_peer_that_needs_a_copy_is_named_again_each_election_timeout() -> None:
     """It was named once, and when nobody could act on that it waited for ever."""
-    core = leader_in_step()
-    for n in range(5):
-        settle(core, core.step(Propose(n, EntryKind.WRITE, b"w")))
-        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
-    core.step(Compacted(OpId(1, 4)))
-    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
-    assert _needing(list(core.step(Received(ReplicaId(3), refusal, 6)))) == [3]
+    core = _of_a_peer_that_needs_a_copy()
     named = 0
     for now in range(100, 2000, 50):
         named += len(_needing(list(core.step(Tick(now)))))
@@ -85,13 +91,7 @@ def test_a_lost_probe_is_sent_again_though_reads_send_heartbeats_all_the_time() 
 
 def test_a_peer_that_needs_a_copy_is_named_again_though_reads_send_heartbeats_all_the_time() -> None:
     """The same fault where the leader's log begins later."""
-    core = leader_in_step()
-    for n in range(5):
-        settle(core, core.step(Propose(n, EntryKind.WRITE, b"w")))
-        accept(core, 2, core.log.last_index, preceding=core.log.last_index - 1)
-    core.step(Compacted(OpId(1, 4)))
-    refusal = UpdateResponse(core.term, False, OpId(1, 1), 2, 0, preceding_index=5)
-    assert _needing(list(core.step(Received(ReplicaId(3), refusal, 6)))) == [3]
+    core = _of_a_peer_that_needs_a_copy()
     named = 0
     for now in range(10, 2000, 10):
         effects = [*core.step(Tick(now)), *core.step(RequestRead(now))]
