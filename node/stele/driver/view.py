@@ -253,7 +253,9 @@ class Tablets(Sequence[TabletView]):
             place = self._at.get(tablet_id)
             if place is not None:
                 number, offset = divmod(place, self.PART)
-                changed.setdefault(number, list(self._parts[number]))[offset] = tablet
+                if number not in changed:
+                    changed[number] = list(self._parts[number])
+                changed[number][offset] = tablet
         if not changed:
             return self
         made = Tablets.__new__(Tablets)
