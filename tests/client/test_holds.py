@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from datetime import UTC, datetime
+from typing import NoReturn
 
 import pyarrow as pa
 import pytest
@@ -14,7 +16,7 @@ from stele.model.errors import Code, Rejected, Retryable
 from stele.model.holds import HOLDS_MAX, Action, HoldOrder
 from stele.model.partitioning import RangePartitioning
 from stele.tserver import holds as node_holds
-from stele.tserver import maintenance
+from stele.tserver import maintenance, tablet_service
 from tests.client.commands import runner
 from tests.consensus.cluster import wait_until
 from tests.tserver.history import settled, without_history
@@ -213,13 +215,33 @@ async def test_a_full_node_still_takes_releases(cluster: LocalCluster) -> None:
         for node in cluster.running.values():
             node.host.low_space = lambda: True  # type: ignore[method-assign]
         with pytest.raises(Retryable) as full:
-            await table.hold("more", timeout_s=0.5)
+            await table.hold("more", timeout_s=2.0)
         assert full.value.code is Code.DISK_FULL
         before = [store.applied for store in await machines_of(cluster, tablet.tablet_id)]
         await table.release_hold("nobody")
         assert [store.applied for store in await machines_of(cluster, tablet.tablet_id)] == before
         await table.release_hold("h")
         assert await table.holds() == []
+
+
+async def test_a_refusal_is_told_though_the_last_attempt_was_cut_off(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def once(*args: object) -> NoReturn:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await asyncio.sleep(60)
+        raise Retryable("the disk is full", code=Code.DISK_FULL)
+
+    async with cluster.client() as client:
+        table = await client.create_table("t", SCHEMA)
+        monkeypatch.setattr(tablet_service, "hold_history", once)
+        with pytest.raises(Retryable, match="the disk is full") as refused:
+            await table.hold("h", timeout_s=3.0)
+        assert (refused.value.code, asked) == (Code.DISK_FULL, 2)
 
 
 def test_an_order_that_only_passes_time_needs_no_name() -> None:

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import weakref
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from stele.client import AsyncClient
+from stele.client.streams import NodeStream
 from stele.model.errors import Code, Rejected, Retryable
 from stele.rpc.convert import id_to_pb
 from stele.rpc.proto import tserver_pb2
@@ -252,3 +254,25 @@ async def test_what_is_opened_again_and_again_is_not_kept(tmp_path: Path) -> Non
             while len(opened) > 2:
                 await asyncio.sleep(0.1)
                 gc.collect()
+
+
+async def test_a_refusal_is_told_though_the_last_attempt_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that the caller's time cuts off says nothing of why: what a node said before it does."""
+
+    async def silent(self: NodeStream, request: tserver_pb2.ClientRequest, *, timeout_s: float) -> NoReturn:
+        await asyncio.sleep(timeout_s)
+        raise Retryable("no answer", code=Code.TIMED_OUT)
+
+    def refused() -> Retryable:
+        monkeypatch.setattr(NodeStream, "ask", silent)
+        return Retryable("its log is replayed", code=Code.NOT_READY)
+
+    async with small_cluster(tmp_path, timeout_s=1.9) as (cluster, client):
+        space = await client.create_keyspace("settings")
+        (tablet,) = cluster.tablets.values()
+        tablet.before_read.append(refused)
+        with pytest.raises(Retryable, match="its log is replayed") as told:
+            await space.read("colour")
+        assert told.value.code is Code.NOT_READY

@@ -104,8 +104,11 @@ class Way:
         error: SteleError,
     ) -> Response | SteleError:
         """The attempts after a first one to `target` that failed. Returns the answer, or the error to
-        raise."""
+        raise.
+
+        An attempt that `deadline` cuts off says less than the refusal before it: that one is raised then."""
         attempt_s, backoff_s = ATTEMPT_TIMEOUT_S, BACKOFF_FIRST_S
+        said, cut_off = error, False
         maybe_done, failures_inside = False, 0
         passed: set[str] = set()  # the nodes that were asked since the last rest
 
@@ -143,12 +146,14 @@ class Way:
             elif error.code not in ELSEWHERE and error.code not in SAME_AGAIN:
                 return error
             maybe_done |= sequencer is not None and _may_be_done(error)
+            if error.code is not Code.TIMED_OUT or not cut_off:
+                said = error
             failures_inside += error.code in (Code.INTERNAL, Code.CORRUPT, Code.IO_ERROR)
             given_up = isinstance(error, GivenUp)
             if error.code is Code.TIMED_OUT and not given_up:
                 attempt_s *= 2
             if deadline - time.monotonic() <= max(backoff_s, wait_s) or failures_inside >= _INTERNAL_TRIES:
-                return last_word(error)
+                return last_word(said)
             passed.add(target.node_id if target is not None else "")
             at_once = given_up or await self._turn_to(target, error, passed)
             if not at_once and error.code is not Code.THROTTLED:
@@ -158,8 +163,9 @@ class Way:
             # An attempt that cannot be answered in time would only make the outcome less certain.
             rest_s = deadline - time.monotonic()
             if rest_s < _ATTEMPT_AT_LEAST_S:
-                return last_word(error)
+                return last_word(said)
             this_s = min(attempt_s, rest_s)
+            cut_off = this_s < attempt_s
             target = None
             try:
                 target, stream = self.reach(request, this_s, sequencer)
@@ -167,7 +173,7 @@ class Way:
                     return await self._ask(request, this_s, target, stream)
                 return await self._ask_by_turns(request, this_s, sequencer, deadline, target, stream)
             except TimeoutError:
-                return last_word(error)
+                return last_word(said)
             except SteleError as exc:
                 let_go(exc)
                 error = exc

@@ -175,7 +175,10 @@ class TableHolds:
     async def _ask(
         self, request: pb.HoldHistoryRequest, place: TabletPlace, until: float
     ) -> pb.HoldHistoryResponse | None:
-        """The answer of a tablet's leader; None: its range was dropped."""
+        """The answer of a tablet's leader; None: its range was dropped.
+
+        An attempt that `until` cuts off says less than the refusal before it: that one is raised then."""
+        said: SteleError | None = None
         while not place.dropped:
             rest_s = until - time.monotonic()
             target = place.target()
@@ -195,11 +198,13 @@ class TableHolds:
                 error = exc
             if not isinstance(error, Retryable) and error.code not in _MOVED:
                 raise error
+            if said is None or error.code is not Code.TIMED_OUT or rest_s >= _ATTEMPT_S:
+                said = error
             hint = error.leader_hint if isinstance(error, NotLeader) else ""
             if not (hint and place.led_by(hint)) and error.code not in _OF_LEADERS:
                 place.ask_next(target)
             if time.monotonic() + _AGAIN_S > until:
-                raise error
+                raise said
             if error.code in _MOVED or error.code is Code.UNAVAILABLE:
                 with suppress(Retryable):  # the last place known is as good as any
                     await self._locations.refresh(timeout_s=max(0.05, until - time.monotonic()))
