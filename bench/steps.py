@@ -88,17 +88,19 @@ def dealing(count: int) -> Iterator[Ways]:
 
 
 class _Answers:
-    """A node that answers each request at once."""
+    """A node whose replica needs a moment for each request."""
 
     def begin_write(self, request: pb.WriteRequest) -> asyncio.Future[Any]:
-        future = asyncio.get_running_loop().create_future()
-        future.set_result(1)
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        loop.call_later(0.001, future.set_result, 1)
         return future
 
     def end_write(self, outcome: int) -> pb.WriteResponse:
         return pb.WriteResponse(timestamp=outcome)
 
     async def answer(self, request: pb.ClientRequest) -> pb.ClientResponse:
+        await asyncio.wait((self.begin_write(pb.WriteRequest()),), timeout=2.0)
         return pb.ClientResponse(kv=pb.KvResponse())
 
     async def watch(self, request: pb.KvWatchRequest, sink: Sink) -> pb.KvWatchResponse:
