@@ -105,6 +105,14 @@ def test_a_folder_of_objects_answers_as_one_of_files(uri: str) -> None:
     assert place.files("") == []
 
 
+def test_hadoops_name_of_a_bucket_is_the_same_folder(uri: str) -> None:
+    Folder.at(uri).put("a", b"1")
+    place = Folder.at(uri.replace("s3://", "s3a://"))
+    assert bytes(place.read("a")) == b"1"
+    with pytest.raises(Rejected, match="s3a://bucket/.*/x: there is no such file"):
+        place.read("x")
+
+
 def test_a_file_in_many_parts_and_one_that_is_discarded(uri: str) -> None:
     place = Folder.at(uri)
     data = os.urandom(25 << 20)  # pyarrow sends parts of 10 MiB

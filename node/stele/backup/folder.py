@@ -29,6 +29,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _RENAMES = ("local", "hdfs")
 """File systems that rename a file in one step. Object stores show an object only once it is whole."""
 _SCHEME = "://"
+_S3A = re.compile(r"^s3[an]://", re.IGNORECASE)
 _S3_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _S3_NOT_ALLOWED = (
     "ACCESS_DENIED",
@@ -53,8 +54,8 @@ class Folder:
 
     @staticmethod
     def at(location: str | os.PathLike[str] | Folder) -> Folder:
-        """The folder of a path or URI: /backups, s3://bucket/backups, hdfs://name/backups. Asks nobody, except S3 for the
-        region of a bucket.
+        """The folder of a path or URI: /backups, s3://bucket/backups, hdfs://name/backups. Hadoop's name s3a:// means
+        s3://. Asks nobody, except S3 for the region of a bucket.
 
         Raises:
             Rejected: no such kind of file system, or a library for it is missing.
@@ -72,7 +73,7 @@ class Folder:
             return Folder(pafs.LocalFileSystem(), path, path)
         shown = _without_secrets(text)
         try:
-            fs, root = pafs.FileSystem.from_uri(text)
+            fs, root = pafs.FileSystem.from_uri(_S3A.sub("s3://", text))
         except (pa.ArrowException, ValueError, OSError) as exc:
             raise Rejected(
                 f"{shown}: {_first_line(exc)}; expected a path, or a URI such as s3://bucket/backups"
