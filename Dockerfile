@@ -30,7 +30,7 @@ RUN python3 - <<'PY'
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-lists = {"node": project["dependencies"], "operator": extras["operator"], "tools": extras["spark"] + extras["demo"]}
+lists = {"node": project["dependencies"], "operator": extras["operator"], "tools": extras["spark"] + extras["demo"] + extras["hdfs"]}
 for name, requirements in lists.items():
     text = "\n".join(r for r in requirements if not r.startswith("stele-store["))
     open(f"{name}.txt", "w").write(text + "\n")

@@ -10,7 +10,7 @@ JOBS   ?= 4
 DOCKER ?= docker
 TAG    ?= dev
 
-.PHONY: help venv s3-server venv-demo demo docs images jar jar-if-possible e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
+.PHONY: help venv s3-server venv-demo demo docs images jar jar-if-possible hdfs e2e test lint types unit sim chaos linear mutants power fuzz bench generate clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,14 @@ $(VENV)/.s3: $(VENV)/.dev tests/backup/s3-requirements.txt
 	@touch $@
 
 s3-server: $(VENV)/.s3 ## the server of S3 that tests of backups use
+
+$(VENV)/hdfs: tests/backup/hdfs/pom.xml | venv
+	mvn -q -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@
+	@touch $@
+
+hdfs: $(VENV)/hdfs ## backups on a real HDFS, whose jars are fetched (90 MB); needs Maven and Java 17
+	$(BIN)/python -m pytest tests/backup/test_hdfs.py
+
 venv: $(VENV)/.dev ## the virtual environment with all that developers need
 venv-demo: $(VENV)/.demo
 
@@ -83,7 +91,7 @@ types: venv
 unit: export PYTHONDONTWRITEBYTECODE =
 unit: venv s3-server jar-if-possible
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=25 \
-	  --ignore=tests/backup/test_s3.py --ignore=tests/rpc/test_inflow_memory.py
+	  --ignore=tests/backup/test_s3.py --ignore=tests/backup/test_hdfs.py --ignore=tests/rpc/test_inflow_memory.py
 	$(BIN)/python -m pytest tests/rpc/test_inflow_memory.py  # alone: it measures memory
 	$(BIN)/python -m pytest tests/backup/test_s3.py  # alone: the client of S3 leaves native threads behind
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from stele.backup import hdfs
 from stele.backup.folder import Folder
 from stele.backup.row_files import RowFile
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
@@ -120,3 +122,25 @@ def test_faults_are_made_on_demand(tmp_path: Path) -> None:
     faults.bytes_left = 3
     with pytest.raises(Retryable):
         place.put("a", b"1234")
+
+
+def test_without_its_library_hdfs_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs_native.fsspec", None)
+    with pytest.raises(Rejected, match=r"pip install 'stele-store\[hdfs\]'"):
+        Folder.at("hdfs://namenode:8020/b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("org.apache.hadoop.security.AccessControlException", errno.EACCES),
+        ("org.apache.hadoop.hdfs.protocol.DSQuotaExceededException", errno.EDQUOT),
+        ("org.apache.hadoop.hdfs.server.namenode.SafeModeException", None),
+    ],
+)
+def test_errors_of_hdfs_have_their_first_line_and_a_number_where_one_fits(
+    kind: str, number: int | None
+) -> None:
+    found = hdfs.error_of(RuntimeError(f'RPCError("{kind}", "not \\"/own\\"\\n\\tat org.apache.Deep.down")'))
+    assert found is not None and (found.errno, str(found.args[-1])) == (number, 'not "/own"')
+    assert hdfs.error_of(RuntimeError("a fault of ours")) is None

@@ -109,7 +109,7 @@ def test_hadoops_name_of_a_bucket_is_the_same_folder(uri: str) -> None:
     Folder.at(uri).put("a", b"1")
     place = Folder.at(uri.replace("s3://", "s3a://"))
     assert bytes(place.read("a")) == b"1"
-    with pytest.raises(Rejected, match="s3a://bucket/.*/x: there is no such file"):
+    with pytest.raises(Rejected, match=r"s3a://bucket/.*/x: there is no such file"):
         place.read("x")
 
 

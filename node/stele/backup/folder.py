@@ -20,15 +20,17 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from stele.backup import hdfs
 from stele.client.arguments import refusal
 from stele.model.errors import Code, Corrupt, Rejected, Retryable, SteleError
 from stele.model.ids import new_id
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_RENAMES = ("local", "hdfs")
+_RENAMES = ("local", hdfs.TYPE_NAME)
 """File systems that rename a file in one step. Object stores show an object only once it is whole."""
 _SCHEME = "://"
+_IS_HDFS = re.compile(r"^hdfs://", re.IGNORECASE)
 _S3A = re.compile(r"^s3[an]://", re.IGNORECASE)
 _S3_ERROR = re.compile(r"AWS Error (\w+)(?: \(HTTP status (\d+)\))?")
 _S3_NOT_ALLOWED = (
@@ -73,7 +75,11 @@ class Folder:
             return Folder(pafs.LocalFileSystem(), path, path)
         shown = _without_secrets(text)
         try:
-            fs, root = pafs.FileSystem.from_uri(_S3A.sub("s3://", text))
+            fs, root = (
+                hdfs.connect(text)
+                if _IS_HDFS.match(text)
+                else pafs.FileSystem.from_uri(_S3A.sub("s3://", text))
+            )
         except (pa.ArrowException, ValueError, OSError) as exc:
             raise Rejected(
                 f"{shown}: {_first_line(exc)}; expected a path, or a URI such as s3://bucket/backups"
@@ -200,6 +206,10 @@ class Folder:
             yield
         except (OSError, pa.ArrowException) as exc:
             raise self._error(name, exc) from exc
+        except RuntimeError as exc:
+            if (error := hdfs.error_of(exc)) is None:
+                raise
+            raise self._error(name, error) from exc
 
     def _error(self, name: str, exc: Exception) -> SteleError:
         where, number = self.called(name), getattr(exc, "errno", None)
