@@ -245,6 +245,7 @@ async def test_the_command_line(cluster: LocalCluster, monkeypatch: pytest.Monke
             (("u", "--rename", "a=b", "--rename", "a=c"), "a is given twice"),
             (("u", "--default", "n=1", "--no-default", "n"), "both --default and --no-default"),
             (("u", "--add", "x:int8"), "stored rows need a value"),
+            (("u", "--add", "x:int33"), "column x: type 'int33' is unknown; expected one of bool, int8"),
             (("nowhere", "--add", "x:int8?"), "no table nowhere"),
         ):
             code, out, err = await run("table", "alter", *arguments)

@@ -192,6 +192,9 @@ async def test_what_commands_do_is_told_as_json(
         assert (answer["changed"], answer["node"]["wanted"]) == (True, wanted)
     masters = await told("master", "list")
     assert len(masters) == 1 and masters[0]["leads"]
+    (seen,) = [node for node in await told("node", "list") if node["role"] == "master"]
+    for key in ("name", "machine", "zone", "address", "seen"):
+        assert masters[0][key] == seen[key], key
     assert (await told("master", "set-count", "1"))["done"] is True
     assert (await told("cluster", "finalize"))["finalized"] == (await told("cluster", "version"))["finalized"]
     await told("ksck")

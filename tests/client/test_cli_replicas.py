@@ -51,8 +51,20 @@ async def test_factor_moves_and_balance(cluster: LocalCluster, monkeypatch: pyte
         assert code == 2 and "only 4 machines have ACTIVE nodes" in err
         code, _, err = await run("table", "set-rf", "t", "2")
         assert code == 2 and "'2' is not one of '1', '3', '5', '7'" in err
+        code, out, err = await run("table", "set-rf", "t", "1")
+        assert code == 0 and err.splitlines()[0] == (
+            "warning: once t has one replica, a lost node or disk loses its rows for good"
+        )
+        code, out, err = await run("table", "set-rf", "t", "1")
+        assert out.startswith("t has replication factor 1 already") and "warning" not in err
+        code, _, err = await run("table", "set-rf", "t", "3")
+        assert code == 0 and "warning" not in err
         code, _, err = await run("table", "set-rf", "u", "3")
         assert code == 2 and "no table u" in err
+        _, out, _ = await run("master", "list")
+        header, master = (line.split() for line in out.splitlines())
+        assert header == ["name", "id", "machine", "zone", "address", "seen"]
+        assert cluster.master_address in master and master[-2:] == ["live", "leader"]
         async with driving(cluster):
             code, out, _ = await run("table", "set-rf", "t", "3", "--wait", "--wait-for", "120")
             assert code == 0 and out.splitlines()[0] == "t has replication factor 3 already"

@@ -54,7 +54,14 @@ STEPS = st.one_of(
             [AddColumn("c", "double", True, "9007199254740993")],
             "column c: the default 9007199254740993 is not a double",
         ),
-        ([AddColumn("c", "odd", True)], "column c: "),
+        *(
+            (
+                [AddColumn("c", "int33", *more)],
+                "alter: column c: type 'int33' is unknown; expected one of bool, int8",
+            )
+            for more in ((), (True,), (False, "3"))
+        ),
+        ([AddColumn("c", "decimal(3,4)")], "alter: column c: type decimal(3,4): expected"),
         (
             [AddColumn("c", "string", True, '"' + "x" * ADDED_DEFAULT_BYTES_MAX + '"')],
             "column c: a default of 258 bytes; at most 256 are allowed for an added column",

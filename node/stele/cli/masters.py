@@ -7,6 +7,7 @@ import time
 
 import click
 
+from stele.cli.nodes import seen_in_words
 from stele.cli.options import Shared, json_option, masters_option, with_client
 from stele.cli.output import say, short, show_done, show_json, show_table
 from stele.cli.replicas import follow, wait_option
@@ -63,28 +64,55 @@ def form(masters: str, cluster_id: str, wait_s: float, as_json: bool) -> None:
 @masters_option
 @json_option
 def list_masters(masters: str, as_json: bool) -> None:
-    """Show the masters and who leads.
+    """Show the masters and who leads. `seen`: live, or silent and for how long.
+
+    Any master answers. While none of them leads, only ids and addresses are known, and the rest is shown as "-".
 
     Example: stele master list
     """
     from stele.client import AsyncClient
+    from stele.client.admin import NodeStatus, list_nodes
+    from stele.model.errors import Retryable
     from stele.rpc.convert import id_from_pb
     from stele.rpc.proto import master_pb2
 
-    async def ask(client: AsyncClient) -> master_pb2.ListMastersResponse:
+    async def ask(client: AsyncClient) -> tuple[master_pb2.ListMastersResponse, list[NodeStatus]]:
         answer: master_pb2.ListMastersResponse = await client.masters.call(
             "ListMasters", master_pb2.ListMastersRequest(), timeout_s=5.0
         )
-        return answer
+        try:
+            return answer, await list_nodes(client.masters, timeout_s=5.0)
+        except Retryable:  # nobody leads
+            return answer, []
 
-    answer = with_client(masters, ask)
-    rows = [(id_from_pb(m.node_id), m.address, m.node_id == answer.leader) for m in answer.masters]
+    answer, nodes = with_client(masters, ask)
+    known = {node.node_id: node for node in nodes}
+    rows = [
+        (id_from_pb(m.node_id), m.address, m.node_id == answer.leader, known.get(id_from_pb(m.node_id)))
+        for m in answer.masters
+    ]
     if as_json:
-        show_json([{"node": node, "address": address, "leads": leads} for node, address, leads in rows])
-    else:
-        show_table(
-            ("node", "address", ""), [(short(n), a, "leader" if leads else "") for n, a, leads in rows]
+        show_json(
+            [
+                {
+                    **{"node": node, "address": address, "leads": leads},
+                    **{key: getattr(at, key) if at else None for key in ("name", "machine", "zone", "seen")},
+                }
+                for node, address, leads, at in rows
+            ]
         )
+        return
+    show_table(
+        ("name", "id", "machine", "zone", "address", "seen", ""),
+        [
+            (
+                *((at and at.name) or "-", short(node), (at and at.machine) or "-", (at and at.zone) or "-"),
+                *(address, seen_in_words(at) if at else "-", "leader" if leads else ""),
+            )
+            for node, address, leads, at in rows
+        ],
+        all_shown_by="stele master list --json",
+    )
 
 
 @click.command()

@@ -47,13 +47,17 @@ def list_nodes(masters: str, as_json: bool) -> None:
 
 
 def _row(n: NodeStatus) -> tuple[object, ...]:
-    seen = n.seen if n.seen in ("live", "never") else f"{n.seen} ({n.heard})"
     left = duration(n.wanted_left_s) if n.wanted_left_s is not None else ""
     disk = [byte_size(b) if b is not None else "-" for b in (n.disk_used_bytes, n.disk_free_bytes)]
     place = (n.name or "-", short(n.node_id), n.role, n.machine or "-", n.zone or "-", n.address or "-")
     wanted = (in_words(n), left, n.wanted_by)
     leaders = (n.leaders, f"{n.load:,}/s" if n.load is not None else "-")
-    return (*place, seen, *wanted, n.replicas, *leaders, *disk, n.wanted_reason)
+    return (*place, seen_in_words(n), *wanted, n.replicas, *leaders, *disk, n.wanted_reason)
+
+
+def seen_in_words(n: NodeStatus) -> str:
+    """Whether the masters hear it; if not, for how long they have not."""
+    return n.seen if n.seen in ("live", "never") else f"{n.seen} ({n.heard})"
 
 
 def node_as_json(n: NodeStatus) -> dict[str, Any]:

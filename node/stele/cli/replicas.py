@@ -46,7 +46,7 @@ def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str, as_
 
     A driver adds or removes the replicas one at a time; the table is read and written meanwhile. Refused if there
     are too few machines. Where a TabletGroup describes the table, change its replicationFactor instead, because the
-    operator sets that again.
+    operator sets that again. With one replica, a lost node or disk loses rows for good.
 
     Example: stele table set-rf flights 5 --wait
     """
@@ -60,6 +60,12 @@ def set_rf(table: str, factor: str, wait: bool, wait_s: float, masters: str, as_
         else:
             was = before.replication_factor
             say(f"{table}: replication factor {was} becomes {factor}", err=as_json)
+
+            if factor == "1":
+                say(
+                    f"warning: once {table} has one replica, a lost node or disk loses its rows for good",
+                    err=True,
+                )
 
         def far(view: master_pb2.GetClusterViewResponse) -> tuple[bool, str]:
             health: ClusterHealth = examine(view)

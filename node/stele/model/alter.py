@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stele.model.column import Column
+from stele.model.column import Column, arrow_type
 from stele.model.errors import Rejected
 from stele.model.ids import ColumnId, SchemaVersion
 from stele.model.nearest import did_you_mean
@@ -70,6 +70,10 @@ def altered(schema: Schema, steps: Sequence[Step]) -> Schema:
 
 
 def _add_faults(step: AddColumn) -> list[str]:
+    try:
+        arrow_type(step.type)
+    except Rejected as exc:
+        return [f"column {step.name}: {exc.args[0]}"]
     if step.default is None:
         if step.nullable:
             return []
